@@ -2,11 +2,13 @@
 
     python -m benchmarks.against dbfba99 [--rounds 5]
 
-Results: `demo` gives the same bytes of every `run.txt` from the same answer keys, the recorded runs of the other
+Results: `demo` gives the same bytes of every `run.txt` from the same answer keys, the recorded runs
+    of the other
 revision replay, and `evaluate` gives the same values (it may give more).
-Times: the processor seconds of `retrieve` (index and search of synthetic passages), `run` (2,000 judgments by a server
-that answers at once) and `evaluate`, in both checkouts by turns, in as many rounds; a ratio above 1 means that this
-commit is slower. The server and the inputs are those of this checkout.
+Times: the processor seconds of `retrieve` (index and search of synthetic passages), `run` (2,000
+    judgments by a server
+that answers at once) and `evaluate`, in both checkouts by turns, in as many rounds; a ratio above 1
+means that this commit is slower. The server and the inputs are those of this checkout.
 """
 
 from __future__ import annotations
@@ -43,28 +45,66 @@ def list_results(tree: Path, folder: Path, recorded: Path) -> dict[str, Any]:
         results[f"demo, {task}: run.txt"] = run.read_bytes()
         for file in sorted(run.parent.glob("*.jsonl")):
             records = [json.loads(line) for line in file.read_text().splitlines()]
-            results[f"demo, {task}: keys of {file.stem}"] = [each.get("key", each.get("keys")) for each in records]
-    replayed = run_command("regress", "check", "--dir", recorded, folder=tree, tree=tree, codes=(0, 1))
+            results[f"demo, {task}: keys of {file.stem}"] = [
+                each.get("key", each.get("keys")) for each in records
+            ]
+    replayed = run_command(
+        "regress", "check", "--dir", recorded, folder=tree, tree=tree, codes=(0, 1)
+    )
     lines = [line for line in replayed.splitlines() if line and not line.startswith(" ")]
     results |= {f"regress check, {line.split(': ')[0]}": line for line in lines}
     if DATA.is_dir():
-        qrels = ["--relevance", DATA / "qrels-relevance.txt", "--quality", DATA / "qrels-quality.txt"]
-        command = ["evaluate", DATA / "candidates.run.txt", "--task", "comparative", *qrels, "--format", "json"]
+        qrels = [
+            "--relevance",
+            DATA / "qrels-relevance.txt",
+            "--quality",
+            DATA / "qrels-quality.txt",
+        ]
+        command = [
+            "evaluate",
+            DATA / "candidates.run.txt",
+            "--task",
+            "comparative",
+            *qrels,
+            "--format",
+            "json",
+        ]
         for row in json.loads(run_command(*command, folder=tree, tree=tree)):
-            results[f"evaluate: {row['measure']}"] = [row[name] for name in ("value", "low", "high", "n", "topics")]
+            results[f"evaluate: {row['measure']}"] = [
+                row[name] for name in ("value", "low", "high", "n", "topics")
+            ]
     return results
 
 
 def write_commands(folder: Path, url: str) -> dict[str, list[Any]]:
     """Return the commands that are timed, over inputs in a folder; write the inputs."""
-    topics, passages, qrels, run = (folder / name for name in ("topics.xml", "passages.jsonl.gz", "qrels", "run"))
+    topics, passages, qrels, run = (
+        folder / name for name in ("topics.xml", "passages.jsonl.gz", "qrels", "run")
+    )
     write_topics(topics, len(_TOPICS))
     write_passages(passages, 5000)
-    qrels.write_text("".join(f"{topic} 0 passage-{each} {each % 4}\n" for topic in _TOPICS for each in _DOCUMENTS))
-    ranks = (f"{topic} Q0 passage-{each} {each + 1} {1000 - each} timed\n" for topic in _TOPICS for each in _DOCUMENTS)
+    qrels.write_text(
+        "".join(
+            f"{topic} 0 passage-{each} {each % 4}\n" for topic in _TOPICS for each in _DOCUMENTS
+        )
+    )
+    ranks = (
+        f"{topic} Q0 passage-{each} {each + 1} {1000 - each} timed\n"
+        for topic in _TOPICS
+        for each in _DOCUMENTS
+    )
     run.write_text("".join(ranks))
     data = ["--topics", topics, "--corpus", passages, "--depth", 200, "--index", "index"]
-    server = ["--base-url", url, "--cache", "answers.sqlite", "--stance-depth", 0, "--rank", "judge"]
+    server = [
+        "--base-url",
+        url,
+        "--cache",
+        "answers.sqlite",
+        "--stance-depth",
+        0,
+        "--rank",
+        "judge",
+    ]
     return {
         "retrieve": ["retrieve", *data, "--out", "first"],
         "run": ["run", *data, *server, "--out", "second"],
@@ -87,7 +127,9 @@ def time_commands(trees: Sequence[Path], folder: Path, rounds: int) -> dict[str,
                         run_command(*words, folder=Path(work), tree=trees[place])
                         after = os.times()
                         taken = after.children_user + after.children_system
-                        seconds[name][-1][place] = taken - before.children_user - before.children_system
+                        seconds[name][-1][place] = (
+                            taken - before.children_user - before.children_system
+                        )
     return seconds
 
 
@@ -117,12 +159,18 @@ def main() -> None:
         folder = Path(name)
         trees = (folder / "other", folder / "mine")
         for tree, revision in zip(trees, (options.revision, "HEAD"), strict=True):
-            subprocess.run(["git", "worktree", "add", "--detach", "-q", tree, revision], cwd=ROOT, check=True)
+            subprocess.run(
+                ["git", "worktree", "add", "--detach", "-q", tree, revision], cwd=ROOT, check=True
+            )
         try:
             recorded = shutil.copytree(trees[0] / "tests" / "regress", folder / "recorded")
-            old, new = (list_results(tree, folder / f"demo-{tree.name}", recorded) for tree in trees)
+            old, new = (
+                list_results(tree, folder / f"demo-{tree.name}", recorded) for tree in trees
+            )
             differs = show_results(old, new)
-            print(f"\nprocessor seconds, medians of {options.rounds} rounds: {options.revision}, this commit")
+            print(
+                f"\nprocessor seconds, medians of {options.rounds} rounds: {options.revision}, this commit"
+            )
             for each, rounds in time_commands(trees, folder, options.rounds).items():
                 print(describe_ratios(each, rounds))
         finally:

@@ -2,14 +2,16 @@
 
     python -m benchmarks.defaults FOLDER
 
-FOLDER holds the topics, passages and qrels of the comparative task, and a table of answers, `stand_in.tsv`: `topic`,
-`document`, an expected grade for each aspect. BM25 retrieves as many passages as the answers cover;
-the program's own functions rank and measure. Every measure has its share of judged documents beside it, and a second
-view, in which unjudged documents are removed from the ranking before it is cut off.
+FOLDER holds the topics, passages and qrels of the comparative task, and a table of answers,
+`stand_in.tsv`: `topic`, `document`, an expected grade for each aspect. BM25 retrieves as many
+passages as the answers cover; the program's own functions rank and measure. Every measure has its
+share of judged documents beside it, and a second view, in which unjudged documents are removed from
+the ranking before it is cut off.
 
-Weights are given as shares: `quality` of relevance and quality together (relevance has the rest), and `first stage` on
-top of these. Leave-one-out takes the best cell of a grid on all other topics, and measures it on the one left out.
-A difference between that value and the grid's best is what the choice owes to the topics that it was made on.
+Weights are given as shares: `quality` of relevance and quality together (relevance has the rest),
+and `first stage` on top of these. Leave-one-out takes the best cell of a grid on all other topics,
+and measures it on the one left out. A difference between that value and the grid's best is what the
+choice owes to the topics that it was made on.
 """
 
 from __future__ import annotations
@@ -82,13 +84,19 @@ class Material:
 
 
 def _to_run(
-    rankings: Mapping[str, Sequence[ScoredDocument]], judged: Mapping[str, Mapping[str, float]] | None = None
+    rankings: Mapping[str, Sequence[ScoredDocument]],
+    judged: Mapping[str, Mapping[str, float]] | None = None,
 ) -> ParsedRun:
     """Return a run of the rankings, or of their judged documents only."""
     candidates = {}
     for topic, ranking in rankings.items():
-        kept = [scored for scored in ranking if judged is None or scored.document_id in judged[topic]]
-        candidates[topic] = [Candidate(topic, each.document_id, rank, each.score) for rank, each in enumerate(kept, 1)]
+        kept = [
+            scored for scored in ranking if judged is None or scored.document_id in judged[topic]
+        ]
+        candidates[topic] = [
+            Candidate(topic, each.document_id, rank, each.score)
+            for rank, each in enumerate(kept, 1)
+        ]
     return ParsedRun(candidates, {})
 
 
@@ -100,7 +108,12 @@ def read_answers(path: Path) -> dict[str, dict[str, Judgment]]:
             grades = {aspect: float(row[aspect]) for aspect in ASPECTS}
             topic, document = row["topic"], row["document"]
             judgment = Judgment(
-                topic_id=topic, document_id=document, grades=grades, stance="", source="value", prompt=path.name
+                topic_id=topic,
+                document_id=document,
+                grades=grades,
+                stance="",
+                source="value",
+                prompt=path.name,
             )
             answers.setdefault(topic, {})[document] = judgment
     return answers
@@ -116,14 +129,28 @@ def read_material(folder: Path) -> Material:
     with (
         tempfile.TemporaryDirectory() as index,
         open_corpus(
-            folder / "passages.jsonl.gz", task=TASK.name, index=index, skip_bad_lines=True, progress=SilentProgress()
+            folder / "passages.jsonl.gz",
+            task=TASK.name,
+            index=index,
+            skip_bad_lines=True,
+            progress=SilentProgress(),
         ) as corpus,
     ):
         rankings = retrieve(topics, corpus, depth=depth, progress=SilentProgress()).rankings
-    missing = sum(item.document_id not in known[topic] for topic, ranking in rankings.items() for item in ranking)
+    missing = sum(
+        item.document_id not in known[topic]
+        for topic, ranking in rankings.items()
+        for item in ranking
+    )
     if missing:
-        sys.exit(f"{answers}: lacks {missing} of the first {depth} passages; give the answers to these")
-    return Material(known, {topic: rank_by_first_stage(list(ranking)) for topic, ranking in rankings.items()}, qrels)
+        sys.exit(
+            f"{answers}: lacks {missing} of the first {depth} passages; give the answers to these"
+        )
+    return Material(
+        known,
+        {topic: rank_by_first_stage(list(ranking)) for topic, ranking in rankings.items()},
+        qrels,
+    )
 
 
 def to_weights(shares: Shares) -> dict[str, float]:
@@ -146,7 +173,10 @@ def aim(values: Values, objective: Objective, measure: str) -> NDArray[np.float6
 
 
 def leave_one_out(cells: NDArray[np.float64]) -> tuple[NDArray[np.float64], list[int]]:
-    """Take the best of (cells, topics) on all topics but one; return each left-out topic's value and cell."""
+    """Take the best of (cells, topics) on all topics but one.
+
+    Return each left-out topic's value and cell.
+    """
     others = cells.sum(axis=1, keepdims=True) - cells
     taken = others.argmax(axis=0)
     return cells[taken, np.arange(cells.shape[1])], taken.tolist()
@@ -154,7 +184,11 @@ def leave_one_out(cells: NDArray[np.float64]) -> tuple[NDArray[np.float64], list
 
 def report_weights(material: Material) -> Iterator[str]:
     """Yield the lines: the defaults of each objective, and the choice of one share or both on left-out topics."""
-    yield "| ranking | " + " | ".join(f"{aspect} {name}" for aspect in ASPECTS for name in (*MEASURES, JUDGED)) + " |"
+    yield (
+        "| ranking | "
+        + " | ".join(f"{aspect} {name}" for aspect in ASPECTS for name in (*MEASURES, JUDGED))
+        + " |"
+    )
     yield "|---|" + "--:|" * (len(ASPECTS) * 3)
     yield _row("first stage", material.measure_rankings(material.first_stage))
     objectives: tuple[Objective, ...] = get_args(Objective)
@@ -163,13 +197,21 @@ def report_weights(material: Material) -> Iterator[str]:
     yield ""
     yield "| objective, default | searched | measure | best | its value | left-out topics | less the default's |"
     yield "|---|---|---|---|--:|--:|--:|"
-    grid = {(quality, first): material.measure(to_weights((quality, first))) for quality in QUALITY for first in FIRST}
+    grid = {
+        (quality, first): material.measure(to_weights((quality, first)))
+        for quality in QUALITY
+        for first in FIRST
+    }
     for objective in objectives:
         quality, first = default = to_shares(TASK.objectives[objective])
         baseline = material.measure(to_weights(default))
         searches = {
-            "quality": {(share, first): material.measure(to_weights((share, first))) for share in QUALITY},
-            "first stage": {(quality, share): material.measure(to_weights((quality, share))) for share in FIRST},
+            "quality": {
+                (share, first): material.measure(to_weights((share, first))) for share in QUALITY
+            },
+            "first stage": {
+                (quality, share): material.measure(to_weights((quality, share))) for share in FIRST
+            },
             "both": grid,
         }
         for name, cells in searches.items():
@@ -183,7 +225,9 @@ def report_weights(material: Material) -> Iterator[str]:
 
 
 def _row(name: str, values: Values) -> str:
-    columns = [fmean(values[aspect, measure]) for aspect in ASPECTS for measure in (*MEASURES, JUDGED)]
+    columns = [
+        fmean(values[aspect, measure]) for aspect in ASPECTS for measure in (*MEASURES, JUDGED)
+    ]
     return f"| {name} | " + " | ".join(f"{value:.4f}" for value in columns) + " |"
 
 

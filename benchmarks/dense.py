@@ -2,9 +2,10 @@
 
     python -m benchmarks.dense [--documents 868655] [--dimensions 1024] [--topics 50] [--depth 1000]
 
-The file of vectors (1.8 GB at the real size) is written to a temporary folder, dropped from the page cache, and
-searched by a process that was just started. Its own memory is the most that it held of anonymous pages, sampled twenty
-times a second (Linux); the mapped pages of the file are the system's cache.
+The file of vectors (1.8 GB at the real size) is written to a temporary folder, dropped from the
+page cache, and searched by a process that was just started. Its own memory is the most that it held
+of anonymous pages, sampled twenty times a second (Linux); the mapped pages of the file are the
+system's cache.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _BLOCK = 8192
 
 
 def write(path: Path, shape: tuple[int, int]) -> float:
-    """Write random vectors; return the seconds that the program's writer took, without drawing them."""
+    """Write random vectors.
+
+    Return the seconds that the program's writer took, without drawing them.
+    """
     VectorFile.create(path, shape)
     chance, seconds = np.random.default_rng(0), 0.0
     file = VectorFile(path, shape, "r+")
@@ -43,7 +47,10 @@ def write(path: Path, shape: tuple[int, int]) -> float:
 
 
 def search(path: Path, shape: tuple[int, int], topics: int, depth: int) -> tuple[float, float]:
-    """Open the file and find the candidates of all topics, as the program does; return seconds and GiB of its own."""
+    """Open the file and find the candidates of all topics, as the program does.
+
+    Return seconds and GiB of its own.
+    """
     ended, most = threading.Event(), [0]
 
     def sample() -> None:
@@ -77,7 +84,9 @@ def measure(path: Path, shape: tuple[int, int], topics: int, depth: int) -> Iter
 
 def main() -> None:
     """Write the vectors and search them."""
-    parser = parse_sizes(__doc__, documents=(1, PASSAGES), dimensions=(1, 1024), topics=(1, 50), depth=(1, 1000))
+    parser = parse_sizes(
+        __doc__, documents=(1, PASSAGES), dimensions=(1, 1024), topics=(1, 50), depth=(1, 1000)
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         shape = (options.documents, options.dimensions)

@@ -42,7 +42,9 @@ def show(title: str, figures: Iterable[Figure]) -> None:
 def format_range(values: Sequence[float], form: str) -> str:
     """The median and, of several, the extremes."""
     middle = format(statistics.median(values), form)
-    return middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
+    return (
+        middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
+    )
 
 
 def machine() -> str:
@@ -68,7 +70,9 @@ def _processor() -> str:
 
 def parse_sizes(description: str | None, **sizes: tuple[int, int]) -> argparse.ArgumentParser:
     """Return the parser of a command line with options for sizes, each with its minimum and its default."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, (least, default) in sizes.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=at_least(least), default=default)
     return parser

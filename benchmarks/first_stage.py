@@ -1,10 +1,12 @@
 """Seconds, memory and bytes of storing, indexing and searching synthetic corpora of the real sizes.
 
-    python -m benchmarks.first_stage [--passages 868655] [--sentences 6100000] [--topics 50] [--depth 1000]
+    python -m benchmarks.first_stage [--passages 868655] [--sentences 6100000] [--topics 50]
+    [--depth 1000]
 
-Each measurement runs in processes of its own. Memory of indexing is the peak of the process and those it started
-together, mapped files counted once (Linux), sampled five times a second. The peer is rank-bm25 over the same terms of
-the same passages; it holds the corpus in memory, 3 GB at the real size. `benchmarks.synthetic` describes the corpora.
+Each measurement runs in processes of its own. Memory of indexing is the peak of the process and
+those it started together, mapped files counted once (Linux), sampled five times a second. The peer
+is rank-bm25 over the same terms of the same passages; it holds the corpus in memory, 3 GB at the
+real size. `benchmarks.synthetic` describes the corpora.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Place:
     @property
     def corpus(self) -> Path:
         """The file of the corpus."""
-        return self.folder / ("passages.jsonl.gz" if self.task == "comparative" else "args_processed_04_01.csv")
+        return self.folder / (
+            "passages.jsonl.gz" if self.task == "comparative" else "args_processed_04_01.csv"
+        )
 
     @property
     def topics(self) -> Path:
@@ -87,7 +91,9 @@ class Searched:
 def stored(place: Place) -> float:
     """Seconds to store the corpus."""
     started = time.perf_counter()
-    ensure_store(CorpusFile(place.corpus, get_task(place.task).read_corpus), place.index, warn=lambda _: None).close()
+    ensure_store(
+        CorpusFile(place.corpus, get_task(place.task).read_corpus), place.index, warn=lambda _: None
+    ).close()
     return time.perf_counter() - started
 
 
@@ -117,21 +123,29 @@ def searched(place: Place) -> Searched:
             next(again)
             seconds.append(time.perf_counter() - before)
         held = read_status(Path("/proc/self/status"))
-    return Searched(opened - started, done - opened, seconds, held["RssAnon"] / 2**10, held["RssFile"] / 2**10)
+    return Searched(
+        opened - started, done - opened, seconds, held["RssAnon"] / 2**10, held["RssFile"] / 2**10
+    )
 
 
 def compared(place: Place, count: int) -> tuple[float, float, float]:
-    """Search with the index, rank-bm25 and the index again; mean seconds of a query of both, the peer's GiB."""
+    """Search with the index, rank-bm25 and the index again.
+
+    Mean seconds of a query of both, the peer's GiB.
+    """
     topics = read_topics(place.topics)[:count]
     with DocumentStore(place.index) as store:
         index = open_index(store, Bm25Settings())
         before = read_status(Path("/proc/self/status"))["VmRSS"]
         peer = OkapiIndex(store, k1=1.5, b=0.75)
         gib = (read_status(Path("/proc/self/status"))["VmRSS"] - before) / 2**20
-        # Otherwise each of the two waits now and then until Python has looked through the millions of objects.
+        # Otherwise each of the two waits now and then until Python has looked through the millions
+        # of objects.
         gc.collect()
         gc.freeze()
-        _, first, theirs, last = (search_seconds(each, topics, place.depth) for each in (index, index, peer, index))
+        _, first, theirs, last = (
+            search_seconds(each, topics, place.depth) for each in (index, index, peer, index)
+        )
     return (first + last) / 2 / count, theirs / count, gib
 
 
@@ -162,7 +176,13 @@ def read_by_id(place: Place, ids: list[str]) -> float:
 def command(place: Place) -> tuple[float, float]:
     """Seconds of `touche-llm retrieve` over the index, and those of them before its stage began."""
     out = place.folder / f"run-{place.task}"
-    flags = {"task": place.task, "topics": place.topics, "corpus": place.corpus, "index": place.index, "out": out}
+    flags = {
+        "task": place.task,
+        "topics": place.topics,
+        "corpus": place.corpus,
+        "index": place.index,
+        "out": out,
+    }
     given = [word for name, value in flags.items() for word in (f"--{name}", value)]
     pool = ["--set", f"sentences.pool={place.depth}"] if place.task == "sentence_pairs" else []
     started = time.perf_counter()
@@ -216,14 +236,18 @@ def measured(place: Place) -> Iterator[Figure]:
     yield Figure("  open the index, in another process", f"{result.opening:.2f} s")
     yield Figure("  find the candidates, in that process", f"{result.first_round:.2f} s")
     mean = sum(result.second_round) / count
-    yield Figure("queries per second, topics searched again", f"{1 / mean:,.0f} ({1000 * mean:.2f} ms each)")
+    yield Figure(
+        "queries per second, topics searched again", f"{1 / mean:,.0f} ({1000 * mean:.2f} ms each)"
+    )
     memory = result.anonymous + result.mapped
     yield Figure("memory after the queries", f"{memory:,.0f} MiB")
     yield Figure("  its own", f"{result.anonymous:,.0f} MiB")
     yield Figure("  mapped files: pages of the system's cache", f"{result.mapped:,.0f} MiB")
     forget(place.index)
     (seconds, _), _ = run_alone(command, place)
-    yield Figure("touche-llm retrieve with no file of the index in the page cache", f"{seconds:.2f} s")
+    yield Figure(
+        "touche-llm retrieve with no file of the index in the page cache", f"{seconds:.2f} s"
+    )
     if place.task == "comparative":
         searches = min(_PEER_SEARCHES, count)
         (ours, theirs, gib), _ = run_alone(compared, place, searches)
@@ -238,12 +262,16 @@ def measured(place: Place) -> Iterator[Figure]:
         if where.startswith("no"):
             forget(place.index)
         seconds, _ = run_alone(read_by_id, place, ids)
-        yield Figure(f"open the store, {_BY_ID:,} random documents by id, {where}", f"{seconds:.3f} s")
+        yield Figure(
+            f"open the store, {_BY_ID:,} random documents by id, {where}", f"{seconds:.3f} s"
+        )
 
 
 def main() -> None:
     """Write the corpora and measure both."""
-    parser = parse_sizes(__doc__, passages=(1, PASSAGES), sentences=(1, SENTENCES), topics=(1, 50), depth=(1, 1000))
+    parser = parse_sizes(
+        __doc__, passages=(1, PASSAGES), sentences=(1, SENTENCES), topics=(1, 50), depth=(1, 1000)
+    )
     options = parser.parse_args()
     corpora: tuple[tuple[TaskName, str, int, Callable[[Path, int], None]], ...] = (
         ("comparative", "passages", options.passages, write_passages),

@@ -5,17 +5,19 @@
     python -m benchmarks.gpu --model FOLDER_OR_NAME [--option …]
     python -m benchmarks.gpu --cpu --depth 20 --rounds 3 --concurrency 64 256
 
-Serves a model of random weights with the sizes of a real one (`benchmarks.random_model`; what it costs to serve
-depends on nothing else) and judges synthetic passages for synthetic topics. `--model` takes a real model instead, a
-folder or a name that vLLM downloads. Any option of `vllm serve` goes in with `--option`. Run it with the Python that
-vLLM is installed for (`pip install -e '.[vllm]' pandas`).
+Serves a model of random weights with the sizes of a real one (`benchmarks.random_model`; what it
+costs to serve depends on nothing else) and judges synthetic passages for synthetic topics.
+`--model` takes a real model instead, a folder or a name that vLLM downloads. Any option of `vllm
+serve` goes in with `--option`. Run it with the Python that vLLM is installed for (`pip install -e
+'.[vllm]' pandas`).
 
-`--cpu` takes the CPU build in `.venv-vllm` (`make vllm` installs it), the tiny model, and the comparative task's real
-topics and passages in `../shared/data`, or the project's sample where they are not there. Client and server share the
-cores there.
+`--cpu` takes the CPU build in `.venv-vllm` (`make vllm` installs it), the tiny model, and the
+comparative task's real topics and passages in `../shared/data`, or the project's sample where they
+are not there. Client and server share the cores there.
 
-The judge stage runs once for each value of `--concurrency`. The load generator sends as many requests at a time as the
-first value says, and streams the answers. Each turn begins with an empty prefix cache and an empty answer cache.
+The judge stage runs once for each value of `--concurrency`. The load generator sends as many
+requests at a time as the first value says, and streams the answers. Each turn begins with an empty
+prefix cache and an empty answer cache.
 """
 
 from __future__ import annotations
@@ -66,8 +68,13 @@ OURS, GENERATOR = "judge stage, --concurrency", "vllm bench serve"
 _WARM_UP = 8
 
 
-def measure(work: Path, topics: Path, corpus: Path, url: str, options: argparse.Namespace) -> list[Figure]:
-    """Judge the best passages of each topic, and have the load generator send the same requests; return the rows."""
+def measure(
+    work: Path, topics: Path, corpus: Path, url: str, options: argparse.Namespace
+) -> list[Figure]:
+    """Judge the best passages of each topic, and have the load generator send the same requests.
+
+    Return the rows.
+    """
     model, context = served_model(url)
     retrieve_candidates(work, topics, corpus, options.topics, options.depth)
     bodies = export_requests(work, model, context)
@@ -82,7 +89,9 @@ def measure(work: Path, topics: Path, corpus: Path, url: str, options: argparse.
         stage = judge_candidates(work, url, model, concurrency)
         sent.update(stage["requests"])
         if sent["requests"] != len(bodies):
-            raise EngineError(f"{url}: {sent['requests']} requests, not {len(bodies)}, were sent: {stage['failures']}")
+            raise EngineError(
+                f"{url}: {sent['requests']} requests, not {len(bodies)}, were sent: {stage['failures']}"
+            )
         hits.append(count(url)["prefix_cache_hits"] - before)
         return float(stage["seconds"])
 
@@ -96,9 +105,16 @@ def measure(work: Path, topics: Path, corpus: Path, url: str, options: argparse.
             reset(url)
             load.append(os.getloadavg()[0])
             rates[name].append(len(bodies) / client())
-            print(f"  round {number + 1}, {name}: {rates[name][-1]:.1f} requests/s", file=sys.stderr, flush=True)
+            print(
+                f"  round {number + 1}, {name}: {rates[name][-1]:.1f} requests/s",
+                file=sys.stderr,
+                flush=True,
+            )
     block, capacity = read_cache_size(url)
-    possible, prompts = count_possible_hits(list_token_ids(url, bodies), block), sent["prompt_tokens"]
+    possible, prompts = (
+        count_possible_hits(list_token_ids(url, bodies), block),
+        sent["prompt_tokens"],
+    )
     settings = [name for name, _ in clients[:-1]]
     turns = statistics.median(rates[settings[0]]) / len(bodies)  # a second
     return [
@@ -108,7 +124,9 @@ def measure(work: Path, topics: Path, corpus: Path, url: str, options: argparse.
         *(_share(name, rates[name], rates[GENERATOR]) for name in settings),
         # The fewest of all turns.
         Figure(
-            "prompt tokens from the prefix cache", f"{min(hits) / prompts:.2%}", f"possible {possible / prompts:.2%}"
+            "prompt tokens from the prefix cache",
+            f"{min(hits) / prompts:.2%}",
+            f"possible {possible / prompts:.2%}",
         ),
         Figure("prefix cache holds", f"{capacity:,} tokens"),
         Figure("load average when each turn began", f"{min(load):.1f} to {max(load):.1f}"),
@@ -118,7 +136,9 @@ def measure(work: Path, topics: Path, corpus: Path, url: str, options: argparse.
 def _share(client: str, rates: Sequence[float], others: Sequence[float]) -> Figure:
     """The rate of one of our clients as a share of the load generator's in the same round."""
     shares = [mine / its for mine, its in zip(rates, others, strict=True)]
-    return Figure(f"{client}: share of the rate of `{GENERATOR}`", format_range(shares, ".1%"), _rate(others))
+    return Figure(
+        f"{client}: share of the rate of `{GENERATOR}`", format_range(shares, ".1%"), _rate(others)
+    )
 
 
 def _rate(values: Sequence[float]) -> str:
@@ -130,7 +150,9 @@ def export_requests(work: Path, model: str, context: int) -> list[Body]:
     run = work / "run"
     options = ["--model", model, "--context", context, "--cache", work / "export.sqlite"]
     run_command("batch", "export", "judge", *options, "--out", run)
-    return [orjson.loads(line)["body"] for line in (run / "requests.jsonl").read_bytes().splitlines()]
+    return [
+        orjson.loads(line)["body"] for line in (run / "requests.jsonl").read_bytes().splitlines()
+    ]
 
 
 def list_token_ids(url: str, bodies: Sequence[Body]) -> list[list[int]]:
@@ -148,8 +170,9 @@ def list_token_ids(url: str, bodies: Sequence[Body]) -> list[list[int]]:
 def count_possible_hits(prompts: Iterable[Sequence[int]], block: int) -> int:
     """Prompt tokens that a prefix cache without an end serves when the prompts come one after the other.
 
-    Of each prompt that is the longest beginning, in whole blocks, that an earlier prompt had too, without the prompt's
-    last token, which vLLM always computes (vllm/v1/core/kv_cache_manager.py, get_computed_blocks).
+    Of each prompt that is the longest beginning, in whole blocks, that an earlier prompt had too,
+    without the prompt's last token, which vLLM always computes (vllm/v1/core/kv_cache_manager.py,
+    get_computed_blocks).
     """
     known: set[int] = set()
     hits = 0
@@ -167,7 +190,9 @@ def list_gpus() -> Iterator[Figure]:
     """Yield the memory in use of each GPU, from nvidia-smi; nothing if it is not installed."""
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,memory.used,memory.total", "--format=csv,noheader"]
-        for line in subprocess.run(query, check=True, capture_output=True, text=True).stdout.splitlines():
+        for line in subprocess.run(
+            query, check=True, capture_output=True, text=True
+        ).stdout.splitlines():
             name, used, memory = line.split(", ")
             yield Figure(f"memory in use of {name}", f"{used} of {memory}")
 
@@ -176,7 +201,9 @@ def parse_option(text: str) -> tuple[str, Any]:
     """An option of vLLM, as `tensor_parallel_size=2`; the value is read as YAML."""
     name, equals, value = text.partition("=")
     if not (equals and name.isidentifier()):
-        raise argparse.ArgumentTypeError(f"{text!r}: name=value is expected, as tensor_parallel_size=2")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: name=value is expected, as tensor_parallel_size=2"
+        )
     return name, yaml.safe_load(value)
 
 
@@ -198,16 +225,30 @@ def serving(options: argparse.Namespace, work: Path) -> Iterator[tuple[str, str]
 
 def main() -> None:
     """Make or take a model, serve it, measure all rounds and print the table."""
-    parser = parse_sizes(__doc__, topics=(1, 50), depth=(1, 200), passages=(1, 20_000), rounds=(1, 2))
+    parser = parse_sizes(
+        __doc__, topics=(1, 50), depth=(1, 200), passages=(1, 20_000), rounds=(1, 2)
+    )
     parser.add_argument("--size", choices=list(SHAPES), default="8B")
-    parser.add_argument("--model", type=Path, help="a real model: a folder, or a name for vLLM to download")
-    parser.add_argument("--option", type=parse_option, action="append", default=[], help="of vllm serve; repeatable")
-    parser.add_argument("--cpu", action="store_true", help="the tiny model and real passages on the CPU build of vLLM")
+    parser.add_argument(
+        "--model", type=Path, help="a real model: a folder, or a name for vLLM to download"
+    )
+    parser.add_argument(
+        "--option", type=parse_option, action="append", default=[], help="of vllm serve; repeatable"
+    )
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="the tiny model and real passages on the CPU build of vLLM",
+    )
     parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[256])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(options.cpu):
         work = Path(name)
-        topics, corpus, source = work / "topics.xml", work / "passages.jsonl.gz", "synthetic passages"
+        topics, corpus, source = (
+            work / "topics.xml",
+            work / "passages.jsonl.gz",
+            "synthetic passages",
+        )
         if options.cpu:
             given = input_of("comparative", work)
             topics, corpus = given.topics, given.corpus

@@ -1,4 +1,7 @@
-"""GPU seconds of requests by a formula, from published facts of models and GPUs; nothing here is a measurement."""
+"""GPU seconds of requests by a formula, from published facts of models and GPUs.
+
+Nothing here is a measurement.
+"""
 
 from __future__ import annotations
 
@@ -68,13 +71,19 @@ MODELS = (
         *("Qwen/Qwen3-4B-Instruct-2507", _QWEN3),
     ),
     LLAMA,
-    PublishedModel("Qwen3-8B", 8.2e9, 8.2e9, 36, 8, 32_768, True, "Apache 2.0", "Qwen/Qwen3-8B", _QWEN3),
-    PublishedModel("Qwen3-14B", 14.8e9, 14.8e9, 40, 8, 32_768, True, "Apache 2.0", "Qwen/Qwen3-14B", _QWEN3),
+    PublishedModel(
+        "Qwen3-8B", 8.2e9, 8.2e9, 36, 8, 32_768, True, "Apache 2.0", "Qwen/Qwen3-8B", _QWEN3
+    ),
+    PublishedModel(
+        "Qwen3-14B", 14.8e9, 14.8e9, 40, 8, 32_768, True, "Apache 2.0", "Qwen/Qwen3-14B", _QWEN3
+    ),
     PublishedModel(
         *("Qwen3-30B-A3B-Instruct-2507", 30.5e9, 3.3e9, 48, 4, 262_144, False, "Apache 2.0"),
         *("Qwen/Qwen3-30B-A3B-Instruct-2507", _QWEN3),
     ),
-    PublishedModel("Qwen3-32B", 32.8e9, 32.8e9, 64, 8, 32_768, True, "Apache 2.0", "Qwen/Qwen3-32B", _QWEN3),
+    PublishedModel(
+        "Qwen3-32B", 32.8e9, 32.8e9, 64, 8, 32_768, True, "Apache 2.0", "Qwen/Qwen3-32B", _QWEN3
+    ),
 )
 # 1,979 teraFLOP/s with sparsity, half of it dense; 3.35 TB/s.
 H100 = PublishedGpu("H100 SXM", 80e9, 989e12, 3.35e12)
@@ -100,5 +109,8 @@ def output_seconds(
 
 
 def tokens_at_a_time(model: PublishedModel, gpu: PublishedGpu) -> float:
-    """Tokens whose keys and values fit beside the weights in 90 % of the memory; negative if the weights do not."""
+    """Tokens whose keys and values fit beside the weights in 90 % of the memory.
+
+    Negative if the weights do not.
+    """
     return (0.9 * gpu.memory - model.weight_bytes) / model.key_value_bytes

@@ -2,10 +2,10 @@
 
     python -m benchmarks.growth [--topics 1 10 50] [--passages 10000 100000 868655] [--depth 1000]
 
-Synthetic passages are indexed and searched, and judged by an engine in process that answers at once, each in a process
-of its own; a dry run counts requests and tokens. Straight lines through the measured points are followed to
-200 million passages and to 1,000 topics, and tokens become GPU hours by the formula of `benchmarks.gpu_time`. Prints
-the tables of `docs/explanation/growth.md`.
+Synthetic passages are indexed and searched, and judged by an engine in process that answers at
+once, each in a process of its own; a dry run counts requests and tokens. Straight lines through the
+measured points are followed to 200 million passages and to 1,000 topics, and tokens become GPU
+hours by the formula of `benchmarks.gpu_time`. Prints the tables of `docs/explanation/growth.md`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def retrieved(place: Place) -> tuple[float, float]:
 
 
 def judged(topics: int, depth: int, passages: int) -> tuple[int, float, float]:
-    """Judge so many documents with the engine of `benchmarks.judging` that answers at once; requests, seconds, GiB."""
+    """Judge so many documents with the engine of `benchmarks.judging` that answers at once.
+
+    Requests, seconds, GiB.
+    """
     with tempfile.TemporaryDirectory() as name:
         # Writing the corpus takes more memory than judging.
         run_alone(judging.prepare, Path(name), topics, depth, passages)
@@ -63,11 +66,21 @@ def _judge(folder: Path, depth: int) -> tuple[dict[str, float], float]:
 
 def count_requests(place: Place) -> dict[str, int]:
     """What `touche-llm run --dry-run` counts for the topics, all prompts together."""
-    flags = {"task": place.task, "topics": place.topics, "corpus": place.corpus, "index": place.index}
+    flags = {
+        "task": place.task,
+        "topics": place.topics,
+        "corpus": place.corpus,
+        "index": place.index,
+    }
     flags |= {"out": place.folder / "none", "cache": place.folder / "none.sqlite"}
     given = [each for name, value in flags.items() for each in (f"--{name}", value)]
-    rows = json.loads(run_command("run", *given, "--depth", place.depth, "--dry-run", "--format", "json"))
-    return {name: sum(row[f"{name}_most"] for row in rows) for name in ("requests", "prompt_tokens", "shared_tokens")}
+    rows = json.loads(
+        run_command("run", *given, "--depth", place.depth, "--dry-run", "--format", "json")
+    )
+    return {
+        name: sum(row[f"{name}_most"] for row in rows)
+        for name in ("requests", "prompt_tokens", "shared_tokens")
+    }
 
 
 def measured(folder: Path, options: argparse.Namespace) -> tuple[dict[int, Row], dict[int, Row]]:
@@ -80,7 +93,12 @@ def measured(folder: Path, options: argparse.Namespace) -> tuple[dict[int, Row],
         run_alone(write_passages, place.corpus, size)
         seconds, used = run_alone(prepared, place)
         disk = sum(file.stat().st_size for file in place.index.rglob("*") if file.is_file())
-        stages[size] = {"index": seconds, "cores": used.cpu, "memory": used.peak, "disk": disk / 1e9}
+        stages[size] = {
+            "index": seconds,
+            "cores": used.cpu,
+            "memory": used.peak,
+            "disk": disk / 1e9,
+        }
         for count in options.topics:
             run_alone(write_topics, place.topics, count)
             (seconds, gib), _ = run_alone(retrieved, place)
@@ -105,9 +123,19 @@ def show_measured(stages: Mapping[int, Row], judges: Mapping[int, Row], depth: i
     """Print what was measured of both stages."""
     rows = []
     for size, of in stages.items():
-        searches = (f"{of[f'retrieve {count}']:.2f} s, {of[f'memory {count}']:.2f} GiB" for count in judges)
+        searches = (
+            f"{of[f'retrieve {count}']:.2f} s, {of[f'memory {count}']:.2f} GiB" for count in judges
+        )
         taken = f"{of['index']:.1f} s ({of['cores']:.1f} s of the cores)"
-        rows.append([f"{size:,}", taken, f"{of['memory']:.2f} GiB", f"{1000 * of['disk']:,.0f} MB", *searches])
+        rows.append(
+            [
+                f"{size:,}",
+                taken,
+                f"{of['memory']:.2f} GiB",
+                f"{1000 * of['disk']:,.0f} MB",
+                *searches,
+            ]
+        )
     head = ["passages", "store and index", "memory to index", "on disk"]
     head += [f"retrieve, {count:,} topics" for count in judges]
     show_table(f"First stage: {depth:,} passages for each topic", head, rows)
@@ -117,8 +145,19 @@ def show_measured(stages: Mapping[int, Row], judges: Mapping[int, Row], depth: i
         client = f"{of['judgments']:,} judgments in {of['client']:.2f} s"
         sent = [f"{of['requests']:,} requests", f"{of['prompt_tokens']:,}", shared]
         rows.append([f"{count:,}", *sent, client, f"{of['memory']:.2f} GiB"])
-    head = ["topics", "of a run", "prompt tokens, about", "of them shared", "through the client", "its memory"]
-    show_table(f"Judge stage: {depth:,} documents for each topic, an engine that answers at once", head, rows)
+    head = [
+        "topics",
+        "of a run",
+        "prompt tokens, about",
+        "of them shared",
+        "through the client",
+        "its memory",
+    ]
+    show_table(
+        f"Judge stage: {depth:,} documents for each topic, an engine that answers at once",
+        head,
+        rows,
+    )
 
 
 def show_lines(stages: Mapping[int, Row], judges: Mapping[int, Row]) -> None:
@@ -150,29 +189,56 @@ def show_lines(stages: Mapping[int, Row], judges: Mapping[int, Row]) -> None:
             values = [of[key] for of in points.values()]
             slope, intercept = map(float, np.polyfit(list(points), values, 1))
             end = ends[what] = slope * goal + intercept
-            off = max(abs(slope * x + intercept - y) / y for x, y in zip(points, values, strict=True))
+            off = max(
+                abs(slope * x + intercept - y) / y for x, y in zip(points, values, strict=True)
+            )
             comes_to = f"{end:,.{0 if end >= 100 else 3}f} {unit} at {goal:,} {name}s"
-            rows.append([what, comes_to, f"{slope:.4g} {unit} a {name}", f"{intercept:.4g} {unit}", f"{off:.0%}"])
+            rows.append(
+                [
+                    what,
+                    comes_to,
+                    f"{slope:.4g} {unit} a {name}",
+                    f"{intercept:.4g} {unit}",
+                    f"{off:.0%}",
+                ]
+            )
     head = ["", "comes to", "slope", "intercept", "off a measured point at most"]
-    show_table(f"Straight lines to {MANY_PASSAGES:,} passages and {MANY_TOPICS:,} topics", head, rows)
-    requests, tokens, computed = (ends[name] for name in ("requests", "prompt tokens", "prompt tokens not shared"))
+    show_table(
+        f"Straight lines to {MANY_PASSAGES:,} passages and {MANY_TOPICS:,} topics", head, rows
+    )
+    requests, tokens, computed = (
+        ends[name] for name in ("requests", "prompt tokens", "prompt tokens not shared")
+    )
     output = output_seconds(requests, tokens)
     kinds = {
         f"{computed:,.0f} prompt tokens that are not shared": prompt_seconds(computed),
         f"{requests * ANSWER_TOKENS:,.0f} output tokens": output,
         "both": prompt_seconds(computed) + output,
-        f"both without a prefix cache: all {tokens:,.0f} prompt tokens": prompt_seconds(tokens) + output,
+        f"both without a prefix cache: all {tokens:,.0f} prompt tokens": prompt_seconds(tokens)
+        + output,
     }
     title = f"{MANY_TOPICS:,} topics in GPU hours, {MODEL} on an {H100.name}"
-    show_table(title, ["", "GPU hours"], [[what, f"{seconds / 3600:,.2f}"] for what, seconds in kinds.items()])
+    show_table(
+        title,
+        ["", "GPU hours"],
+        [[what, f"{seconds / 3600:,.2f}"] for what, seconds in kinds.items()],
+    )
 
 
 def main() -> None:
     """Measure, fit and print."""
     parser = parse_sizes(__doc__, depth=(1, 1000))
     ascending = "two or more, in ascending order"
-    parser.add_argument("--topics", type=at_least(1), nargs="+", default=[1, 10, 50], help=ascending)
-    parser.add_argument("--passages", type=at_least(1), nargs="+", default=[10_000, 100_000, PASSAGES], help=ascending)
+    parser.add_argument(
+        "--topics", type=at_least(1), nargs="+", default=[1, 10, 50], help=ascending
+    )
+    parser.add_argument(
+        "--passages",
+        type=at_least(1),
+        nargs="+",
+        default=[10_000, 100_000, PASSAGES],
+        help=ascending,
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         stages, judges = measured(Path(name), options)

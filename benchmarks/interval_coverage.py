@@ -2,9 +2,10 @@
 
     python -m benchmarks.interval_coverage [--trials 2000]
 
-Topics are drawn from a large population of simulated topics, whose value is the true one. A mean of values by topic has
-Student's t interval beside the percentile bootstrap, a measure of pooled documents the bootstrap alone. All seeds are
-fixed, so that the tables, which are those of docs/reference/measures.md, do not change.
+Topics are drawn from a large population of simulated topics, whose value is the true one. A mean of
+values by topic has Student's t interval beside the percentile bootstrap, a measure of pooled
+documents the bootstrap alone. All seeds are fixed, so that the tables, which are those of
+docs/reference/measures.md, do not change.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def simulate_means(random: Random) -> Iterator[tuple[str, Array]]:
 def simulate_pooled(random: Random) -> Iterator[tuple[str, Array, Formula]]:
     """Yield measures of pooled documents, with the counts of a population of topics, and their formulas.
 
-    A topic has 3 to 40 judged documents, label shares of its own, and its own probability of a right answer. The second
-    run of a difference is right for other documents, more often.
+    A topic has 3 to 40 judged documents, label shares of its own, and its own probability of a
+    right answer. The second run of a difference is right for other documents, more often.
     """
     sizes = random.integers(3, 41, POPULATION)
     ease = random.beta(4.0, 2.0, POPULATION)
@@ -62,7 +63,10 @@ def simulate_pooled(random: Random) -> Iterator[tuple[str, Array, Formula]]:
 
 
 def draw_tables(random: Random, sizes: NDArray[np.int64], shares: Array, ease: Array) -> Array:
-    """Draw a confusion matrix for each topic, (topics, labels * labels); a wrong answer is any label."""
+    """Draw a confusion matrix for each topic, (topics, labels * labels).
+
+    A wrong answer is any label.
+    """
     true = random.multinomial(sizes, shares)
     tables = np.zeros((len(sizes), LABELS, LABELS))
     for label in range(LABELS):
@@ -75,7 +79,9 @@ def draw_tables(random: Random, sizes: NDArray[np.int64], shares: Array, ease: A
 def sum_grades(tables: Array) -> Array:
     """Return the sums that kappa is computed from, the labels taken as grades: see `estimate_kappa`."""
     one, other = np.divmod(np.arange(LABELS**2), LABELS)
-    return np.asarray(tables @ np.stack([np.ones(LABELS**2), one, other, one**2 + other**2, one * other], axis=1))
+    return np.asarray(
+        tables @ np.stack([np.ones(LABELS**2), one, other, one**2 + other**2, one * other], axis=1)
+    )
 
 
 def accuracy(counts: Array) -> Array:
@@ -99,7 +105,9 @@ def subtract(formula: Formula) -> Formula:
     return difference
 
 
-def measure_coverage(counts: Array, formula: Formula, drawn_topics: NDArray[np.int64], *, is_mean: bool) -> str:
+def measure_coverage(
+    counts: Array, formula: Formula, drawn_topics: NDArray[np.int64], *, is_mean: bool
+) -> str:
     """Return the share of t intervals, for means, and of bootstrap intervals that contain the value of the population.
 
     Counts are (topics, counts), drawn topics (samples, topics).
@@ -117,7 +125,9 @@ def measure_coverage(counts: Array, formula: Formula, drawn_topics: NDArray[np.i
     return " / ".join(f"{share / len(drawn_topics):.2f}" for share in shares)
 
 
-def show(title: str, rows: Iterator[tuple[str, Array, Formula]], trials: int, *, is_mean: bool) -> None:
+def show(
+    title: str, rows: Iterator[tuple[str, Array, Formula]], trials: int, *, is_mean: bool
+) -> None:
     """Print a table as Markdown, a row as soon as it is measured."""
     print(f"| {title} | {' | '.join(map(str, TOPICS))} |\n|---|{'--:|' * len(TOPICS)}", flush=True)
     for row, (name, counts, formula) in enumerate(rows):
@@ -132,7 +142,9 @@ def main() -> None:
     """Print the tables of means and of pooled measures."""
     trials = parse_sizes(__doc__, trials=(1, 2000)).parse_args().trials
     means = simulate_means(np.random.default_rng(1))
-    rows = ((name, np.stack([values, np.ones(POPULATION)], axis=1), ratio) for name, values in means)
+    rows = (
+        (name, np.stack([values, np.ones(POPULATION)], axis=1), ratio) for name, values in means
+    )
     show("mean: t / bootstrap", rows, trials, is_mean=True)
     show("pooled: bootstrap", simulate_pooled(np.random.default_rng(2)), trials, is_mean=False)
 

@@ -2,11 +2,12 @@
 
     python -m benchmarks.judging [--topics 50] [--depth 1000] [--passages 50000]
 
-Synthetic passages are judged for synthetic topics by engines that answer at once: one in process, with one core for
-all, and a server on a core of its own, over HTTP; their answers have the size of a vLLM's, with twenty alternatives
-for each token. The engine in process gives completions that were read beforehand, so that what reading a reply costs
-is in the figures of HTTP alone; 64 requests are under way at a time. Then the same again from the cache. Memory is
-looked at after a tenth of the requests and at the end.
+Synthetic passages are judged for synthetic topics by engines that answer at once: one in process,
+with one core for all, and a server on a core of its own, over HTTP; their answers have the size of
+a vLLM's, with twenty alternatives for each token. The engine in process gives completions that were
+read beforehand, so that what reading a reply costs is in the figures of HTTP alone; 64 requests are
+under way at a time. Then the same again from the cache. Memory is looked at after a tenth of the
+requests and at the end.
 
 The figures say what this program costs, and nothing about a model.
 """
@@ -52,7 +53,8 @@ from touche_llm.pipeline.stages import judge_stage
 
 _FACTS = EngineInfo(model="none", revision="", context=32768, overhead=32, engine="answers at once")
 _ALTERNATIVES = 8
-# So many different answers, and words from which most of their alternatives are drawn, as from a vocabulary.
+# So many different answers, and words from which most of their alternatives are drawn, as from a
+# vocabulary.
 _ANSWERS, _WORDS = 512, 50_000
 PARTS = ("in process", "HTTP", "cache")
 
@@ -73,7 +75,12 @@ def replies() -> list[bytes]:
             "choices": [
                 {
                     "index": 0,
-                    "message": {"role": "assistant", "content": "".join(pieces), "refusal": None, "tool_calls": []},
+                    "message": {
+                        "role": "assistant",
+                        "content": "".join(pieces),
+                        "refusal": None,
+                        "tool_calls": [],
+                    },
                     "logprobs": {"content": tokens},
                     "finish_reason": "stop",
                     "stop_reason": None,
@@ -144,7 +151,9 @@ class _Watch:
         pass
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+    def stage(
+        self, title: str, total: int, counts: Counts | None = None
+    ) -> Iterator[Callable[[], None]]:
         marks = {total // 10, total}
 
         def step() -> None:
@@ -172,15 +181,29 @@ def prepare(folder: Path, topics: int, depth: int, passages: int) -> None:
         for topic in read_topics(folder / "topics.xml"):
             rows = generator.sample(range(len(store)), depth)
             ids = store.get_ids(rows)
-            rankings.append([Candidate(topic.id, each, rank, -float(rank)) for rank, each in enumerate(ids, start=1)])
+            rankings.append(
+                [
+                    Candidate(topic.id, each, rank, -float(rank))
+                    for rank, each in enumerate(ids, start=1)
+                ]
+            )
     for part in PARTS:
         (folder / part).mkdir()
         write_candidates(folder / part / CANDIDATES, rankings, "benchmark")
 
 
 def _config(folder: Path, cache: Path, depth: int) -> Config:
-    given: dict[str, Any] = {"topics": folder / "topics.xml", "corpus": folder / "passages.jsonl", "depth": depth}
-    given |= {"index": folder / "index", "cache.file": cache, "stance.depth": 0, "engine.concurrency": 64}
+    given: dict[str, Any] = {
+        "topics": folder / "topics.xml",
+        "corpus": folder / "passages.jsonl",
+        "depth": depth,
+    }
+    given |= {
+        "index": folder / "index",
+        "cache.file": cache,
+        "stance.depth": 0,
+        "engine.concurrency": 64,
+    }
     return load_config(None, given)
 
 
@@ -196,7 +219,9 @@ def judge(part: str, folder: Path, depth: int) -> dict[str, Any]:
         server.start()
         assert server.pid is not None
         url, concurrency = f"http://127.0.0.1:{port.get(timeout=60)}", config.engine.concurrency
-        engine = ChatServer(url, concurrency=concurrency, request_timeout=60, chat_template_kwargs={})
+        engine = ChatServer(
+            url, concurrency=concurrency, request_timeout=60, chat_template_kwargs={}
+        )
         engine.choose(_FACTS.model)
         os.sched_setaffinity(server.pid, {max(cores)})
     os.sched_setaffinity(0, {min(cores)})
@@ -225,7 +250,9 @@ def judge(part: str, folder: Path, depth: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure each part in a process of its own."""
-    options = parse_sizes(__doc__, topics=(1, 50), depth=(1, 1000), passages=(1, 50_000)).parse_args()
+    options = parse_sizes(
+        __doc__, topics=(1, 50), depth=(1, 1000), passages=(1, 50_000)
+    ).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, options.topics, options.depth, options.passages)
@@ -233,19 +260,27 @@ def main() -> None:
     figures = []
     for part in ("in process", "HTTP"):
         rate = found[part]["requests"] / found[part]["seconds"]
-        where = "engine in process, all on one core" if part == "in process" else "engine behind HTTP on another core"
+        where = (
+            "engine in process, all on one core"
+            if part == "in process"
+            else "engine behind HTTP on another core"
+        )
         figures.append(Figure(where, f"{rate:,.0f} requests/s"))
         spent = found[part]["processor"] / found[part]["requests"]
         figures.append(Figure("  processor time of a request", f"{spent * 1e6:,.0f} µs"))
         early, late = found[part]["mib"]
-        figures.append(Figure("  memory after a tenth, at the end", f"{early:,.0f} MiB, {late:,.0f} MiB"))
+        figures.append(
+            Figure("  memory after a tenth, at the end", f"{early:,.0f} MiB, {late:,.0f} MiB")
+        )
     warm = found["cache"]
     assert warm["requests"] == 0 and warm["hits"] == warm["done"]
     figures.append(Figure(f"{warm['hits']:,} judgments from the cache", f"{warm['seconds']:.1f} s"))
     figures.append(Figure("most memory of a process", f"{peak_gib():.2f} GiB"))
     # What machines are worth at the moment differs by a factor of two.
     seconds = min(timeit.repeat(partial(orjson.loads, replies()[0]), number=100, repeat=20)) / 100
-    figures.append(Figure("for the machine's speed now: orjson reads one reply", f"{seconds * 1e6:,.0f} µs"))
+    figures.append(
+        Figure("for the machine's speed now: orjson reads one reply", f"{seconds * 1e6:,.0f} µs")
+    )
     show(f"The judge stage: {options.topics} topics of {options.depth:,} documents", figures)
 
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.lab_latency [--topics 50] [--depth 1000] [--passages 50000] [--edits 20]
 
-A synthetic run is judged and ranked; then Debian's Chromium opens it in the lab, scrolls through a topic, and edits a
-prompt. Of an edit, the time is that from the keystroke until the answers about five documents are on the screen,
-without the pause for which the page waits. It says what the lab costs, and nothing about a model.
+A synthetic run is judged and ranked; then Debian's Chromium opens it in the lab, scrolls through a
+topic, and edits a prompt. Of an edit, the time is that from the keystroke until the answers about
+five documents are on the screen, without the pause for which the page waits. It says what the lab
+costs, and nothing about a model.
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
 
 _CHROMIUM = "/usr/bin/chromium"
-_SWITCHES = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+_SWITCHES = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+)
 # As the server describes itself.
 _FACTS = EngineInfo(model="fake", revision="", context=8192, overhead=10, engine="vllm 0.0-fake")
 # Milliseconds for which the page waits after a keystroke.
@@ -61,7 +68,11 @@ _EDIT = """([words]) => new Promise((resolve) => {
 
 async def make_run(folder: Path, depth: int) -> None:
     """Judge and rank the candidates, with answers from their schema alone."""
-    given: dict[str, Any] = {"topics": folder / "topics.xml", "corpus": folder / "passages.jsonl", "depth": depth}
+    given: dict[str, Any] = {
+        "topics": folder / "topics.xml",
+        "corpus": folder / "passages.jsonl",
+        "depth": depth,
+    }
     given |= {"index": folder / "index", "cache.file": folder / "answers.sqlite"}
     config, directory = load_config(None, given), RunDirectory(folder / "runs" / "large")
     with Cache(config.cache.file) as cache:
@@ -76,7 +87,9 @@ async def make_run(folder: Path, depth: int) -> None:
 def lab(folder: Path, url: str) -> Iterator[str]:
     """Serve a lab in a process of its own; yield its address."""
     command = [sys.executable, "-m", "touche_llm", "lab", str(folder / "runs"), "--base-url", url]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().strip()
@@ -85,7 +98,10 @@ def lab(folder: Path, url: str) -> Iterator[str]:
 
 
 def open_documents(page: Page, address: str) -> float:
-    """Open the documents of the run for the first time; return the seconds until the ranking is on the screen."""
+    """Open the documents of the run for the first time.
+
+    Return the seconds until the ranking is on the screen.
+    """
     page.goto(address)
     page.locator("main tbody tr").wait_for()
     started = time.perf_counter()
@@ -95,7 +111,10 @@ def open_documents(page: Page, address: str) -> float:
 
 
 def scroll(page: Page) -> tuple[int, float]:
-    """Scroll to the last document of a topic; return the number of rows at first, and the seconds."""
+    """Scroll to the last document of a topic.
+
+    Return the number of rows at first, and the seconds.
+    """
     first, started = page.locator(".ranking a").count(), time.perf_counter()
     pane = page.locator("section[aria-label=Ranking]")
     while page.locator(".ranking .end").count():
@@ -112,7 +131,9 @@ def edit(page: Page, times: int) -> list[float]:
 
 def main() -> None:
     """Make the run, and measure."""
-    options = parse_sizes(__doc__, topics=(1, 50), depth=(10, 1000), passages=(10, 50_000), edits=(1, 20)).parse_args()
+    options = parse_sizes(
+        __doc__, topics=(1, 50), depth=(10, 1000), passages=(10, 50_000), edits=(1, 20)
+    ).parse_args()
     with tempfile.TemporaryDirectory() as name, FakeServer().in_thread() as server:
         folder = Path(name)
         prepare(folder, options.topics, options.depth, options.passages)
@@ -128,7 +149,9 @@ def main() -> None:
             browser.close()
     figures = [
         Figure("first opening of the run's documents", f"{opened:.2f} s"),
-        Figure(f"from the first {rows} rows of a topic to all of them, scrolling", f"{scrolled:.2f} s"),
+        Figure(
+            f"from the first {rows} rows of a topic to all of them, scrolling", f"{scrolled:.2f} s"
+        ),
         Figure(
             f"from the pause after a keystroke to five answers on the screen, median of {len(edits)} edits",
             f"{statistics.median(edits):,.0f} ms (slowest {max(edits):,.0f})",

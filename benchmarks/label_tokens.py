@@ -2,9 +2,9 @@
 
     python -m benchmarks.label_tokens NAME=FILE [NAME=FILE …]
 
-FILE is a `tokenizer.json` (needs tokenizers) or, by its name, a `tekken.json` of Mistral (needs mistral-common). Each
-label is tokenized in the answer in which a model writes it. A label is a single token if one token has all its
-characters; white space and punctuation may share the token.
+FILE is a `tokenizer.json` (needs tokenizers) or, by its name, a `tekken.json` of Mistral (needs
+mistral-common). Each label is tokenized in the answer in which a model writes it. A label is a
+single token if one token has all its characters; white space and punctuation may share the token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from pathlib import Path
 
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
-from touche_llm.llm.answers import AnswerForm, AnswerModel, Layout, build_schema, can_be_letters, get_labels
+from touche_llm.llm.answers import (
+    AnswerForm,
+    AnswerModel,
+    Layout,
+    build_schema,
+    can_be_letters,
+    get_labels,
+)
 from touche_llm.llm.logprobs import Label, overlaps
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import TASKS, get_task
@@ -35,12 +42,16 @@ def read_tokenizer(path: Path) -> Tokenize:
             from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
             tekken = Tekkenizer.from_file(path)
-            return lambda text: [tekken.id_to_piece(token) for token in tekken.encode(text, bos=False, eos=False)]
+            return lambda text: [
+                tekken.id_to_piece(token) for token in tekken.encode(text, bos=False, eos=False)
+            ]
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(path))
     except ImportError as error:
-        raise DataError(f"{path}: needs {error.name}; pip install tokenizers mistral-common") from error
+        raise DataError(
+            f"{path}: needs {error.name}; pip install tokenizers mistral-common"
+        ) from error
     except Exception as error:  # depends on the library that reads the file
         raise DataError(f"{path}: cannot be read: {error}") from error
 
@@ -68,14 +79,18 @@ def list_answers() -> dict[str, type[AnswerModel]]:
     return dict(found.values())
 
 
-def find_split_labels(answer: type[AnswerModel], form: AnswerForm, tokenize: Tokenize) -> list[Label]:
+def find_split_labels(
+    answer: type[AnswerModel], form: AnswerForm, tokenize: Tokenize
+) -> list[Label]:
     """Return the labels of an answer that are several tokens in a form."""
     layout = Layout.of_schema(build_schema(answer, form))
     labels = get_labels(answer)
     split: list[Label] = []
     for name, allowed in labels.items():
         for label in allowed:
-            text = layout.spell({other: values[0] for other, values in labels.items()} | {name: label})
+            text = layout.spell(
+                {other: values[0] for other, values in labels.items()} | {name: label}
+            )
             first, end = layout.find_values(text)[name]
             inside = (first + text[first:end].startswith('"'), end - text[first:end].endswith('"'))
             at, touching = 0, 0
@@ -91,12 +106,25 @@ def list_rows(tokenizers: Mapping[str, Tokenize]) -> Iterator[list[str]]:
     """Return a row for each form: its labels, and those that each tokenizer splits."""
     answers = list_answers()
     for form in _FORMS:
-        fitting = [answer for answer in answers.values() if form is not AnswerForm.LETTERS or can_be_letters(answer)]
-        count = len({label for answer in fitting for labels in get_labels(answer).values() for label in labels})
+        fitting = [
+            answer
+            for answer in answers.values()
+            if form is not AnswerForm.LETTERS or can_be_letters(answer)
+        ]
+        count = len(
+            {
+                label
+                for answer in fitting
+                for labels in get_labels(answer).values()
+                for label in labels
+            }
+        )
         row = [str(form), str(count)]
         for tokenize in tokenizers.values():
             split = dict.fromkeys(
-                str(label) for answer in fitting for label in find_split_labels(answer, form, tokenize)
+                str(label)
+                for answer in fitting
+                for label in find_split_labels(answer, form, tokenize)
             )
             row.append(", ".join(split) or "none")
         yield row

@@ -1,21 +1,25 @@
 """The same pairs through touche-llm and RankLLM on one real vLLM on the CPU, by turns.
 
-    python -m benchmarks.peers --rank-llm-python FOLDER/bin/python [--topics 25] [--depth 20] [--rounds 3]
+    python -m benchmarks.peers --rank-llm-python FOLDER/bin/python [--topics 25] [--depth 20]
+    [--rounds 3]
 
-The comparative task's real topics and passages in `../shared/data`, or the project's sample where they are not there,
-are judged one by one over HTTP by a tiny random model. Both programs send as many requests at a time, with their own
-prompts, in a process of their own, with an empty prefix cache and without stored answers. Requests and tokens are the
-server's own counts, the start-up check of touche-llm included; memory is the peak of the process. Needs `.venv-vllm`
-(`make vllm` installs it) and an environment with RankLLM: a commit of its repository, since its release 0.25.7 has no
-pointwise reranker over HTTP. Without one, the error says how to make it.
+The comparative task's real topics and passages in `../shared/data`, or the project's sample where
+they are not there, are judged one by one over HTTP by a tiny random model. Both programs send as
+many requests at a time, with their own prompts, in a process of their own, with an empty prefix
+cache and without stored answers. Requests and tokens are the server's own counts, the start-up
+check of touche-llm included; memory is the peak of the process. Needs `.venv-vllm` (`make vllm`
+installs it) and an environment with RankLLM: a commit of its repository, since its release 0.25.7
+has no pointwise reranker over HTTP. Without one, the error says how to make it.
 
-What differs: RankLLM reads yes or no from one free token, touche-llm grades, position and stance from an answer whose
-form is enforced. RankLLM shows at most 300 words of a passage, touche-llm all of it. Both run at temperature 0: above
-it a seed is sent, with which vLLM's CPU engine dies if a prompt is prefilled in chunks ("CPU Generator does not use
-offset"). Unreadable is an answer of RankLLM with neither yes nor no among the 20 most probable tokens.
+What differs: RankLLM reads yes or no from one free token, touche-llm grades, position and stance
+from an answer whose form is enforced. RankLLM shows at most 300 words of a passage, touche-llm all
+of it. Both run at temperature 0: above it a seed is sent, with which vLLM's CPU engine dies if a
+prompt is prefilled in chunks ("CPU Generator does not use offset"). Unreadable is an answer of
+RankLLM with neither yes nor no among the 20 most probable tokens.
 
-Not raced: llm-rankers (0.0.2; github.com/ielab/llm-rankers). Its pointwise methods run T5 in their own process; the
-others know OpenAI's models only, wait for one answer at a time, and call what `openai` removed in 1.0.
+Not raced: llm-rankers (0.0.2; github.com/ielab/llm-rankers). Its pointwise methods run T5 in their
+own process; the others know OpenAI's models only, wait for one answer at a time, and call what
+`openai` removed in 1.0.
 """
 
 from __future__ import annotations
@@ -31,7 +35,14 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, format_range, parse_sizes, show
 from benchmarks.processes import Ended, read_stages, run_program
-from benchmarks.vllm_load import count, reset, retrieve_candidates, served_tiny, server_seconds, vllm_settings
+from benchmarks.vllm_load import (
+    count,
+    reset,
+    retrieve_candidates,
+    served_tiny,
+    server_seconds,
+    vllm_settings,
+)
 from tests.vllm.real_data import input_of
 from tests.vllm.server import MODEL_NAME
 from touche_llm.corpus.store import DocumentStore
@@ -62,28 +73,46 @@ def run_ours(work: Path, url: str) -> tuple[Ended, Turn]:
     with tempfile.TemporaryDirectory(dir=work) as cache:
         command = [sys.executable, "-m", "touche_llm", "judge", "--overwrite", "--out", run]
         command += ["--base-url", url, "--model", MODEL_NAME, "--concurrency", _CONCURRENCY]
-        command += ["--set", "sampling.resample_temperature=0", "--cache", Path(cache) / "answers.sqlite"]
+        command += [
+            "--set",
+            "sampling.resample_temperature=0",
+            "--cache",
+            Path(cache) / "answers.sqlite",
+        ]
         ended = run_program([str(part) for part in command], work, os.environ)
     if ended.code not in _DONE:
-        raise EngineError(f"touche-llm judge: exit code {ended.code}: {ended.errors.strip()[-2000:]}")
+        raise EngineError(
+            f"touche-llm judge: exit code {ended.code}: {ended.errors.strip()[-2000:]}"
+        )
     facts = read_stages(run)["judge"]
     failures = dict(facts["failures"])
     lost = sum(failures.pop(kind, 0) for kind in ("server_error", "timeout"))
-    return ended, {_WALL: facts["seconds"], "answers lost": lost, "answers unreadable": sum(failures.values())}
+    return ended, {
+        _WALL: facts["seconds"],
+        "answers lost": lost,
+        "answers unreadable": sum(failures.values()),
+    }
 
 
 def run_peer(work: Path, url: str, python: Path, requests: Path) -> tuple[Ended, Turn]:
     """Rerank with RankLLM and the tiny model, in RankLLM's environment, without this project's modules."""
-    # The model's relative folder, from which the tokenizer comes, is also the name under which it is served.
+    # The model's relative folder, from which the tokenizer comes, is also the name under which it
+    # is served.
     options = {"requests_file": str(requests), "model_name": MODEL_NAME, "base_url": f"{url}/v1"}
     given = json.dumps(options | {"context_size": _CONTEXT, "batch_size": _CONCURRENCY})
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = run_program([str(python), "-P", str(_DRIVER), given], work, variables)
     if ended.code:
-        raise EngineError(f"{python}: exit code {ended.code}: {ended.errors.strip()[-2000:]}; {_MAKE}")
+        raise EngineError(
+            f"{python}: exit code {ended.code}: {ended.errors.strip()[-2000:]}; {_MAKE}"
+        )
     report = json.loads(ended.output)
     unreadable = report["scores"].count(0.0)
-    return ended, {_WALL: report["seconds"], "answers lost": report["lost"], "answers unreadable": unreadable}
+    return ended, {
+        _WALL: report["seconds"],
+        "answers lost": report["lost"],
+        "answers unreadable": unreadable,
+    }
 
 
 def take_turn(url: str, program: Callable[[], tuple[Ended, Turn]]) -> Turn:
@@ -120,13 +149,19 @@ def compare(ours: Sequence[Turn], peer: Sequence[Turn]) -> list[Figure]:
 
 
 def write_requests(file: Path, candidates: Path, topics: Path, index: Path) -> int:
-    """Write candidates as RankLLM reads them, a topic a line with its title as the query; return their number."""
+    """Write candidates as RankLLM reads them, a topic a line with its title as the query.
+
+    Return their number.
+    """
     titles = {topic.id: topic.title for topic in read_topics(topics)}
     rankings = read_candidates(candidates)
     with DocumentStore(index) as store, file.open("w") as stream:
         for topic_id, ranking in rankings.items():
             texts = ((item.document_id, store.get(item.document_id).text) for item in ranking)
-            found = [{"docid": document, "score": 0.0, "doc": {"contents": text}} for document, text in texts]
+            found = [
+                {"docid": document, "score": 0.0, "doc": {"contents": text}}
+                for document, text in texts
+            ]
             query = {"text": titles[topic_id], "qid": topic_id}
             stream.write(json.dumps({"query": query, "candidates": found}) + "\n")
     return sum(map(len, rankings.values()))
@@ -153,17 +188,24 @@ def race(options: argparse.Namespace, work: Path) -> tuple[str, list[Figure]]:
     source = "real passages" if given.is_real else "the sample"
     title = f"touche-llm (measured) and RankLLM (peer): {pairs:,} pairs, {source}, {_CONCURRENCY} requests"
     title += f" at a time, {options.rounds} rounds, median (range)"
-    return title, [*compare(*turns.values()), Figure("load average at the end", f"{os.getloadavg()[0]:.1f}")]
+    return title, [
+        *compare(*turns.values()),
+        Figure("load average at the end", f"{os.getloadavg()[0]:.1f}"),
+    ]
 
 
 def main() -> None:
     """Race all rounds and print the table."""
     parser = parse_sizes(__doc__, topics=(1, 25), depth=(1, 20), rounds=(1, 3))
-    parser.add_argument("--rank-llm-python", type=Path, help="Python of an environment with RankLLM.")
+    parser.add_argument(
+        "--rank-llm-python", type=Path, help="Python of an environment with RankLLM."
+    )
     options = parser.parse_args()
     try:
         if options.rank_llm_python is None or not options.rank_llm_python.is_file():
-            raise UsageError(f"--rank-llm-python: no such program: {options.rank_llm_python}; {_MAKE}")
+            raise UsageError(
+                f"--rank-llm-python: no such program: {options.rank_llm_python}; {_MAKE}"
+            )
         # Not resolved: the link decides on the environment.
         options.rank_llm_python = options.rank_llm_python.absolute()
         with vllm_settings(cpu=True), tempfile.TemporaryDirectory() as name:

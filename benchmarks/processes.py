@@ -23,8 +23,13 @@ ResultT = TypeVar("ResultT")
 ROOT = Path(__file__).parent.parent
 
 
-def run_command(*arguments: Any, folder: Path = ROOT, tree: Path = ROOT, codes: Sequence[int] = (0,)) -> str:
-    """Run a command of the program of a checkout in a folder; return its output, exit with it on another code."""
+def run_command(
+    *arguments: Any, folder: Path = ROOT, tree: Path = ROOT, codes: Sequence[int] = (0,)
+) -> str:
+    """Run a command of the program of a checkout in a folder.
+
+    Return its output, exit with it on another code.
+    """
     command = [sys.executable, "-m", "touche_llm", *map(str, arguments)]
     variables = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
@@ -94,7 +99,9 @@ def run_alone(function: Callable[..., ResultT], *arguments: Any) -> tuple[Result
             time.sleep(0.2)
         result, most = future.result()
     after = os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    cpu = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     return result, Used(max(peak, most), cpu)
 
 

@@ -2,11 +2,13 @@
 
     python -m benchmarks.prompt_forms [--url http://127.0.0.1:8000 | --report] [CELL ...]
 
-Each cell is a form of the prompt: JSON letters or objects, with and without an example of an answer; one request for
-each aspect; the aspects in another order. It judges the documents that people judged among the first 30 of BM25 for
-the 25 judged topics (`stand_in.tsv` in `../shared/data/comparative` lists them). A finished cell is written to
-`benchmarks/real_answers/CELL.jsonl`, keys and probabilities without texts, and is not measured again; an interrupted
-one resumes from the answer cache. Without CELL all are measured; `--report` only prints the table.
+Each cell is a form of the prompt: JSON letters or objects, with and without an example of an
+answer; one request for each aspect; the aspects in another order. It judges the documents that
+people judged among the first 30 of BM25 for the 25 judged topics (`stand_in.tsv` in
+`../shared/data/comparative` lists them). A finished cell is written to
+`benchmarks/real_answers/CELL.jsonl`, keys and probabilities without texts, and is not measured
+again; an interrupted one resumes from the answer cache. Without CELL all are measured; `--report`
+only prints the table.
 
 The model must be a real one (`make serve-small`); a small one is a real engine and a weak judge.
 """
@@ -115,10 +117,16 @@ class Answer(msgspec.Struct, frozen=True):
 
 def write_template(form: Form) -> str:
     """Return the project's judge prompt with the rubrics in the order of a form, and an answer of this form."""
-    sections = {found[2]: found[0] for found in re.finditer(r"^(\d)\. (\w+): .*?(?=\n\n)", _JUDGE, re.MULTILINE | re.S)}
+    sections = {
+        found[2]: found[0]
+        for found in re.finditer(r"^(\d)\. (\w+): .*?(?=\n\n)", _JUDGE, re.MULTILINE | re.S)
+    }
     first, last = min(map(_JUDGE.index, sections.values())), _LAST_LINE.search(_JUDGE)
     assert last is not None
-    rules = (re.sub(r"^\d", str(place), sections[name]) for place, name in enumerate(form.fields, start=1))
+    rules = (
+        re.sub(r"^\d", str(place), sections[name])
+        for place, name in enumerate(form.fields, start=1)
+    )
     pattern, names = _LETTERS if form.form == "letters" else _OBJECT
     answer = pattern.format(values=", ".join(names[name] for name in form.fields))
     answer += _EXAMPLES[form.form] if form.has_example else ""
@@ -130,7 +138,9 @@ def make_task(fields: Sequence[str], template: str, folder: Path) -> Task:
     """Make a task with the aspects among the fields, in their order, and this judge prompt."""
     definition = read_yaml(TASK.folder / TASK_FILE)
     assert isinstance(definition, dict)
-    aspects = {name: definition["aspects"][name] for name in fields if name in definition["aspects"]}
+    aspects = {
+        name: definition["aspects"][name] for name in fields if name in definition["aspects"]
+    }
     parts = {"aspects": aspects, "weights": {"both": dict.fromkeys(aspects, 1.0)}, "measures": {}}
     definition |= parts | {"name": "variant", "features": ["objects", "stance_prompt"]}
     definition["corpus"] = {"reader": "json_lines"}
@@ -149,10 +159,14 @@ async def measure(
     with tempfile.TemporaryDirectory() as name:
         task = make_task(form.fields, write_template(form), Path(name) / "task")
         prompt = load(task, purposes_of(task)["judge"], "judge", judge_per=form.judge_per)
-    judgments, failures = await judge(list(work), texts, task.question, prompt, model.builder, lambda: None)
+    judgments, failures = await judge(
+        list(work), texts, task.question, prompt, model.builder, lambda: None
+    )
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
-    return [Answer(one.topic_id, one.document_id, one.answer_keys, one.readings) for one in judgments]
+    return [
+        Answer(one.topic_id, one.document_id, one.answer_keys, one.readings) for one in judgments
+    ]
 
 
 def judged_work() -> tuple[list[tuple[Topic, str]], Qrels]:
@@ -161,9 +175,16 @@ def judged_work() -> tuple[list[tuple[Topic, str]], Qrels]:
     qrels = read_qrels(names, TASK)
     topics = {topic.id: topic for topic in read_topics(DATA / "topics.xml")}
     by_aspect: list[Mapping[str, Mapping[str, object]]] = [*qrels.grades.values(), qrels.stances]
-    judged = {(topic, document) for of in by_aspect for topic, documents in of.items() for document in documents}
+    judged = {
+        (topic, document)
+        for of in by_aspect
+        for topic, documents in of.items()
+        for document in documents
+    }
     stood = [(one.topic, one.document) for one in read_stand_in()]
-    return [(topics[topic], document) for topic, document in stood if (topic, document) in judged], qrels
+    return [
+        (topics[topic], document) for topic, document in stood if (topic, document) in judged
+    ], qrels
 
 
 def read_stand_in() -> list[Answer]:
@@ -172,8 +193,12 @@ def read_stand_in() -> list[Answer]:
     with (DATA / "stand_in.tsv").open() as stream:
         for row in csv.DictReader(stream, delimiter="\t"):
             readings = {name: Reading(answered=float(row[name])) for name in TASK.aspects}  # type: ignore[arg-type]
-            shares = {label: float(row[label]) for label in (TASK.stance.labels if TASK.stance else ())}
-            readings[STANCE] = Reading(answered=max(shares, key=shares.__getitem__), probabilities=shares)
+            shares = {
+                label: float(row[label]) for label in (TASK.stance.labels if TASK.stance else ())
+            }
+            readings[STANCE] = Reading(
+                answered=max(shares, key=shares.__getitem__), probabilities=shares
+            )
             answers.append(Answer(row["topic"], row["document"], [], readings))
     return answers
 
@@ -199,7 +224,9 @@ def expected(reading: Reading) -> float:
     return sum(int(grade) * share for grade, share in reading.probabilities.items())
 
 
-def condensed_ndcg(answers: Sequence[Answer], aspect: str, qrels: Qrels, score: Callable[[Answer], float]) -> float:
+def condensed_ndcg(
+    answers: Sequence[Answer], aspect: str, qrels: Qrels, score: Callable[[Answer], float]
+) -> float:
     """Return the mean nDCG@5 over topics of the judged documents alone, by descending score."""
     grades = qrels.grades[aspect]
     rankings: dict[str, list[Candidate]] = {}
@@ -225,7 +252,9 @@ def macro_f1(answers: Sequence[Answer], qrels: Qrels) -> float:
 
 def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
     """Return the columns of a row of the table."""
-    written = Counter(tuple(str(reading.answered) for reading in one.readings.values()) for one in answers)
+    written = Counter(
+        tuple(str(reading.answered) for reading in one.readings.values()) for one in answers
+    )
     columns = [f"{len(answers)}", f"{max(written.values()) / len(answers):.0%}"]
     fields = [name for name in (*qrels.grades, STANCE) if name in answers[0].readings]
     for name in (*qrels.grades, STANCE):
@@ -251,7 +280,11 @@ def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
     columns.append(
         f"{condensed_ndcg(answers, 'relevance', qrels, lambda one: expected(one.readings['relevance'])):.3f}"
     )
-    columns.append(f"{condensed_ndcg(answers, 'quality', qrels, sum_grades):.3f}" if "quality" in fields else "")
+    columns.append(
+        f"{condensed_ndcg(answers, 'quality', qrels, sum_grades):.3f}"
+        if "quality" in fields
+        else ""
+    )
     columns.append(f"{macro_f1(answers, qrels):.3f}" if STANCE in fields else "")
     return columns
 
@@ -260,12 +293,16 @@ def report() -> None:
     """Print the table of all measured cells."""
     work, qrels = judged_work()
     cells = {
-        path.stem: [msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()]
+        path.stem: [
+            msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()
+        ]
         for path in sorted(ANSWERS.glob("*.jsonl"))
     }
     rows = {name: cells[name] for name in (*CELLS, "rank_llm") if name in cells}
     rows |= {
-        name: average([cells[part] for part in parts]) for name, parts in MEANS.items() if set(parts) <= cells.keys()
+        name: average([cells[part] for part in parts])
+        for name, parts in MEANS.items()
+        if set(parts) <= cells.keys()
     }
     known = {(topic.id, document) for topic, document in work}
     rows["stand-in"] = [one for one in read_stand_in() if (one.topic, one.document) in known]
@@ -276,7 +313,8 @@ def report() -> None:
     first = [Answer(topic.id, document, [], {}) for topic, document in work]
     ranks = {(topic.id, document): -place for place, (topic, document) in enumerate(work)}
     values = [
-        condensed_ndcg(first, aspect, qrels, lambda one: ranks[one.topic, one.document]) for aspect in qrels.grades
+        condensed_ndcg(first, aspect, qrels, lambda one: ranks[one.topic, one.document])
+        for aspect in qrels.grades
     ]
     print(f"| first stage | {len(work)} | | | | | | | {values[0]:.3f} | {values[1]:.3f} | |")
     print(f"\n{len({topic.id for topic, _ in work})} topics; {machine()}")
@@ -287,16 +325,21 @@ def main() -> None:
     parser = parse_sizes(__doc__)
     parser.add_argument("cells", nargs="*", metavar="CELL", help=", ".join(CELLS))
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--report", action="store_true", help="print the table of the measured cells only")
+    parser.add_argument(
+        "--report", action="store_true", help="print the table of the measured cells only"
+    )
     options = parser.parse_args()
     if not options.report:
-        # As many requests as the server runs at a time, so that others who use it do not wait behind all.
+        # As many requests as the server runs at a time, so that others who use it do not wait
+        # behind all.
         engine = EngineConfig(concurrency=16)
         corpus = CorpusFile(DATA / "passages.jsonl.gz", TASK.read_corpus)
         with (
             tempfile.TemporaryDirectory() as index,
             ensure_store(corpus, Path(index), warn=lambda _: None) as texts,
-            LanguageModel(options.url, engine=engine, cache=ROOT / ".touche-llm" / "prompt_forms.sqlite") as model,
+            LanguageModel(
+                options.url, engine=engine, cache=ROOT / ".touche-llm" / "prompt_forms.sqlite"
+            ) as model,
         ):
             for name in options.cells or CELLS:
                 path = ANSWERS / f"{name}.jsonl"

@@ -2,10 +2,11 @@
 
     python -m benchmarks.random_model OUT SIZE
 
-vLLM draws its weights with `--load-format dummy`. Shape and vocabulary decide what a model costs to serve; what it
-answers means nothing. The tokeniser is a byte-level BPE trained on the English text that ships with CPython; what that
-text does not fill of the vocabulary are words that occur nowhere, so that masks and log-probabilities cost what they
-cost at that size. Needs what vLLM is installed with: torch, transformers, tokenizers.
+vLLM draws its weights with `--load-format dummy`. Shape and vocabulary decide what a model costs to
+serve; what it answers means nothing. The tokeniser is a byte-level BPE trained on the English text
+that ships with CPython; what that text does not fill of the vocabulary are words that occur
+nowhere, so that masks and log-probabilities cost what they cost at that size. Needs what vLLM is
+installed with: torch, transformers, tokenizers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any
 from tests.vllm.make_tiny_model import CHAT_TEMPLATE, SPECIAL_TOKENS
 
 _CONTEXT = 32_768
-# Hidden and feed-forward width, layers, attention heads, heads of keys and values; from 1B on those of Llama 3.1 and
-# 3.2 (config.json of each).
+# Hidden and feed-forward width, layers, attention heads, heads of keys and values; from 1B on those
+# of Llama 3.1 and 3.2 (config.json of each).
 SHAPES = {
     "tiny": (64, 128, 2, 2, 2),
     "1B": (2048, 8192, 16, 32, 8),
@@ -59,7 +60,9 @@ def write_model(out: Path, size: str) -> None:
     config.save_pretrained(out)
     tokenizer.save_pretrained(out)
     settings = out / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": CHAT_TEMPLATE}, indent=1))
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"chat_template": CHAT_TEMPLATE}, indent=1)
+    )
 
 
 def make_tokenizer(vocabulary: int) -> Any:
@@ -78,7 +81,9 @@ def make_tokenizer(vocabulary: int) -> Any:
         show_progress=False,
     )
     topics = pydoc_data.topics.topics
-    tokenizer.train_from_iterator((part for key in sorted(topics) for part in topics[key].split("\n\n")), trainer)
+    tokenizer.train_from_iterator(
+        (part for key in sorted(topics) for part in topics[key].split("\n\n")), trainer
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=_filled(tokenizer, vocabulary),
         eos_token="<|im_end|>",
@@ -95,7 +100,9 @@ def _filled(tokenizer: Any, vocabulary: int) -> Any:
     state = json.loads(tokenizer.to_str())
     tokens = state["model"]["vocab"]
     words = (
-        "".join(letters) for length in (3, 4, 5) for letters in itertools.product(string.ascii_lowercase, repeat=length)
+        "".join(letters)
+        for length in (3, 4, 5)
+        for letters in itertools.product(string.ascii_lowercase, repeat=length)
     )
     while len(tokens) < vocabulary:
         tokens.setdefault(next(words), len(tokens))

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-# RankLLM's own template sends messages of the roles `query` and `document`. Only rerankers such as Qwen3-Reranker have
-# these in their chat template; that of a chat model drops them, and all documents get one prompt. This one puts the
-# same words into a system and a user message.
+# RankLLM's own template sends messages of the roles `query` and `document`. Only rerankers such as
+# Qwen3-Reranker have these in their chat template; that of a chat model drops them, and all
+# documents get one prompt. This one puts the same words into a system and a user message.
 _TEMPLATE = """method: pointwise
 system_message: Answer with yes or no alone.
 body: |
@@ -41,7 +41,9 @@ async def rerank(requests_file: str, model_name: str, **options: Any) -> dict[st
     depth = max(len(request.candidates) for request in requests)
     started = time.perf_counter()
     # The synchronous method loses answers where its event loop is closed before its connections.
-    results = await model.rerank_batch_async(requests, rank_end=depth, populate_invocations_history=True)
+    results = await model.rerank_batch_async(
+        requests, rank_end=depth, populate_invocations_history=True
+    )
     seconds = time.perf_counter() - started
     calls = [call for result in results for call in result.invocations_history]
     return {

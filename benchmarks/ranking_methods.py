@@ -2,11 +2,12 @@
 
     python -m benchmarks.ranking_methods [../shared/data/comparative] [--pool 50]
 
-The documents of a topic are its judged passages as far as the corpus holds them, or with `--pool` the first so many of
-the first stage, where a passage that nobody judged has grade 0. The first stage is BM25 over the whole corpus; judged
-passages that it does not find come last. Topics without a passage of a grade above 0 are left out. The engine is
-`tests.oracle_engine.OracleEngine`, without a position bias and with one of 1.5 grades. Prints a table of
-`docs/explanation/ranking-methods.md`. It compares methods and says nothing about a language model.
+The documents of a topic are its judged passages as far as the corpus holds them, or with `--pool`
+the first so many of the first stage, where a passage that nobody judged has grade 0. The first
+stage is BM25 over the whole corpus; judged passages that it does not find come last. Topics without
+a passage of a grade above 0 are left out. The engine is `tests.oracle_engine.OracleEngine`, without
+a position bias and with one of 1.5 grades. Prints a table of `docs/explanation/ranking-methods.md`.
+It compares methods and says nothing about a language model.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Measured:
     requests: dict[Cell, list[float]] = field(default_factory=dict)
 
 
-def documents_of(folder: Path, pool: int | None) -> tuple[dict[str, list[str]], dict[str, dict[str, float]]]:
+def documents_of(
+    folder: Path, pool: int | None
+) -> tuple[dict[str, list[str]], dict[str, dict[str, float]]]:
     """The documents of each judged topic in the order of the first stage, and their grades."""
     task, retriever = get_task("comparative"), RetrieverConfig()
     grades = read_qrels({"relevance": folder / "qrels-relevance.txt"}, task).grades["relevance"]
@@ -81,18 +84,25 @@ def documents_of(folder: Path, pool: int | None) -> tuple[dict[str, list[str]], 
     rankings: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as index:
         corpus = folder / "passages.jsonl.gz"
-        with ensure_store(CorpusFile(corpus, task.read_corpus), Path(index), skip_bad_lines=False, warn=_tell) as store:
-            found = open_index(store, retriever.bm25, _tell).retrieve(topics, fields=retriever.query, depth=len(store))
+        with ensure_store(
+            CorpusFile(corpus, task.read_corpus), Path(index), skip_bad_lines=False, warn=_tell
+        ) as store:
+            found = open_index(store, retriever.bm25, _tell).retrieve(
+                topics, fields=retriever.query, depth=len(store)
+            )
             for topic, candidates in zip(topics, found, strict=True):
                 known = grades[topic.id]
-                first = [each.document_id for each in candidates if pool or each.document_id in known]
+                first = [
+                    each.document_id for each in candidates if pool or each.document_id in known
+                ]
                 if pool is None:
                     missing = store.find_unknown(known)
                     first += [each for each in known if each not in first and each not in missing]
                 if any(known.get(each) for each in first[:pool]):
                     rankings[topic.id] = first[:pool]
     return rankings, {
-        topic: {each: grades[topic].get(each, 0.0) for each in ranking} for topic, ranking in rankings.items()
+        topic: {each: grades[topic].get(each, 0.0) for each in ranking}
+        for topic, ranking in rankings.items()
     }
 
 
@@ -124,7 +134,10 @@ async def measure(rankings: Mapping[str, Sequence[str]], grades: Grades) -> Iter
 
 
 def share_wrong(comparisons: Sequence[Comparison], grades: Grades) -> float:
-    """How much of the questions about two documents of unequal grades name the worse; an undecided one counts half."""
+    """How much of the questions about two documents of unequal grades name the worse.
+
+    An undecided one counts half.
+    """
     wrong = []
     for each in comparisons:
         first, second = (grades[each.topic_id][document] for document in each.documents)
@@ -144,11 +157,20 @@ def _report(ways: Mapping[str, Measured], wrong: Mapping[Cell, Sequence[float]])
         requests = sorted(fmean(measured.requests[cell]) for cell in cells)
         least, most = f"{requests[0]:.0f}", f"{requests[-1]:.0f}"
         figures = " | ".join(f"{fmean(measured.ndcg[cell]):.3f}" for cell in cells)
-        steps = name if name == FIRST_STAGE else f"`{name.split(', ')[0]}`{name[len(name.split(', ')[0]) :]}"
+        steps = (
+            name
+            if name == FIRST_STAGE
+            else f"`{name.split(', ')[0]}`{name[len(name.split(', ')[0]) :]}"
+        )
         yield f"| {steps} | {least if least == most else f'{least} to {most}'} | {figures} |"
     figures = " | ".join(f"{fmean(wrong[cell]):.1%}" for cell in cells)
     yield f"| *answers about two unequal documents that name the worse* | | {figures} |"
-    spread = [stdev(figures) for each in ways.values() for figures in each.ndcg.values() if len(figures) > 1]
+    spread = [
+        stdev(figures)
+        for each in ways.values()
+        for figures in each.ndcg.values()
+        if len(figures) > 1
+    ]
     yield ""
     yield f"Standard deviation between seeds: {fmean(spread):.3f} in the mean, {max(spread):.3f} at most."
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.stages TASK [--depth 20] [--topics 50] [OPTION OF `touche-llm run` …]
 
-The input is the task's real topics and corpus in `../shared/data`, or the project's sample where they are not there.
-The model is the tests' tiny random one: the figures say what the program costs and what the engine costs here, nothing
-about a model's quality or a GPU's speed. Needs `.venv-vllm` (`make test-vllm` installs it).
+The input is the task's real topics and corpus in `../shared/data`, or the project's sample where
+they are not there. The model is the tests' tiny random one: the figures say what the program costs
+and what the engine costs here, nothing about a model's quality or a GPU's speed. Needs `.venv-vllm`
+(`make test-vllm` installs it).
 """
 
 from __future__ import annotations
@@ -30,11 +31,17 @@ def run(name: str, out: Path, *arguments: Any) -> None:
     retrieve, judge, rank = stages["retrieve"], stages["judge"], stages["rank"]
     stored = retrieve["seconds to store the corpus or open it"]
     print(f"{name}")
-    print(f"  store the corpus or open it   {stored:9.3f} s ({retrieve['corpus']['documents']:,} documents)")
-    print(f"  index, retrieve, write        {retrieve['seconds'] - stored:9.3f} s ({retrieve['topics']} topics)")
+    print(
+        f"  store the corpus or open it   {stored:9.3f} s ({retrieve['corpus']['documents']:,} documents)"
+    )
+    print(
+        f"  index, retrieve, write        {retrieve['seconds'] - stored:9.3f} s ({retrieve['topics']} topics)"
+    )
     if "requests" in retrieve:
         show_requests(retrieve)
-    print(f"  judge                         {judge['seconds']:9.3f} s ({judge['judgments']:,} judgments)")
+    print(
+        f"  judge                         {judge['seconds']:9.3f} s ({judge['judgments']:,} judgments)"
+    )
     show_requests(judge)
     if (out / STANCES).exists():
         asked = sum(each.orders for each in read_records(out / STANCES, StanceReading, "stances"))
@@ -53,7 +60,11 @@ def show_requests(stage: dict[str, Any]) -> None:
     print(f"    requests sent {requests['requests']:,}, cache hits {requests['cache_hits']:,}")
     print(f"    documents cut {stage['documents cut']}, failures {sum(stage['failures'].values())}")
     cached, prompt = requests["prefix_cached_tokens"], requests["prompt_tokens"]
-    share = f" ({cached / prompt:.1%} of them from the prefix cache)" if cached is not None and prompt else ""
+    share = (
+        f" ({cached / prompt:.1%} of them from the prefix cache)"
+        if cached is not None and prompt
+        else ""
+    )
     print(f"    prompt tokens {prompt:,}{share}, answer tokens {requests['completion_tokens']:,}")
 
 
@@ -65,14 +76,30 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         given = input_of(options.task, work)
-        print(f"{options.task}: {'the real input' if given.is_real else 'the sample'}, depth {options.depth}")
-        arguments: list[Any] = [*given.options, "--depth", options.depth, "--limit-topics", options.topics]
+        print(
+            f"{options.task}: {'the real input' if given.is_real else 'the sample'}, depth {options.depth}"
+        )
+        arguments: list[Any] = [
+            *given.options,
+            "--depth",
+            options.depth,
+            "--limit-topics",
+            options.topics,
+        ]
         arguments += ["--model", "tiny", "--cache", work / "answers.sqlite", *others]
         with vllm_server(make_model(work), work / "server.log") as url:
             run("first run, nothing there yet", work / "first", *arguments, "--base-url", url)
-            run("again with every answer in the cache", work / "again", *arguments, "--base-url", url)
+            run(
+                "again with every answer in the cache",
+                work / "again",
+                *arguments,
+                "--base-url",
+                url,
+            )
         run("replay, server stopped", work / "replay", *arguments, "--cache-mode", "replay")
-        same = (work / "first" / "run.txt").read_bytes() == (work / "replay" / "run.txt").read_bytes()
+        same = (work / "first" / "run.txt").read_bytes() == (
+            work / "replay" / "run.txt"
+        ).read_bytes()
         print(f"run.txt of the replay is {'the same to the byte' if same else 'DIFFERENT'}")
 
 

@@ -2,11 +2,12 @@
 
 The same sizes give the same texts.
 
-Words are invented and follow the Zipf-Mandelbrot law p(rank) ~ 1 / (rank + 10), from a million; none is changed by the
-stemmer. With them stand the 33 stop words, in a quarter of the places as in the real texts. Lengths are lognormal:
-passages of 110 indexed terms in the mean, sentences of 16, arguments of 16.7 sentences (6.1 million sentences in
-365,408 arguments), with the spread of the real texts. Of the passages and sentences 5 % are near-duplicates: another
-one of the same thousands, with a tenth of the words drawn again.
+Words are invented and follow the Zipf-Mandelbrot law p(rank) ~ 1 / (rank + 10), from a million;
+none is changed by the stemmer. With them stand the 33 stop words, in a quarter of the places as in
+the real texts. Lengths are lognormal: passages of 110 indexed terms in the mean, sentences of 16,
+arguments of 16.7 sentences (6.1 million sentences in 365,408 arguments), with the spread of the
+real texts. Of the passages and sentences 5 % are near-duplicates: another one of the same
+thousands, with a tenth of the words drawn again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _DUPLICATES = 0.05
 _CHANGED = 0.1
 _PASSAGES_AT_ONCE = 4_000
 _ARGUMENTS_AT_ONCE = 2_000
-# An odd number, so that multiplying by it modulo a power of two gives each number another one: ids without an order.
+# An odd number, so that multiplying by it modulo a power of two gives each number another one: ids
+# without an order.
 _SPREAD = 0x9E3779B1
 
 Numbers = NDArray[np.int64]
@@ -78,8 +80,13 @@ class _Texts:
         drawn = self.random.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
         return np.clip(np.rint(drawn), least, most).astype(np.int64)
 
-    def texts(self, count: int, mean: float, sigma: float, least: int, most: int, full_stops: float) -> list[str]:
-        """Texts of so many indexed terms; a share of the words ends a sentence, and each text does."""
+    def texts(
+        self, count: int, mean: float, sigma: float, least: int, most: int, full_stops: float
+    ) -> list[str]:
+        """Texts of so many indexed terms.
+
+        A share of the words ends a sentence, and each text does.
+        """
         lengths = self.lengths(count, mean / (1 - _STOP_SHARE), sigma, least, most)
         copied = self.random.random(count) < _DUPLICATES
         copied[0] = False
@@ -99,7 +106,9 @@ class _Texts:
         last[ends - 1] = True
         written = self._written[drawn + self._plain * last].tolist()
         starts = (ends - lengths).tolist()
-        return [" ".join(written[start:end]) for start, end in zip(starts, ends.tolist(), strict=True)]
+        return [
+            " ".join(written[start:end]) for start, end in zip(starts, ends.tolist(), strict=True)
+        ]
 
     def _drawn(self, count: int) -> Numbers:
         numbers = self.ranks(count, 0, _WORDS)
@@ -118,12 +127,17 @@ def write_passages(path: Path, count: int = PASSAGES) -> None:
     """Write passages as the comparative task has them, gzipped where the name ends in `.gz`."""
     texts = _Texts(seed=0)
     done = 0
-    with gzip.open(path, "wb", compresslevel=1) if path.suffix == ".gz" else path.open("wb") as stream:
+    with (
+        gzip.open(path, "wb", compresslevel=1)
+        if path.suffix == ".gz"
+        else path.open("wb") as stream
+    ):
         while done < count:
             some = min(_PASSAGES_AT_ONCE, count - done)
             lines = []
             for number, text in enumerate(
-                texts.texts(some, _PASSAGE_TERMS, _PASSAGE_SIGMA, 30, 2_000, full_stops=0.06), start=done
+                texts.texts(some, _PASSAGE_TERMS, _PASSAGE_SIGMA, 30, 2_000, full_stops=0.06),
+                start=done,
             ):
                 page = number * _SPREAD % 2**32
                 lines.append(
@@ -133,7 +147,9 @@ def write_passages(path: Path, count: int = PASSAGES) -> None:
                         "chatNoirUrl": f"https://chatnoir.example/cache?uuid={page:032x}&index=cw12&raw&plain",
                     }
                 )
-            stream.write(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines))
+            stream.write(
+                b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
+            )
             done += some
 
 
@@ -145,7 +161,8 @@ def write_arguments(path: Path, sentences: int = SENTENCES) -> None:
         writer = csv.writer(stream)
         writer.writerow(["id", "conclusion", "premises", "context", "sentences"])
         while sentences_done < sentences:
-            # The last argument is cut to what is left; it has a conclusion alone where that is one sentence.
+            # The last argument is cut to what is left; it has a conclusion alone where that is one
+            # sentence.
             sizes = texts.lengths(_ARGUMENTS_AT_ONCE, _ARGUMENT_SENTENCES, _ARGUMENT_SIGMA, 2, 400)
             before = np.cumsum(sizes) - sizes
             sizes = np.minimum(sizes, sentences - sentences_done - before)
@@ -165,19 +182,33 @@ def _arguments(drawn: Iterator[str], sizes: list[int], start: int) -> Iterator[l
         name = f"{source}-A{number * _SPREAD % 2**32:08x}"
         *premises, conclusion = itertools.islice(drawn, size)
         side = "PRO" if number % 2 else "CON"
-        parts = [(f"{name}__PREMISE__{place}", text) for place, text in enumerate(premises, start=1)]
+        parts = [
+            (f"{name}__PREMISE__{place}", text) for place, text in enumerate(premises, start=1)
+        ]
         parts.append((f"{name}__CONC__1", conclusion))
         yield [
             name,
             conclusion,
             str([{"text": " ".join(premises), "stance": side, "annotations": []}]),
-            str({"sourceId": source, "discussionTitle": conclusion, "mode": "discussion", "aspects": []}),
+            str(
+                {
+                    "sourceId": source,
+                    "discussionTitle": conclusion,
+                    "mode": "discussion",
+                    "aspects": [],
+                }
+            ),
             str([{"sent_id": part, "sent_text": text} for part, text in parts]),
         ]
 
 
-def write_topics(path: Path, count: int = 50, task: Literal["comparative", "sentence_pairs"] = "comparative") -> None:
-    """Write topics whose titles have four to seven indexed terms; those of the comparative task name two objects."""
+def write_topics(
+    path: Path, count: int = 50, task: Literal["comparative", "sentence_pairs"] = "comparative"
+) -> None:
+    """Write topics whose titles have four to seven indexed terms.
+
+    Those of the comparative task name two objects.
+    """
     texts = _Texts(seed=1)
     lines = ["<topics>"]
     for number in range(1, count + 1):

@@ -31,12 +31,17 @@ _READY_ON_GPU = 3600.0
 # vLLM draws the weights itself.
 RANDOM_WEIGHTS = {"load_format": "dummy"}
 _COUNTER = re.compile(r"^vllm:(\w+)_total(?:\{.*\})? (\S+)$", re.MULTILINE)
-_CACHE = re.compile(r'^vllm:cache_config_info\{.*?block_size="(\d+)".*num_gpu_blocks="(\d+)"', re.MULTILINE)
+_CACHE = re.compile(
+    r'^vllm:cache_config_info\{.*?block_size="(\d+)".*num_gpu_blocks="(\d+)"', re.MULTILINE
+)
 
 
 @contextmanager
 def vllm_settings(cpu: bool) -> Iterator[None]:
-    """The environment for vLLM: as it is, or that of the CPU build in `.venv-vllm`; the prefix cache can be emptied."""
+    """The environment for vLLM: as it is, or that of the CPU build in `.venv-vllm`.
+
+    The prefix cache can be emptied.
+    """
     with ExitStack() as stack:
         if cpu:
             stack.enter_context(vllm_environment())
@@ -47,11 +52,16 @@ def vllm_settings(cpu: bool) -> Iterator[None]:
 
 @contextmanager
 def served(model: Path, options: Mapping[str, Any], log: Path, cpu: bool) -> Iterator[str]:
-    """Serve a model with the program's own function, within `vllm_settings`; yields the base URL."""
+    """Serve a model with the program's own function, within `vllm_settings`.
+
+    Yields the base URL.
+    """
     given = (OPTIONS if cpu else {}) | dict(options)
     with asyncio.Runner() as runner:
         serving = serve(model, given, log)
-        url = runner.run(asyncio.wait_for(serving.__aenter__(), READY_SECONDS if cpu else _READY_ON_GPU))
+        url = runner.run(
+            asyncio.wait_for(serving.__aenter__(), READY_SECONDS if cpu else _READY_ON_GPU)
+        )
         try:
             yield url
         finally:
@@ -66,7 +76,10 @@ def write_random_model(folder: Path, size: str, cpu: bool) -> None:
 
 @contextmanager
 def served_tiny(work: Path) -> Iterator[str]:
-    """Serve the tiny random model on the CPU, with a context that no passage exceeds; yields the base URL."""
+    """Serve the tiny random model on the CPU, with a context that no passage exceeds.
+
+    Yields the base URL.
+    """
     write_random_model(work / MODEL_NAME, "tiny", cpu=True)
     with served(work / MODEL_NAME, RANDOM_WEIGHTS, work / "server.log", cpu=True) as url:
         yield url
@@ -103,31 +116,60 @@ def reset(url: str) -> None:
 def run_load_generator(url: str, bodies: Sequence[Body], concurrency: int, folder: Path) -> float:
     """Return the seconds that `vllm bench serve` takes for the same requests in the same order.
 
-    Messages, sampling, schema and log-probabilities are those of the bodies. One thing differs: the generator has the
-    answers streamed, which costs the server a reply for each token, and the generator the reading of each.
-    A salt keeps them from blocks of the prefix cache that others have filled.
+    Messages, sampling, schema and log-probabilities are those of the bodies. One thing differs: the
+    generator has the answers streamed, which costs the server a reply for each token, and the
+    generator the reading of each. A salt keeps them from blocks of the prefix cache that others
+    have filled.
     """
     prompts, result = folder / "prompts.jsonl", folder / "result.json"
-    lines = (orjson.dumps({"prompt": body["messages"]}, option=orjson.OPT_APPEND_NEWLINE) for body in bodies)
+    lines = (
+        orjson.dumps({"prompt": body["messages"]}, option=orjson.OPT_APPEND_NEWLINE)
+        for body in bodies
+    )
     prompts.write_bytes(b"".join(lines))
     result.unlink(missing_ok=True)
     same = {name: value for name, value in bodies[0].items() if name != "messages"}
     model, most = same.pop("model"), same.pop("max_tokens")
     extra = {**same, "max_completion_tokens": most, "cache_salt": uuid4().hex}
     beside = Path(sys.executable).with_name("vllm")
-    command = [str(beside) if beside.exists() else "vllm", "bench", "serve", "--backend", "openai-chat"]
-    command += ["--endpoint", CHAT_PATH, "--base-url", url, "--model", model, "--served-model-name", model]
+    command = [
+        str(beside) if beside.exists() else "vllm",
+        "bench",
+        "serve",
+        "--backend",
+        "openai-chat",
+    ]
+    command += [
+        "--endpoint",
+        CHAT_PATH,
+        "--base-url",
+        url,
+        "--model",
+        model,
+        "--served-model-name",
+        model,
+    ]
     command += ["--skip-tokenizer-init", "--dataset-name", "custom", "--dataset-path", str(prompts)]
-    command += ["--skip-chat-template", "--disable-shuffle", "--disable-tqdm", "--ready-check-timeout-sec", "0"]
+    command += [
+        "--skip-chat-template",
+        "--disable-shuffle",
+        "--disable-tqdm",
+        "--ready-check-timeout-sec",
+        "0",
+    ]
     command += ["--num-prompts", str(len(bodies)), "--max-concurrency", str(concurrency)]
     command += ["--extra-body", orjson.dumps(extra).decode()]
     command += ["--save-result", "--result-dir", str(folder), "--result-filename", result.name]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not result.exists():
-        raise EngineError(f"`vllm bench serve` ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
+        raise EngineError(
+            f"`vllm bench serve` ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}"
+        )
     found = orjson.loads(result.read_bytes())
     if found["completed"] != len(bodies):
-        raise EngineError(f"the load generator had {found['completed']} of {len(bodies)} requests answered")
+        raise EngineError(
+            f"the load generator had {found['completed']} of {len(bodies)} requests answered"
+        )
     return float(found["duration"])
 
 
@@ -145,15 +187,28 @@ def server_seconds() -> float:
 def fetch(address: str, body: bytes | None = None) -> bytes:
     """Return the reply of a server; a body is posted."""
     headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=60) as response:
+    with urllib.request.urlopen(
+        urllib.request.Request(address, body, headers), timeout=60
+    ) as response:
         content: bytes = response.read()
     return content
 
 
 def retrieve_candidates(work: Path, topics: Path, corpus: Path, limit: int, depth: int) -> None:
     """Make the candidates of `work/run`."""
-    where = ["--task", "comparative", "--topics", topics, "--corpus", corpus, "--index", work / "index"]
-    run_command("retrieve", *where, "--limit-topics", limit, "--depth", depth, "--out", work / "run")
+    where = [
+        "--task",
+        "comparative",
+        "--topics",
+        topics,
+        "--corpus",
+        corpus,
+        "--index",
+        work / "index",
+    ]
+    run_command(
+        "retrieve", *where, "--limit-topics", limit, "--depth", depth, "--out", work / "run"
+    )
 
 
 def judge_candidates(work: Path, url: str, model: str, concurrency: int) -> dict[str, Any]:
@@ -161,6 +216,8 @@ def judge_candidates(work: Path, url: str, model: str, concurrency: int) -> dict
     run = work / "run"
     with tempfile.TemporaryDirectory(dir=work) as name:
         server = ["--base-url", url, "--model", model, "--concurrency", concurrency]
-        run_command("judge", *server, "--overwrite", "--cache", Path(name) / "answers.sqlite", "--out", run)
+        run_command(
+            "judge", *server, "--overwrite", "--cache", Path(name) / "answers.sqlite", "--out", run
+        )
     stage: dict[str, Any] = read_stages(run)["judge"]
     return stage

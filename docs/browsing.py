@@ -1,7 +1,7 @@
 """What the pages need in a browser: whole words in wrapped commands, and a search with excerpts.
 
-Sphinx fetches a page to show an excerpt of it, which a browser refuses if the documentation is opened from a folder.
-The search page therefore has the texts of the pages in a script.
+Sphinx fetches a page to show an excerpt of it, which a browser refuses if the documentation is
+opened from a folder. The search page therefore has the texts of the pages in a script.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _ARTICLE = re.compile(r'<article role="main".*?</article>', re.DOTALL)
 # Ends of elements whose texts would be one word without white space between them.
 _END = re.compile(r"</(?:d[td]|t[dh]|li|p|h\d)>")
 _CODE = re.compile(r"<pre>.*?</pre>|<code .*?</code>", re.DOTALL)
-# Options and names with hyphens, outside tags, as `--dry-run`; a browser would break them after a hyphen.
+# Options and names with hyphens, outside tags, as `--dry-run`; a browser would break them after a
+# hyphen.
 _WORD = re.compile(r"(?<![^\s>])[\w./]*-[\w./-]{1,30}(?=[\s<])(?![^<>]*>)")
 # In place of the fetch of a page: its article.
 _FETCH = """
@@ -28,7 +29,9 @@ window.fetch = (url, ...options) => {
 """
 
 
-def _prepare_page(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+def _prepare_page(
+    app: Any, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
     if page == "search":
         app.add_js_file(_SCRIPT)
     if "body" in context:

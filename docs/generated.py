@@ -1,7 +1,8 @@
 """Parts of the reference that are generated from the code when the documentation is built.
 
-A line `<!-- generated: NAME -->` of a page becomes the Markdown that the function of this name returns. It replaces the
-line in italics below it too, which says in the plain file where to find that part.
+A line `<!-- generated: NAME -->` of a page becomes the Markdown that the function of this name
+returns. It replaces the line in italics below it too, which says in the plain file where to find
+that part.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ def _describe_command(command: Any, context: Any, path: str) -> Iterator[str]:
 def _escape(text: str) -> str:
     """Return text with the characters that Markdown would interpret escaped, apart from code."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([<*\[_])", r"\\\1", part) for part in parts)
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([<*\[_])", r"\\\1", part) for part in parts
+    )
 
 
 def settings() -> str:
@@ -102,7 +105,9 @@ def settings() -> str:
     )
 
 
-def _list_settings(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo, Mapping[str, str]]]:
+def _list_settings(
+    section: type[BaseModel], prefix: str
+) -> Iterator[tuple[str, FieldInfo, Mapping[str, str]]]:
     attributes = _read_attributes(section)
     for name, field in section.model_fields.items():
         inner = [
@@ -117,7 +122,11 @@ def _list_settings(section: type[BaseModel], prefix: str) -> Iterator[tuple[str,
 
 
 def _describe_setting(name: str, field: FieldInfo, attributes: Mapping[str, str]) -> str:
-    options = [option for setting, option in OPTIONS.items() if setting == name or setting.startswith(f"{name}.")]
+    options = [
+        option
+        for setting, option in OPTIONS.items()
+        if setting == name or setting.startswith(f"{name}.")
+    ]
     own = [option for option in options if option.setting == name]
     facts = [_name_kind(field.annotation), *_list_bounds(field)]
     if not field.is_required() and field.default is not None:
@@ -167,7 +176,9 @@ def _read_attributes(documented: type[Any]) -> dict[str, str]:
     """Return the descriptions of attributes in a docstring of Google's style."""
     _, found, section = (documented.__doc__ or "").partition("Attributes:\n")
     lines = re.sub(r"^    ", "", section, flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(lines)} if found else {}
+    return (
+        {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(lines)} if found else {}
+    )
 
 
 def file_records() -> str:
@@ -188,7 +199,9 @@ def _describe_record(record: type[Any]) -> str:
     hints = get_type_hints(record)
     for field, name in zip(record.__struct_fields__, record.__struct_encode_fields__, strict=True):
         text = attributes.get(field, "")
-        lines.append(f"`{name}`\n: {_name_type(hints[field])}.{f' {_escape(text)}' if text else ''}\n")
+        lines.append(
+            f"`{name}`\n: {_name_type(hints[field])}.{f' {_escape(text)}' if text else ''}\n"
+        )
     return "\n".join(lines)
 
 
@@ -207,7 +220,9 @@ def _name_type(kind: Any) -> str:
         return f"list of {_name_type(inner[0])}"
     if isinstance(kind, type) and kind in _INNER_RECORDS:
         return f"[{kind.__name__}](#{kind.__name__.lower()})"
-    return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(kind, "number")
+    return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(
+        kind, "number"
+    )
 
 
 def prompt_variables() -> str:
@@ -216,9 +231,15 @@ def prompt_variables() -> str:
     for task in TASKS.values():
         rows = ["| prompt | must use | may use | answer |", "|---|---|---|---|"]
         for purpose in purposes_of(task).values():
-            needed = ", ".join(f"`{name}`" for name, is_needed in purpose.variables.items() if is_needed)
-            others = ", ".join(f"`{name}`" for name, is_needed in purpose.variables.items() if not is_needed)
-            rows.append(f"| `{purpose.name}` | {needed} | {others} | {_describe_answer(task, purpose)} |")
+            needed = ", ".join(
+                f"`{name}`" for name, is_needed in purpose.variables.items() if is_needed
+            )
+            others = ", ".join(
+                f"`{name}`" for name, is_needed in purpose.variables.items() if not is_needed
+            )
+            rows.append(
+                f"| `{purpose.name}` | {needed} | {others} | {_describe_answer(task, purpose)} |"
+            )
         parts.append(f"### `{task.name}`\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
@@ -229,7 +250,10 @@ def _describe_answer(task: Task, purpose: Purpose) -> str:
     fields = []
     for name, field in answer.model_fields.items():
         labels = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        fields.append(f"`{name}`" + (f": {' '.join(f'`{label}`' for label in labels)}" if 0 < len(labels) < 9 else ""))
+        fields.append(
+            f"`{name}`"
+            + (f": {' '.join(f'`{label}`' for label in labels)}" if 0 < len(labels) < 9 else "")
+        )
     return "; ".join(fields)
 
 
@@ -259,8 +283,12 @@ def published_files() -> str:
         rows = ["| what | file | bytes | records | licence |", "|---|---|--:|--:|---|"]
         for file in read_published():
             if task.name in file.tasks:
-                size, records = ("" if count is None else f"{count:,}" for count in (file.bytes, file.records))
-                name = f"[{file.name}]({file.url})" + (f", with `{file.holds}`" if file.holds else "")
+                size, records = (
+                    "" if count is None else f"{count:,}" for count in (file.bytes, file.records)
+                )
+                name = f"[{file.name}]({file.url})" + (
+                    f", with `{file.holds}`" if file.holds else ""
+                )
                 rows.append(f"| {file.role} | {name} | {size} | {records} | {file.licence or ''} |")
         parts.append(f"## `{task.name}`\n\n{task.title}.\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
@@ -273,7 +301,11 @@ def published_models() -> str:
         "|---|--:|--:|--:|---|---|---|",
     ]
     for model in gpu_time.MODELS:
-        active = "" if model.active == model.parameters else f", {model.active / 1e9:.1f} of them for a token"
+        active = (
+            ""
+            if model.active == model.parameters
+            else f", {model.active / 1e9:.1f} of them for a token"
+        )
         cells = (
             model.name,
             f"{model.parameters / 1e9:.1f} billion{active}",
@@ -289,7 +321,9 @@ def published_models() -> str:
 
 def fitting_models() -> str:
     """Return a table of the tokens that fit beside the weights of each model in the memory of each GPU."""
-    return _compare_models(lambda model, gpu: f"{round(gpu_time.tokens_at_a_time(model, gpu), -3):,.0f}")
+    return _compare_models(
+        lambda model, gpu: f"{round(gpu_time.tokens_at_a_time(model, gpu), -3):,.0f}"
+    )
 
 
 def run_minutes() -> str:
@@ -298,13 +332,20 @@ def run_minutes() -> str:
 
     def format_minutes(model: gpu_time.PublishedModel, gpu: gpu_time.PublishedGpu) -> str:
         prompts = gpu_time.prompt_seconds(requests * 200, model, gpu)
-        return f"{(prompts + gpu_time.output_seconds(requests, requests * 800, model, gpu)) / 60:.1f}"
+        return (
+            f"{(prompts + gpu_time.output_seconds(requests, requests * 800, model, gpu)) / 60:.1f}"
+        )
 
     return _compare_models(format_minutes)
 
 
-def _compare_models(describe: Callable[[gpu_time.PublishedModel, gpu_time.PublishedGpu], str]) -> str:
-    """Return a table with a row for each model and a column for each GPU; a dash where the weights do not fit."""
+def _compare_models(
+    describe: Callable[[gpu_time.PublishedModel, gpu_time.PublishedGpu], str],
+) -> str:
+    """Return a table with a row for each model and a column for each GPU.
+
+    A dash where the weights do not fit.
+    """
     heads = (f"{gpu.name}, {gpu.memory / 1e9:.0f} GB" for gpu in gpu_time.GPUS)
     rows = [f"| model, weights | {' | '.join(heads)} |", f"|---|{'--:|' * len(gpu_time.GPUS)}"]
     for model in gpu_time.MODELS:
@@ -328,7 +369,12 @@ def exceptions() -> str:
 
 def python_interface() -> str:
     """Return directives of autodoc for the public names."""
-    groups: dict[str, list[str]] = {"Functions": [], "Classes": [], "Settings": [], "Errors and warnings": []}
+    groups: dict[str, list[str]] = {
+        "Functions": [],
+        "Classes": [],
+        "Settings": [],
+        "Errors and warnings": [],
+    }
     for name in touche_llm.__all__:
         value = getattr(touche_llm, name)
         if not isinstance(value, type):
@@ -340,7 +386,8 @@ def python_interface() -> str:
         else:
             groups["Classes"].append(f".. autoclass:: touche_llm.{name}\n   :members:")
     return "\n".join(
-        f"## {title}\n\n" + "".join(f"```{{eval-rst}}\n{directive}\n```\n\n" for directive in directives)
+        f"## {title}\n\n"
+        + "".join(f"```{{eval-rst}}\n{directive}\n```\n\n" for directive in directives)
         for title, directives in groups.items()
     )
 

@@ -2,7 +2,8 @@
 
 python docs/screenshot.py    # pages, and the lab with the sample's invented answers
 python docs/screenshot.py --base-url URL --folder FOLDER --topic 12 --topic 48 --topic 84
-                             # the lab while a prompt is edited, with the answers of a model about topics of 2022
+                             # the lab while a prompt is edited, with the answers of a model about
+                             topics of 2022
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _CHROMIUM = "/usr/bin/chromium"
 _FOLDER = Path(__file__).parent.absolute()
 _RUN = "run --config demo.yaml --topics topics.xml --corpus passages.jsonl --cache cassette.jsonl --cache-mode replay"
 _QRELS = "--relevance qrels-relevance.txt --quality qrels-quality.txt --stance qrels-stance.txt"
-# What the pictures with a model change in the judge prompt, which then asks for an object with named fields.
+# What the pictures with a model change in the judge prompt, which then asks for an object with
+# named fields.
 _EDITS = (
     (
         "YES = it says something for or against at least one of them, or weighs them with reasons.",
@@ -51,13 +53,22 @@ _COMMANDS = (
 
 def main() -> None:
     """Make the runs and their pages, and take the pictures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--base-url", metavar="URL", help="Server of a model.")
     parser.add_argument(
-        "--folder", type=Path, default=SAMPLES / "comparative", help="With topics.xml, passages.jsonl[.gz] and qrels."
+        "--folder",
+        type=Path,
+        default=SAMPLES / "comparative",
+        help="With topics.xml, passages.jsonl[.gz] and qrels.",
     )
-    parser.add_argument("--topic", action="append", default=[], help="A topic of the runs with a model; repeatable.")
-    parser.add_argument("--cache", type=Path, default=Path("live.sqlite"), help="Answers of the model.")
+    parser.add_argument(
+        "--topic", action="append", default=[], help="A topic of the runs with a model; repeatable."
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=Path("live.sqlite"), help="Answers of the model."
+    )
     given = parser.parse_args()
     url, cache = given.base_url, given.cache.absolute()
     with tempfile.TemporaryDirectory() as folder:
@@ -67,9 +78,15 @@ def main() -> None:
         live = f"run --topics topics.xml --corpus {corpus} --cache {cache} --out first --depth 8 --rank judge"
         live += "".join(f" --topic {topic}" for topic in given.topic)
         for arguments in _COMMANDS if url is None else [f"{live} --base-url {url}"]:
-            subprocess.run([sys.executable, "-m", "touche_llm", *arguments.split()], check=True, capture_output=True)
+            subprocess.run(
+                [sys.executable, "-m", "touche_llm", *arguments.split()],
+                check=True,
+                capture_output=True,
+            )
         with sync_playwright() as playwright, _serve_lab() as address:
-            browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+            browser = playwright.chromium.launch(
+                executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+            )
             page = browser.new_page(viewport={"width": 1000, "height": 800}, color_scheme="light")
             page.set_default_timeout(_MILLISECONDS)
             if url is None:
@@ -99,7 +116,9 @@ def _take_pictures(page: Page) -> None:
 def _serve_lab() -> Iterator[str]:
     """Serve the runs in a lab; yield its address."""
     command = [sys.executable, "-m", "touche_llm", "lab", ".", *_QRELS.split()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().strip()
@@ -140,7 +159,9 @@ def _take_edit(page: Page, address: str, topic: str = "3") -> None:
     page.get_by_role("button", name="Judge the sample").click()
     page.locator(".measures table").wait_for()
     print(page.locator(".measures").inner_text())
-    page.locator("section", has=page.locator(".measures")).screenshot(path=_FOLDER / "lab-measures.png")
+    page.locator("section", has=page.locator(".measures")).screenshot(
+        path=_FOLDER / "lab-measures.png"
+    )
 
 
 def _open_topic(page: Page) -> Locator:

@@ -34,7 +34,9 @@ class PairJudgment(AnswerModel):
     stance: Literal["PRO", "CON"]
 
 
-def judge_request(text: str, answer: type[AnswerModel] = ComparativeJudgment, **given: Any) -> Request:
+def judge_request(
+    text: str, answer: type[AnswerModel] = ComparativeJudgment, **given: Any
+) -> Request:
     """A request of the judge prompt with a text, and other fields where they are given."""
     fields: dict[str, Any] = {
         "messages": (Message("system", "Judge."), Message("user", text)),

@@ -22,7 +22,10 @@ def body(
     model: str = "scripted",
     **message: Any,
 ) -> dict[str, Any]:
-    """A chat completion; one token a character, as that of the fake server, where no tokens are given."""
+    """A chat completion.
+
+    One token a character, as that of the fake server, where no tokens are given.
+    """
     if tokens is None:
         tokens = [Token(at=0, token=each, logprob=0.0, top=[(each, 0.0)]) for each in text]
     content = [
@@ -34,7 +37,13 @@ def body(
     ]
     choice = {
         "index": 0,
-        "message": {"role": "assistant", "content": text, "refusal": None, "tool_calls": [], **message},
+        "message": {
+            "role": "assistant",
+            "content": text,
+            "refusal": None,
+            "tool_calls": [],
+            **message,
+        },
         "logprobs": {"content": content},
         "finish_reason": finish_reason,
         "stop_reason": None,
@@ -45,7 +54,12 @@ def body(
         "created": 1,
         "model": model,
         "choices": [choice],
-        "usage": {"prompt_tokens": 100, "total_tokens": 109, "completion_tokens": 9, "prompt_tokens_details": None},
+        "usage": {
+            "prompt_tokens": 100,
+            "total_tokens": 109,
+            "completion_tokens": 9,
+            "prompt_tokens_details": None,
+        },
         "system_fingerprint": "vllm-0.32.0-01234567",
     }
 
@@ -62,19 +76,25 @@ def replied(key: str, answer: dict[str, Any]) -> Line:
 
 def refused(key: str, status: int = 400, message: str = "too long") -> Line:
     """A line with an error."""
-    error = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
+    error = {
+        "error": {"message": message, "type": "BadRequestError", "param": None, "code": status}
+    }
     response = {"status_code": status, "request_id": "vllm-batch-1", "body": None}
     return {"id": "vllm-1", "custom_id": key, "response": response, "error": error}
 
 
 def answers(requests: Iterable[Request], script: Script) -> list[Line]:
     """What a model would reply that says what the script says."""
-    return [replied(request.key, body(*answer(script(request), request.schema))) for request in requests]
+    return [
+        replied(request.key, body(*answer(script(request), request.schema))) for request in requests
+    ]
 
 
 def write(path: Path, lines: Iterable[Mapping[str, Any]]) -> Path:
     """Write lines as `vllm run-batch` does."""
-    path.write_bytes(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines))
+    path.write_bytes(
+        b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
+    )
     return path
 
 

@@ -13,7 +13,10 @@ INPUTS = ("--topics", "essays/topics.xml", "--corpus", "essays/opinions.jsonl")
 
 
 def change_example(touche: Touche, stance: str, aspects: str) -> None:
-    """Make the task `essays` in the working folder; change labels and aspects in its definition and template."""
+    """Make the task `essays` in the working folder.
+
+    Change labels and aspects in its definition and template.
+    """
     assert touche("tasks", "new", "essays").returncode == 0
     path = Path("essays/task.yaml")
     head, rest = path.read_text().split("aspects:\n", 1)
@@ -26,8 +29,15 @@ def change_example(touche: Touche, stance: str, aspects: str) -> None:
 
 
 def write_qrels() -> tuple[str, ...]:
-    """Write judgments of `depth` and of stances for all opinions; returns the options that name them."""
+    """Write judgments of `depth` and of stances for all opinions.
+
+    Returns the options that name them.
+    """
     documents = [(topic, number) for topic in (1, 2) for number in range(1, 6)]
-    Path("depth.txt").write_text("".join(f"{topic} 0 opinion-{n} {n - 1}\n" for topic, n in documents))
-    Path("stance.txt").write_text("".join(f"{topic} 0 opinion-{n} {LABELS[n - 1]}\n" for topic, n in documents))
+    Path("depth.txt").write_text(
+        "".join(f"{topic} 0 opinion-{n} {n - 1}\n" for topic, n in documents)
+    )
+    Path("stance.txt").write_text(
+        "".join(f"{topic} 0 opinion-{n} {LABELS[n - 1]}\n" for topic, n in documents)
+    )
     return ("--qrels", "depth=depth.txt", "--stance", "stance.txt")

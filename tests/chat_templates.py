@@ -1,6 +1,7 @@
 """Chat templates of reasoning models, published and the project's own, and how they are rendered.
 
-Published ones are read from a folder beside the checkout, by their names in llama.cpp's `models/templates`.
+Published ones are read from a folder beside the checkout, by their names in llama.cpp's
+`models/templates`.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ DEEPSEEK_R1, DEEPSEEK_V3_1 = "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepse
 MISTRAL, HARMONY = "mistralai-Ministral-3-14B-Reasoning-2512", "openai-gpt-oss-120b"
 PUBLISHED = (QWEN3, QWEN3_5, DEEPSEEK_R1, DEEPSEEK_V3_1, MISTRAL, HARMONY)
 
-# That of Qwen3 without tools: the last message keeps its thought, taken apart and written anew; earlier ones lose
-# theirs. The model opens it.
+# That of Qwen3 without tools: the last message keeps its thought, taken apart and written anew;
+# earlier ones lose theirs. The model opens it.
 OWN = (
     "{% for m in messages %}{% set thought, closing, answer = m.content.rpartition('</think>') %}"
     "{% set content = answer.lstrip('\n') if m.role == 'assistant' else m.content %}"
@@ -59,7 +60,10 @@ OWN = (
 
 
 def read_template(name: str) -> str:
-    """Return a published template by its name, and any other text as it is; skip the test if there is no such file."""
+    """Return a published template by its name, and any other text as it is.
+
+    Skip the test if there is no such file.
+    """
     if name not in PUBLISHED:
         return name
     file = FOLDER / f"{name}.jinja"
@@ -73,11 +77,14 @@ def _compile(template: str) -> Template:
     return _ENVIRONMENT.from_string(template)
 
 
-def render(template: str, messages: Sequence[Mapping[str, str]], is_continued: bool, **switches: Any) -> str:
+def render(
+    template: str, messages: Sequence[Mapping[str, str]], is_continued: bool, **switches: Any
+) -> str:
     """Return the text of a prompt, as transformers renders it.
 
     Raises:
-        ValueError: The template changed the message that is to be continued, or refuses the messages.
+        ValueError: The template changed the message that is to be continued, or refuses the
+            messages.
     """
 
     def refuse(message: str) -> None:
@@ -93,10 +100,14 @@ def render(template: str, messages: Sequence[Mapping[str, str]], is_continued: b
         "raise_exception": refuse,
         "strftime_now": lambda form: date.today().strftime(form),
     }
-    prompt = _compile(template).render(messages=chat, add_generation_prompt=not is_continued, **tokens, **switches)
+    prompt = _compile(template).render(
+        messages=chat, add_generation_prompt=not is_continued, **tokens, **switches
+    )
     if not is_continued:
         return prompt
     if final not in prompt or _TAG.strip() not in prompt:
-        raise ValueError("the final message does not appear in the chat after applying the chat template")
+        raise ValueError(
+            "the final message does not appear in the chat after applying the chat template"
+        )
     kept, _, after = prompt.rpartition(_TAG.strip())
     return kept if after.startswith(" ") else kept.rstrip()

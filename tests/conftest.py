@@ -26,13 +26,15 @@ PROPERTY = "tally"
 # The speed of a busy machine is no property of the program.
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
-# ir_datasets reads the place of its files when it is imported; without this, tests would use those of the user.
+# ir_datasets reads the place of its files when it is imported; without this, tests would use those
+# of the user.
 IR_DATASETS_HOME = tempfile.mkdtemp(prefix="ir-datasets-")
 os.environ["IR_DATASETS_HOME"] = IR_DATASETS_HOME
 # Without bytecode every worker and every program that a test starts compiles all modules again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# A shell starts commands in the background with Ctrl-C ignored, which tests of it and their processes would inherit.
+# A shell starts commands in the background with Ctrl-C ignored, which tests of it and their
+# processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -56,8 +58,12 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fault-seed", type=int, default=1, help="seed of the trials in tests/faults (default: 1)")
-    parser.addoption("--fault-trial", type=int, default=None, help="the number of the one trial to repeat")
+    parser.addoption(
+        "--fault-seed", type=int, default=1, help="seed of the trials in tests/faults (default: 1)"
+    )
+    parser.addoption(
+        "--fault-trial", type=int, default=None, help="the number of the one trial to repeat"
+    )
 
 
 def pytest_unconfigure() -> None:
@@ -86,14 +92,22 @@ def fault_trial(request: pytest.FixtureRequest) -> int | None:
 
 @pytest.fixture
 def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
-    """Count what is tried: `tally.add("kill run", tried=1, held=1)`; printed in a table when pytest ends."""
+    """Count what is tried: `tally.add("kill run", tried=1, held=1)`.
+
+    Printed in a table when pytest ends.
+    """
     counts = Tally()
     yield counts
-    request.node.user_properties.append((PROPERTY, {name: dict(line) for name, line in counts.lines.items()}))
+    request.node.user_properties.append(
+        (PROPERTY, {name: dict(line) for name, line in counts.lines.items()})
+    )
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Collect the counters; with xdist, the reports of all workers arrive at the process that prints."""
+    """Collect the counters.
+
+    With xdist, the reports of all workers arrive at the process that prints.
+    """
     if report.when != "teardown":
         return
     for name, value in report.user_properties:
@@ -109,7 +123,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     columns = list(dict.fromkeys(column for line in TOTALS.values() for column in line))
     width = max(len(name) for name in (*TOTALS, "total"))
     heads = [max(len(column), 7) for column in columns]
-    terminalreporter.write_line("  ".join([" " * width, *(f"{c:>{w}}" for c, w in zip(columns, heads, strict=True))]))
+    terminalreporter.write_line(
+        "  ".join([" " * width, *(f"{c:>{w}}" for c, w in zip(columns, heads, strict=True))])
+    )
     for name, counts in [*sorted(TOTALS.items()), ("total", sum(TOTALS.values(), Counter[str]()))]:
-        cells = [f"{counts[c] if c in counts else '':>{w}}" for c, w in zip(columns, heads, strict=True)]
+        cells = [
+            f"{counts[c] if c in counts else '':>{w}}" for c, w in zip(columns, heads, strict=True)
+        ]
         terminalreporter.write_line("  ".join([f"{name:<{width}}", *cells]))

@@ -1,4 +1,7 @@
-"""Expectation of the program's errors by type, location and the values that they quote; their wording is free."""
+"""Expectation of the program's errors by type, location and the values that they quote.
+
+Their wording is free.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ ErrorT = TypeVar("ErrorT", bound=ToucheError)
 
 
 @contextmanager
-def raises_at(kind: type[ErrorT], location: object, *values: object) -> Iterator[pytest.ExceptionInfo[ErrorT]]:
+def raises_at(
+    kind: type[ErrorT], location: object, *values: object
+) -> Iterator[pytest.ExceptionInfo[ErrorT]]:
     """Expect an error at a location.
 
     Args:

@@ -1,4 +1,7 @@
-"""ChatNoir in a few lines: real HTTP, checked with chatnoir-api's own models; and how tests ask it."""
+"""ChatNoir in a few lines: real HTTP, checked with chatnoir-api's own models.
+
+And how tests ask it.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,21 @@ from chatnoir_api.model import index_id, index_prefix, parse_index
 from chatnoir_api.v1.model import Request, SearchResponse
 
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirDocuments, ChatNoirSettings, Fetched
+from touche_llm.retrieval.chatnoir import (
+    ChatNoirCorpus,
+    ChatNoirDocuments,
+    ChatNoirSettings,
+    Fetched,
+)
 from touche_llm.tasks import get_task
 
 KEY = "LONG-and-secret-KEY-0123456789"
 # Answers one request instead of the server's usual way; gets the request and its body.
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
-TOPICS = [Topic("1", "Should bottled water be banned?"), Topic("2", "Ist Gr\u00fcn \U0001f600 besser?")]
+TOPICS = [
+    Topic("1", "Should bottled water be banned?"),
+    Topic("2", "Ist Gr\u00fcn \U0001f600 besser?"),
+]
 
 
 def uuid_of(trec_id: str) -> str:
@@ -88,7 +99,8 @@ class FakeChatNoir:
     """Gives every query the same results.
 
     Behaviours are used up one request after the other, then `rest` serves; None is the usual way.
-    `texts` are documents by TREC id; those of results that are not in it are "Text of ID." unless they are in `gone`.
+    `texts` are documents by TREC id; those of results that are not in it are "Text of ID." unless
+    they are in `gone`.
     """
 
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -128,7 +140,11 @@ class FakeChatNoir:
         raise web.HTTPMovedPermanently("/content?" + request.query_string)
 
     async def content(self, request: web.Request) -> web.StreamResponse:
-        assert (request.query["index"], request.query["raw"], request.query["plain"]) == ("cw22", "true", "true")
+        assert (request.query["index"], request.query["raw"], request.query["plain"]) == (
+            "cw22",
+            "true",
+            "true",
+        )
         known = {uuid_of(str(each["trec_id"])): str(each["trec_id"]) for each in self.results}
         trec_id = known[request.query["uuid"]]
         self.fetched.append(trec_id)
@@ -139,7 +155,9 @@ class FakeChatNoir:
             return web.Response(status=404, text="<h1>Not Found</h1>", content_type="text/html")
         text = self.texts.get(trec_id, f"Text of {trec_id}.")
         body = text if isinstance(text, bytes) else text.encode(self.charset)
-        return web.Response(body=body, headers={"Content-Type": f"text/html; charset={self.charset}"})
+        return web.Response(
+            body=body, headers={"Content-Type": f"text/html; charset={self.charset}"}
+        )
 
     def _behaviour(self) -> Behaviour | None:
         return self.behaviours.pop(0) if self.behaviours else self.rest
@@ -201,18 +219,25 @@ def settings_for(server: FakeChatNoir, folder: Path, **changes: Any) -> ChatNoir
     return ChatNoirSettings(base_url=server.url, cache=folder / "chatnoir.sqlite", **values)
 
 
-async def search(server: FakeChatNoir, folder: Path, depth: int = 10, **changes: Any) -> list[Candidate]:
+async def search(
+    server: FakeChatNoir, folder: Path, depth: int = 10, **changes: Any
+) -> list[Candidate]:
     async with server.running():
         return await search_again(settings_for(server, folder, **changes), depth)
 
 
-async def search_again(settings: ChatNoirSettings, depth: int = 10, query: str = "bottled water") -> list[Candidate]:
+async def search_again(
+    settings: ChatNoirSettings, depth: int = 10, query: str = "bottled water"
+) -> list[Candidate]:
     (ranking,) = await Retrieval(print)(settings, [Topic("1", query)], depth)
     return ranking
 
 
 async def fetch(server: FakeChatNoir, folder: Path, **changes: Any) -> str | None:
-    """Return the text of the first document that the server has, as it is cached after a search; None for none."""
+    """Return the text of the first document that the server has, as it is cached after a search.
+
+    None for none.
+    """
     await search(server, folder, **changes)
     settings = settings_for(server, folder)
     with closing(ChatNoirDocuments(settings)) as documents:

@@ -1,7 +1,10 @@
-"""Elasticsearch in a few lines: the calls that are used, over real HTTP; searches with Lucene's BM25 over our analysis.
+"""Elasticsearch in a few lines: the calls that are used, over real HTTP.
 
-What it asks of a request is what the API documentation of Elasticsearch 8 and 9 says. It cannot tell whether a real
-server takes the settings of the index: it takes those that it knows, and looks at nothing else.
+Searches with Lucene's BM25 over our analysis.
+
+What it asks of a request is what the API documentation of Elasticsearch 8 and 9 says. It cannot
+tell whether a real server takes the settings of the index: it takes those that it knows, and looks
+at nothing else.
 """
 
 from __future__ import annotations
@@ -66,7 +69,10 @@ class Index:
 
 @dataclass
 class FakeElasticsearch:
-    """Behaviours are used up by kind of call, one request after the other; None is the usual way."""
+    """Behaviours are used up by kind of call, one request after the other.
+
+    None is the usual way.
+    """
 
     version: str = "9.1.0"
     password: str = ""
@@ -88,7 +94,10 @@ class FakeElasticsearch:
 
     @contextmanager
     def running(self) -> Iterator[FakeElasticsearch]:
-        """Serve on a free port of this machine; at the end, complain about requests that made no sense."""
+        """Serve on a free port of this machine.
+
+        At the end, complain about requests that made no sense.
+        """
         server = _Server(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -106,14 +115,26 @@ class FakeElasticsearch:
         parts = urlsplit(target)
         place = [unquote(each) for each in parts.path.split("/") if each]
         params = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        kind = place[1].lstrip("_") if len(place) > 1 else {"GET": "get", "PUT": "create"}[method] if place else "info"
+        kind = (
+            place[1].lstrip("_")
+            if len(place) > 1
+            else {"GET": "get", "PUT": "create"}[method]
+            if place
+            else "info"
+        )
         request = ElasticRequest(kind, params, _parsed(headers.get("content-type", ""), content))
         self.requests.append(request)
 
         def usual() -> Reply:
             found = re.search(r"compatible-with=(\d+)", headers.get("accept", ""))
-            if found and int(found[1]) not in (int(self.version.split(".")[0]) + each for each in (-1, 0)):
-                return problem(400, "media_type_header_exception", "Invalid media-type value on headers [Accept]")
+            if found and int(found[1]) not in (
+                int(self.version.split(".")[0]) + each for each in (-1, 0)
+            ):
+                return problem(
+                    400,
+                    "media_type_header_exception",
+                    "Invalid media-type value on headers [Accept]",
+                )
             if self._wanted_login() not in ("", headers.get("authorization")):
                 return problem(401, "security_exception", "unable to authenticate")
             return getattr(self, f"_{kind}")(place[0] if place else "", request)  # type: ignore[no-any-return]
@@ -134,17 +155,29 @@ class FakeElasticsearch:
 
     def _info(self, _: str, __: ElasticRequest) -> Reply:
         version = {"number": self.version, "build_flavor": "default", "lucene_version": "10.2.2"}
-        return Reply(200, {"name": "n", "cluster_name": "c", "version": version, "tagline": "You Know, for Search"})
+        return Reply(
+            200,
+            {
+                "name": "n",
+                "cluster_name": "c",
+                "version": version,
+                "tagline": "You Know, for Search",
+            },
+        )
 
     def _get(self, name: str, _: ElasticRequest) -> Reply:
         index = self.indices.get(name)
         if index is None:
             return problem(404, "index_not_found_exception", f"no such index [{name}]")
-        return Reply(200, {name: {"aliases": {}, "mappings": index.mappings, "settings": index.settings}})
+        return Reply(
+            200, {name: {"aliases": {}, "mappings": index.mappings, "settings": index.settings}}
+        )
 
     def _create(self, name: str, request: ElasticRequest) -> Reply:
         if name in self.indices:
-            return problem(400, "resource_already_exists_exception", f"index [{name}] already exists")
+            return problem(
+                400, "resource_already_exists_exception", f"index [{name}] already exists"
+            )
         index, mappings = request.body["settings"]["index"], request.body["mappings"]
         fields = mappings["properties"]
         assert set(request.body) == {"settings", "mappings"} and mappings["dynamic"] == "strict"
@@ -154,8 +187,15 @@ class FakeElasticsearch:
         assert tokenizer == {"type": "pattern", "pattern": r"(?U)\b\w\w+\b", "group": 0}
         lower, *others = analyzer["filter"]
         stop, stem, cut = (index["analysis"]["filter"][each] for each in others)
-        assert (lower, stop["type"], cut) == ("lowercase", "stop", {"type": "truncate", "length": 255})
-        assert set(stop["stopwords"]) == STOP_WORDS and stem == {"type": "snowball", "language": "English"}
+        assert (lower, stop["type"], cut) == (
+            "lowercase",
+            "stop",
+            {"type": "truncate", "length": 255},
+        )
+        assert set(stop["stopwords"]) == STOP_WORDS and stem == {
+            "type": "snowball",
+            "language": "English",
+        }
         assert index["similarity"][fields["text"]["similarity"]]["type"] == "BM25"
         assert set(fields) == {"id", "text"} and fields["id"]["type"] == "keyword"
         self.indices[name] = Index(request.body["settings"], mappings)
@@ -174,14 +214,25 @@ class FakeElasticsearch:
         for action, source in zip(lines[::2], lines[1::2], strict=True):
             ident = action["create"]["_id"]
             assert set(source) <= set(index.mappings["properties"]) and len(ident.encode()) <= 512
-            item: dict[str, Any] = {"_index": name, "_id": ident, "status": 201, "result": "created"}
+            item: dict[str, Any] = {
+                "_index": name,
+                "_id": ident,
+                "status": 201,
+                "result": "created",
+            }
             if ident in index.documents:
-                reason = f"[{ident}]: version conflict, document already exists (current version [1])"
+                reason = (
+                    f"[{ident}]: version conflict, document already exists (current version [1])"
+                )
                 item = refused_item(name, ident, 409, "version_conflict_engine_exception", reason)
             else:
                 index.documents[ident] = source
             items.append({"create": item})
-        body = {"took": 3, "errors": any("error" in each["create"] for each in items), "items": items}
+        body = {
+            "took": 3,
+            "errors": any("error" in each["create"] for each in items),
+            "items": items,
+        }
         return Reply(200, _only(body, request.params.get("filter_path", "").split(",")))
 
     def _refresh(self, name: str, _: ElasticRequest) -> Reply:
@@ -200,31 +251,51 @@ class FakeElasticsearch:
         return Reply(200, {"docs": docs})
 
     def _search(self, name: str, request: ElasticRequest) -> Reply:
-        assert request.params == {"search_type": "dfs_query_then_fetch", "allow_partial_search_results": "false"}
+        assert request.params == {
+            "search_type": "dfs_query_then_fetch",
+            "allow_partial_search_results": "false",
+        }
         body, index = request.body, self.indices[name]
         assert body["size"] <= 10_000  # index.max_result_window
         (by_score, by_id), (query,) = body["sort"], body["query"].values()
         assert (by_score, by_id, body["track_scores"]) == ({"_score": "desc"}, {"id": "asc"}, True)
         scores = bm25(query["text"]["query"], index)
         ordered = sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[: body["size"]]
-        hits = [{"_index": name, "_id": ident, "_score": score, "sort": [score, ident]} for ident, score in ordered]
+        hits = [
+            {"_index": name, "_id": ident, "_score": score, "sort": [score, ident]}
+            for ident, score in ordered
+        ]
         return Reply(200, found(hits))
 
 
 def found(hits: list[dict[str, Any]]) -> dict[str, Any]:
     """The body of a reply to a search."""
     shards = {"total": 3, "successful": 3, "skipped": 0, "failed": 0}
-    return {"took": 2, "timed_out": False, "_shards": shards, "hits": {"max_score": None, "hits": hits}}
+    return {
+        "took": 2,
+        "timed_out": False,
+        "_shards": shards,
+        "hits": {"max_score": None, "hits": hits},
+    }
 
 
-def refused_item(name: str, ident: str, status: int, kind: str, reason: str = "for a reason") -> dict[str, Any]:
+def refused_item(
+    name: str, ident: str, status: int, kind: str, reason: str = "for a reason"
+) -> dict[str, Any]:
     """What a reply to a bulk request says of a document that was not taken."""
-    return {"_index": name, "_id": ident, "status": status, "error": {"type": kind, "reason": reason}}
+    return {
+        "_index": name,
+        "_id": ident,
+        "status": status,
+        "error": {"type": kind, "reason": reason},
+    }
 
 
 def bm25(query: str, index: Index) -> dict[str, float]:
     """Lucene's BM25 of the documents that have a word of the query."""
-    similarity = index.settings["index"]["similarity"][index.mappings["properties"]["text"]["similarity"]]
+    similarity = index.settings["index"]["similarity"][
+        index.mappings["properties"]["text"]["similarity"]
+    ]
     k1, b, analyzer = similarity["k1"], similarity["b"], Analyzer()
     counts = {ident: Counter(analyzer.analyze(each["text"])) for ident, each in index.seen.items()}
     mean = sum(each.total() for each in counts.values()) / max(len(counts), 1)
@@ -259,7 +330,9 @@ def breaks(*, after: bool) -> Behaviour:
     return behave
 
 
-def takes_only(count: int, status: int = 429, kind: str = "es_rejected_execution_exception") -> Behaviour:
+def takes_only(
+    count: int, status: int = 429, kind: str = "es_rejected_execution_exception"
+) -> Behaviour:
     """Of a bulk request take so many documents, and have no room for the others."""
 
     def behave(request: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
@@ -275,7 +348,9 @@ def takes_only(count: int, status: int = 429, kind: str = "es_rejected_execution
 
 
 def settings_for(server: FakeElasticsearch, **changes: Any) -> ElasticsearchSettings:
-    return ElasticsearchSettings(**{"url": server.url, "request_timeout": 5.0, "retry_for": 5.0, **changes})
+    return ElasticsearchSettings(
+        **{"url": server.url, "request_timeout": 5.0, "retry_for": 5.0, **changes}
+    )
 
 
 def _only(body: dict[str, Any], paths: list[str]) -> dict[str, Any]:
@@ -283,7 +358,10 @@ def _only(body: dict[str, Any], paths: list[str]) -> dict[str, Any]:
     if paths == [""]:
         return body
     kept = {path.removeprefix("items.*.") for path in paths if path.startswith("items.*.")}
-    items = [{op: {k: v for k, v in item.items() if k in kept} for op, item in each.items()} for each in body["items"]]
+    items = [
+        {op: {k: v for k, v in item.items() if k in kept} for op, item in each.items()}
+        for each in body["items"]
+    ]
     return {"items": items}
 
 

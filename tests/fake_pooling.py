@@ -32,7 +32,9 @@ def count_words(text: str) -> int:
 
 @dataclass
 class FakePooling(FakeServer):
-    """Embeds by words and scores by the share of common words; `fault` names what it does wrong after the checks.
+    """Embeds by words and scores by the share of common words.
+
+    `fault` names what it does wrong after the checks.
 
     Attributes:
         fault: Name of a fault, which begins after `healthy` replies.
@@ -66,7 +68,10 @@ class FakePooling(FakeServer):
             for index, vector in enumerate(vectors)
         ]
         if fault == "floats":
-            data = [{"index": index, "embedding": vector.tolist()} for index, vector in enumerate(vectors)]
+            data = [
+                {"index": index, "embedding": vector.tolist()}
+                for index, vector in enumerate(vectors)
+            ]
         return self._reply(fault, texts, {"data": data})
 
     async def rerank(self, request: web.Request) -> web.Response:
@@ -92,7 +97,9 @@ class FakePooling(FakeServer):
         if not self.has_tokenizer:
             return web.json_response({"error": {"message": "no such path"}}, status=404)
         words = body["prompt"].split()
-        return web.json_response({"count": len(words), "tokens": list(range(len(words))), "words": words})
+        return web.json_response(
+            {"count": len(words), "tokens": list(range(len(words))), "words": words}
+        )
 
     async def detokenize_text(self, request: web.Request) -> web.Response:
         """Words have about five characters."""

@@ -22,15 +22,23 @@ Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse
 
 
 def reply(
-    text: str | None, finish_reason: str = "stop", usage: dict[str, Any] | None = None, **message: Any
+    text: str | None,
+    finish_reason: str = "stop",
+    usage: dict[str, Any] | None = None,
+    **message: Any,
 ) -> web.Response:
     """A chat completion as vLLM sends it; `usage` is added to what it says of tokens.
 
-    Words, digits and what is between them are tokens, as with the tokenizers of most models: a quotation mark is in one
-    with the brace or comma after it.
+    Words, digits and what is between them are tokens, as with the tokenizers of most models: a
+    quotation mark is in one with the brace or comma after it.
     """
     tokens = [
-        {"token": c, "bytes": list(c.encode()), "logprob": 0.0, "top_logprobs": [{"token": c, "logprob": 0.0}]}
+        {
+            "token": c,
+            "bytes": list(c.encode()),
+            "logprob": 0.0,
+            "top_logprobs": [{"token": c, "logprob": 0.0}],
+        }
         for c in re.findall(r"[^\W\d_]+|\d|[\W_]+", text or "")
     ]
     body = {
@@ -67,22 +75,32 @@ def spell(body: dict[str, Any], values: Mapping[str, Any]) -> str:
 
 
 async def good(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """The first label of each field, and the last for `second`, since two objects differ; a greeting without schema."""
+    """The first label of each field, and the last for `second`, since two objects differ.
+
+    A greeting without schema.
+    """
     fields = fields_in(body)
     if not fields:
         return reply("Hello! How can I help?")
-    return reply(spell(body, {name: each["enum"][-(name == "second")] for name, each in fields.items()}))
+    return reply(
+        spell(body, {name: each["enum"][-(name == "second")] for name, each in fields.items()})
+    )
 
 
 @dataclass
 class FakeServer:
-    """Behaviours are used up one request after the other, then `rest` serves. The start-up check is answered first."""
+    """Behaviours are used up one request after the other, then `rest` serves.
+
+    The start-up check is answered first.
+    """
 
     behaviours: list[Behaviour] = field(default_factory=list)
     rest: Behaviour = good
     probe: Behaviour = good
     labels: Behaviour = good
-    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "fake", "max_model_len": 8192}])
+    models: list[dict[str, Any]] = field(
+        default_factory=lambda: [{"id": "fake", "max_model_len": 8192}]
+    )
     # Most alternatives of a token; more are refused.
     max_alternatives: int = 20
     # Fields of a request that the server does not know.
@@ -101,7 +119,11 @@ class FakeServer:
             return web.json_response({"error": {"message": message}}, status=400)
         if list(fields_in(sent)) == ["word"]:
             answer = await self.probe(request, body)
-            return self.count_prompt(answer, body) if sent["messages"][0]["role"] == "system" else answer
+            return (
+                self.count_prompt(answer, body)
+                if sent["messages"][0]["role"] == "system"
+                else answer
+            )
         if sent["messages"][0]["content"] == SYSTEM:
             return await self.labels(request, body)
         self.bodies.append(sent)
@@ -118,7 +140,9 @@ class FakeServer:
         if answer.status != 200:
             return answer
         sent = orjson.loads(answer.body)  # type: ignore[attr-defined]
-        sent["usage"]["prompt_tokens"] = sum(len(message["content"].split()) for message in body["messages"])
+        sent["usage"]["prompt_tokens"] = sum(
+            len(message["content"].split()) for message in body["messages"]
+        )
         return web.json_response(sent)
 
     async def tokenize(self, request: web.Request) -> web.Response:
@@ -193,7 +217,9 @@ def status(code: int, **headers: str) -> Behaviour:
     """Answer with an HTTP status."""
 
     async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response({"error": {"message": f"status {code}"}}, status=code, headers=headers)
+        return web.json_response(
+            {"error": {"message": f"status {code}"}}, status=code, headers=headers
+        )
 
     return behave
 
@@ -209,7 +235,10 @@ def answers_as(model: str | None) -> Behaviour:
 
 
 def says(
-    text: str | None, finish_reason: str = "stop", usage: dict[str, Any] | None = None, **message: Any
+    text: str | None,
+    finish_reason: str = "stop",
+    usage: dict[str, Any] | None = None,
+    **message: Any,
 ) -> Behaviour:
     """Answer with this text."""
 
@@ -234,7 +263,9 @@ async def closes(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
 
 async def breaks_off(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
     """Close the connection in the middle of the reply's body."""
-    response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
+    response = web.StreamResponse(
+        headers={"Content-Length": "1000", "Content-Type": "application/json"}
+    )
     await response.prepare(request)
     await response.write(b'{"choices": [')
     assert request.transport is not None

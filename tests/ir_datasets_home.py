@@ -28,7 +28,11 @@ PAGES_2021 = "clueweb12/touche-2021-task-2"
 
 SOURCES = ("debateorg", "debatepedia", "debatewise", "idebate", "parliamentary")
 ARGUMENTS = {
-    "S1-A1": ("Schools should start later", "PRO", ["Tired pupils learn less.", "They sleep in class."]),
+    "S1-A1": (
+        "Schools should start later",
+        "PRO",
+        ["Tired pupils learn less.", "They sleep in class."],
+    ),
     "S1-A2": ("Schools should start later", "CON", ["Parents of pupils have to be at work early."]),
     "S2-A1": ("Homework should be banned", "PRO", ["Pupils need time to play."]),
     "S2-A2": ("Tea is better than coffee", "PRO", ["It keeps you awake for longer."]),
@@ -63,7 +67,9 @@ def write_passages(home: Path, texts: Iterable[str] | None = None) -> None:
     folder, sample = home / "touche/2022/task-2", SAMPLES / "comparative"
     lines = (sample / "passages.jsonl").read_text().splitlines() if texts is None else texts
     # The library reads another key beside id and contents.
-    passages = [json.dumps(json.loads(line) | {"chatNoirUrl": "https://example.org/"}) for line in lines]
+    passages = [
+        json.dumps(json.loads(line) | {"chatNoirUrl": "https://example.org/"}) for line in lines
+    ]
     _write(folder / "passages.jsonl", "\n".join(passages) + "\n")
     # The library needs the objects of every topic; these are those that the sample's answers find.
     topics = (sample / "topics.xml").read_text()
@@ -79,18 +85,33 @@ def write_sentences(home: Path) -> None:
     sample = SAMPLES / "sentence_pairs"
     path = home / "argsme/2020-04-01/processed.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with (sample / "args_processed_04_01.csv").open(newline="") as table, path.open("w", newline="") as stream:
+    with (
+        (sample / "args_processed_04_01.csv").open(newline="") as table,
+        path.open("w", newline="") as stream,
+    ):
         first = complete_contexts(table, stream)
     folder = home / "touche/2022/task-1"
     _write(folder / "queries.xml", (sample / "topics.xml").read_text())
-    pairs = [f"{first}__PREMISE__{one},{first}__PREMISE__{two}" for one, two in ((1, 2), (2, 3), (3, 1))]
-    for aspect, grades in (("relevance", (2, 1, 0)), ("quality", (1, 2, 0)), ("coherence", (2, 2, 1))):
+    pairs = [
+        f"{first}__PREMISE__{one},{first}__PREMISE__{two}" for one, two in ((1, 2), (2, 3), (3, 1))
+    ]
+    for aspect, grades in (
+        ("relevance", (2, 1, 0)),
+        ("quality", (1, 2, 0)),
+        ("coherence", (2, 2, 1)),
+    ):
         judged = zip(pairs, grades, strict=True)
-        _write(folder / f"qrels-{aspect}.qrels", "".join(f"3 0 {pair} {grade}\n" for pair, grade in judged))
+        _write(
+            folder / f"qrels-{aspect}.qrels",
+            "".join(f"3 0 {pair} {grade}\n" for pair, grade in judged),
+        )
 
 
 def complete_contexts(table: TextIO, stream: TextIO) -> str:
-    """Copy a table of arguments, with the keys of their contexts that the library reads too; return the first id."""
+    """Copy a table of arguments, with the keys of their contexts that the library reads too.
+
+    Return the first id.
+    """
     csv.field_size_limit(2**24)
     rows = csv.DictReader(table)
     writer = csv.DictWriter(stream, rows.fieldnames or ())
@@ -98,7 +119,11 @@ def complete_contexts(table: TextIO, stream: TextIO) -> str:
     first = ""
     for row in rows:
         first = first or row["id"]
-        context = {name: value for name, value in ast.literal_eval(row["context"]).items() if value is not None}
+        context = {
+            name: value
+            for name, value in ast.literal_eval(row["context"]).items()
+            if value is not None
+        }
         writer.writerow(row | {"context": repr(_CONTEXT | context)})
     return first
 
@@ -128,25 +153,45 @@ def write_beir(home: Path) -> None:
     path = home / "beir/webis-touche2020/v2/source.zip"
     path.parent.mkdir(parents=True, exist_ok=True)
     documents = [
-        {"_id": name, "title": title, "text": " ".join(texts), "metadata": {"stance": side, "url": ""}}
+        {
+            "_id": name,
+            "title": title,
+            "text": " ".join(texts),
+            "metadata": {"stance": side, "url": ""},
+        }
         for name, (title, side, texts) in ARGUMENTS.items()
     ]
     queries = [
-        {"_id": str(number), "text": title, "metadata": {"description": "Described.", "narrative": "Told."}}
+        {
+            "_id": str(number),
+            "text": title,
+            "metadata": {"description": "Described.", "narrative": "Told."},
+        }
         for number, title in CONTROVERSIAL.items()
     ]
     rows = ["query-id\tcorpus-id\tscore"]
-    rows += [f"{topic}\t{name}\t{max(grade, 0)}" for topic, of in _RELEVANCE.items() for name, grade in of.items()]
+    rows += [
+        f"{topic}\t{name}\t{max(grade, 0)}"
+        for topic, of in _RELEVANCE.items()
+        for name, grade in of.items()
+    ]
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("webis-touche2020/corpus.jsonl", "".join(json.dumps(each) + "\n" for each in documents))
-        archive.writestr("webis-touche2020/queries.jsonl", "".join(json.dumps(each) + "\n" for each in queries))
+        archive.writestr(
+            "webis-touche2020/corpus.jsonl", "".join(json.dumps(each) + "\n" for each in documents)
+        )
+        archive.writestr(
+            "webis-touche2020/queries.jsonl", "".join(json.dumps(each) + "\n" for each in queries)
+        )
         archive.writestr("webis-touche2020/qrels/test.tsv", "\n".join(rows) + "\n")
 
 
 def write_pages(home: Path, pages: Mapping[str, str] = PAGES) -> None:
     """Write web pages as WARC records of ClueWeb12, and topics and judgments of 2020 and 2021, task 2."""
     corpus = home / "clueweb12/corpus"
-    _write(corpus / "recordcounts/ClueWeb12_00_counts.txt", f"./0000tw/0000tw-00.warc.gz {len(pages)}\n")
+    _write(
+        corpus / "recordcounts/ClueWeb12_00_counts.txt",
+        f"./0000tw/0000tw-00.warc.gz {len(pages)}\n",
+    )
     records = b"".join(_make_record(name, html) for name, html in pages.items())
     path = corpus / "ClueWeb12_00/0000tw/0000tw-00.warc.gz"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,15 +221,22 @@ def _make_record(name: str, html: str, kind: str = "response") -> bytes:
 
 
 def _write_topics(path: Path, titles: Mapping[int, str], *, only_titles: bool = False) -> None:
-    more = "" if only_titles else "<description>Described.</description><narrative>Told.</narrative>"
+    more = (
+        "" if only_titles else "<description>Described.</description><narrative>Told.</narrative>"
+    )
     topics = (
-        f"<topic><number>{number}</number><title>{title}</title>{more}</topic>" for number, title in titles.items()
+        f"<topic><number>{number}</number><title>{title}</title>{more}</topic>"
+        for number, title in titles.items()
     )
     _write(path, f"<topics>{''.join(topics)}</topics>")
 
 
 def _write_qrels(path: Path, grades: Mapping[str, Mapping[str, int]]) -> None:
-    lines = (f"{topic} 0 {name} {grade}\n" for topic, judged in grades.items() for name, grade in judged.items())
+    lines = (
+        f"{topic} 0 {name} {grade}\n"
+        for topic, judged in grades.items()
+        for name, grade in judged.items()
+    )
     _write(path, "".join(lines))
 
 

@@ -23,7 +23,9 @@ def run_notebook(folder: Path, values: Mapping[str, Any], cells: Sequence[str]) 
         notebook.cells.append(cell_of)
     # The kernel runs in another folder, but has to import this checkout.
     environment = os.environ | {"PYTHONPATH": str(Path(touche_llm.__file__).parent.parent)}
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute(env=environment)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute(
+        env=environment
+    )
     return [cell.outputs for cell in notebook.cells]
 
 

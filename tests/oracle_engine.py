@@ -42,34 +42,46 @@ _CONCURRENCY = 4
 class OracleEngine(ScriptedEngine):
     """Answers as a reader would who knows the grades, but misreads documents and prefers those at the top.
 
-    In each question each document is misread with probability `error_rate`, independently: its grade is taken for
-    another one of its topic's grades, each as likely. What is misread depends on seed, topic, kind of question and the
-    documents in the order shown alone, so that a repeated request has the same answer; in another order it
-    is another question. A question about one document is thus answered wrongly at this very rate, one about more of
-    them more or less often, as their grades are.
+    In each question each document is misread with probability `error_rate`, independently: its
+    grade is taken for another one of its topic's grades, each as likely. What is misread depends on
+    seed, topic, kind of question and the documents in the order shown alone, so that a repeated
+    request has the same answer; in another order it is another question. A question about one
+    document is thus answered wrongly at this very rate, one about more of them more or less often,
+    as their grades are.
 
-    Where several documents are shown, the first one's grade is raised by `position_bias`, that of the last by nothing,
-    those between in proportion to their place. Then
-    - `best`: a label's probability is proportional to exp(grade / TEMPERATURE); equal grades share it, and the one
-      shown first is written;
+    Where several documents are shown, the first one's grade is raised by `position_bias`, that of
+    the last by nothing, those between in proportion to their place. Then
+    - `best`: a label's probability is proportional to exp(grade / TEMPERATURE); equal grades share
+      it, and the one shown first is written;
     - `order`: by descending grade, equal ones as they are shown;
-    - grades (fields of integers): the two integers around the grade, with the probabilities that have it as mean;
+    - grades (fields of integers): the two integers around the grade, with the probabilities that
+    have it as mean;
     - any other field: the last label of its enumeration, which says nothing.
     """
 
-    def __init__(self, grades: Grades, error_rate: float = 0.0, position_bias: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, grades: Grades, error_rate: float = 0.0, position_bias: float = 0.0, seed: int = 0
+    ) -> None:
         super().__init__(self._answer)
-        self.grades, self.error_rate, self.position_bias, self.seed = grades, error_rate, position_bias, seed
+        self.grades, self.error_rate, self.position_bias, self.seed = (
+            grades,
+            error_rate,
+            position_bias,
+            seed,
+        )
         self._levels = {topic: sorted(set(known.values())) for topic, known in grades.items()}
 
     def _answer(self, request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
         fields: Mapping[str, Any] = list_fields(request.schema)
-        seen = self._seen(request.origin.topic_id, str(request.origin.document_id).split(" "), " ".join(fields))
+        seen = self._seen(
+            request.origin.topic_id, str(request.origin.document_id).split(" "), " ".join(fields)
+        )
         if "best" in fields:
             weights = [math.exp((each - max(seen)) / TEMPERATURE) for each in seen]
             total = sum(weights)
             shares: Mapping[Label, float] = {
-                label: weight / total for label, weight in zip(ascii_uppercase, weights, strict=False)
+                label: weight / total
+                for label, weight in zip(ascii_uppercase, weights, strict=False)
             }
             return {"best": shares}
         if "order" in fields:
@@ -85,11 +97,14 @@ class OracleEngine(ScriptedEngine):
         for place, document in enumerate(documents):
             grade = self.grades[topic][document]
             others = [each for each in self._levels[topic] if each != grade]
-            # Both numbers are drawn whatever comes of them: a higher rate misreads the same documents and more.
+            # Both numbers are drawn whatever comes of them: a higher rate misreads the same
+            # documents and more.
             misread, other = chance.random() < self.error_rate, chance.random()
             if misread and others:
                 grade = others[int(other * len(others))]
-            seen.append(grade + (self.position_bias * (1.0 - place / last) if len(documents) > 1 else 0.0))
+            seen.append(
+                grade + (self.position_bias * (1.0 - place / last) if len(documents) > 1 else 0.0)
+            )
         return seen
 
 
@@ -118,7 +133,9 @@ async def judge_with(engine: OracleEngine, rankings: Mapping[str, Sequence[str]]
     judgments: dict[str, dict[str, Judgment]] = {topic: {} for topic in rankings}
     work = [(topic, document) for topic in _topics(rankings) for document in rankings[topic.id]]
     with _builder(engine) as builder:
-        found, failures = await judge(work, _Texts(), _TASK.question, _prompt("judge"), builder, lambda: None)
+        found, failures = await judge(
+            work, _Texts(), _TASK.question, _prompt("judge"), builder, lambda: None
+        )
     assert not failures
     for each in found:
         judgments[each.topic_id][each.document_id] = each
@@ -136,14 +153,18 @@ async def rank_with(
 
     Args:
         engine: answers.
-        rankings: for each topic the documents as the first stage has them, best first; a document's text is its id.
+        rankings: for each topic the documents as the first stage has them, best first; a document's
+            text is its id.
         steps: as for `--rank`.
         settings: those of `ranking` in a configuration.
         judgments: where the first step is `judge`.
     """
     parsed, before = parse_steps(steps.split(",")), len(engine.requests)
     candidates = {
-        topic: [Candidate(topic, document, rank, float(-rank)) for rank, document in enumerate(ranking, start=1)]
+        topic: [
+            Candidate(topic, document, rank, float(-rank))
+            for rank, document in enumerate(ranking, start=1)
+        ]
         for topic, ranking in rankings.items()
     }
     with _builder(engine) as builder:
@@ -193,15 +214,23 @@ class _Texts:
 @cache
 def _prompt(name: str) -> Prompt:
     question = _TASK.question
-    variables = question.template_variables if name == "judge" else list_template_variables(question)
+    variables = (
+        question.template_variables if name == "judge" else list_template_variables(question)
+    )
     return load_prompt(_TASK, name, name, variables)
 
 
 def ndcg(ranking: Sequence[str], grades: Mapping[str, float], depth: int = 5) -> float:
-    """nDCG as trec_eval has it: gain = grade, discount = log2(rank + 1); 0 where no document has a grade above 0."""
+    """nDCG as trec_eval has it: gain = grade, discount = log2(rank + 1).
+
+    0 where no document has a grade above 0.
+    """
 
     def dcg(gains: Iterable[float]) -> float:
-        return sum(gain / math.log2(rank + 1) for rank, gain in zip(range(1, depth + 1), gains, strict=False))
+        return sum(
+            gain / math.log2(rank + 1)
+            for rank, gain in zip(range(1, depth + 1), gains, strict=False)
+        )
 
     best = dcg(sorted(grades.values(), reverse=True))
     return dcg(grades[each] for each in ranking) / best if best else 0.0

@@ -1,4 +1,7 @@
-"""Fakes of servers other than vLLM, built from their documentation and source; none of the programs runs here."""
+"""Fakes of servers other than vLLM, built from their documentation and source.
+
+None of the programs runs here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from tests.fake_server import FakeServer, good, schema_in
 
 
 def _model(owner: str, **more: Any) -> Any:
-    return field(default_factory=lambda: [{"id": "fake", "object": "model", "owned_by": owner, **more}])
+    return field(
+        default_factory=lambda: [{"id": "fake", "object": "model", "owned_by": owner, **more}]
+    )
 
 
 def _error(code: int, message: str) -> web.Response:
@@ -21,7 +26,10 @@ def _error(code: int, message: str) -> web.Response:
 
 
 def refuse_items(body: dict[str, Any]) -> web.Response | None:
-    """Refuse a schema in which a part is `false`, as llama.cpp does; LM Studio has its converter."""
+    """Refuse a schema in which a part is `false`, as llama.cpp does.
+
+    LM Studio has its converter.
+    """
     if "response_format" in body and schema_in(body).get("items") is False:
         return _error(400, "JSON schema error at #/items: schema must be an object")
     return None
@@ -31,16 +39,19 @@ def refuse_items(body: dict[str, Any]) -> web.Response | None:
 class FakeSglang(FakeServer):
     """SGLang: schemas by `response_format` alone; `/tokenize` takes a prompt and no messages.
 
-    Sources: sgl-project/sglang, python/sglang/srt/entrypoints/openai/protocol.py (ModelCard, ChatCompletionRequest),
-    openai/serving_tokenize.py (a prompt that is neither text nor a list is an error; `/detokenize` replies with
-    `text`), http_server.py (`/get_server_info` with the version).
+    Sources: sgl-project/sglang, python/sglang/srt/entrypoints/openai/protocol.py (ModelCard,
+        ChatCompletionRequest),
+    openai/serving_tokenize.py (a prompt that is neither text nor a list is an error; `/detokenize`
+    replies with `text`), http_server.py (`/get_server_info` with the version).
     """
 
     ignored: tuple[str, ...] = ("structured_outputs",)
     models: list[dict[str, Any]] = _model("sglang", max_model_len=4096)
 
     async def server_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"model_path": "/models/fake", "version": "0.5.0-fake", "tp_size": 1})
+        return web.json_response(
+            {"model_path": "/models/fake", "version": "0.5.0-fake", "tp_size": 1}
+        )
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
@@ -63,11 +74,13 @@ class FakeSglang(FakeServer):
 class FakeLlamaCpp(FakeServer):
     """llama.cpp: `/apply-template` renders, `/tokenize` takes `content`, the context of a slot is in `/props`.
 
-    Log-probabilities are those before the grammar, of any number of tokens. A schema must have no part that is `false`,
-    and no message of the assistant is continued under a schema.
+    Log-probabilities are those before the grammar, of any number of tokens. A schema must have no
+    part that is `false`, and no message of the assistant is continued under a schema.
 
-    Source: ggml-org/llama.cpp, tools/server/README.md: "POST /tokenize", "POST /detokenize", "POST /apply-template",
-    "GET /props", "GET /v1/models"; unknown fields of a request are ignored. Its build 11434 was run.
+    Source: ggml-org/llama.cpp, tools/server/README.md: "POST /tokenize", "POST /detokenize", "POST
+        /apply-template",
+    "GET /props", "GET /v1/models"; unknown fields of a request are ignored. Its build 11434 was
+    run.
     """
 
     ignored: tuple[str, ...] = ("structured_outputs",)
@@ -79,7 +92,10 @@ class FakeLlamaCpp(FakeServer):
         if refusal := refuse_items(body):
             return refusal
         if "response_format" in body and body.get("continue_final_message"):
-            return _error(400, "Failed to initialize samplers: Unexpected empty grammar stack after accepting piece")
+            return _error(
+                400,
+                "Failed to initialize samplers: Unexpected empty grammar stack after accepting piece",
+            )
         response = await super().chat(request)
         if response.status != 200:
             return response
@@ -94,7 +110,12 @@ class FakeLlamaCpp(FakeServer):
     async def props(self, _: web.Request) -> web.Response:
         settings = {"id": 0, "n_ctx": 8192, "params": {"seed": 4294967295}}
         return web.json_response(
-            {"default_generation_settings": settings, "total_slots": 4, "build_info": "b1-fake", "chat_template": ""}
+            {
+                "default_generation_settings": settings,
+                "total_slots": 4,
+                "build_info": "b1-fake",
+                "chat_template": "",
+            }
         )
 
     async def apply_template(self, request: web.Request) -> web.Response:
@@ -105,14 +126,19 @@ class FakeLlamaCpp(FakeServer):
         return web.json_response({"prompt": prompt})
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """One token a byte, after a special one if requested; a request without `content` has none of its own."""
+        """One token a byte, after a special one if requested.
+
+        A request without `content` has none of its own.
+        """
         body = orjson.loads(await request.read())
         special = [0] if body.get("add_special") else []
         return web.json_response({"tokens": [*special, *body.get("content", "").encode()]})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
-        return web.json_response({"content": bytes(filter(None, body["tokens"])).decode("utf-8", "replace")})
+        return web.json_response(
+            {"content": bytes(filter(None, body["tokens"])).decode("utf-8", "replace")}
+        )
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/props", self.props)
@@ -123,11 +149,15 @@ class FakeLlamaCpp(FakeServer):
 
 @dataclass
 class FakeOllama(FakeServer):
-    """Ollama: no context and no tokenizer in its interfaces; prompts beyond the context are cut without an error.
+    """Ollama: no context and no tokenizer in its interfaces.
 
-    Sources: ollama/ollama, docs/api.md (`/api/version`), docs/openai.md (`/v1/chat/completions` with
-    `response_format`, `/v1/models` owned by `library`), docs/faq.md (OLLAMA_CONTEXT_LENGTH). Log-probabilities came
-    with 0.12.11; its issue 16117 says that earlier versions drop the fields without a word.
+    Prompts beyond the context are cut without an error.
+
+    Sources: ollama/ollama, docs/api.md (`/api/version`), docs/openai.md (`/v1/chat/completions`
+        with
+    `response_format`, `/v1/models` owned by `library`), docs/faq.md (OLLAMA_CONTEXT_LENGTH).
+    Log-probabilities came with 0.12.11; its issue 16117 says that earlier versions drop the fields
+    without a word.
     """
 
     ignored: tuple[str, ...] = ("structured_outputs", "chat_template_kwargs")
@@ -144,13 +174,19 @@ class FakeOllama(FakeServer):
 class FakeLmStudio(FakeServer):
     """LM Studio: no log-probabilities, and status 200 for addresses that it does not know.
 
-    Sources: lmstudio.ai/docs/advanced/structured-output (`response_format`), lmstudio.ai/docs/api/openai-api (list of
+    Sources: lmstudio.ai/docs/advanced/structured-output (`response_format`),
+        lmstudio.ai/docs/api/openai-api (list of
     supported parameters, without `logprobs`), lmstudio-ai/lms issue 60 (no chat
     log-probabilities). Unknown addresses reply `{"error": "Unexpected endpoint or method. …"}`
     with status 200.
     """
 
-    ignored: tuple[str, ...] = ("structured_outputs", "logprobs", "top_logprobs", "chat_template_kwargs")
+    ignored: tuple[str, ...] = (
+        "structured_outputs",
+        "logprobs",
+        "top_logprobs",
+        "chat_template_kwargs",
+    )
     models: list[dict[str, Any]] = _model("organization_owner")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -166,7 +202,9 @@ class FakeLmStudio(FakeServer):
         return web.json_response(body)
 
     async def unknown(self, request: web.Request) -> web.Response:
-        return web.json_response({"error": f"Unexpected endpoint or method. ({request.method} {request.path})"})
+        return web.json_response(
+            {"error": f"Unexpected endpoint or method. ({request.method} {request.path})"}
+        )
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_route("*", "/{path:.*}", self.unknown)
@@ -193,5 +231,7 @@ class FakeFewAlternatives(FakeServer):
             if token["token"] in self.shown:
                 shares = self.shown
             token["logprob"] = math.log(shares[token["token"]])
-            token["top_logprobs"] = [{"token": text, "logprob": math.log(share)} for text, share in shares.items()]
+            token["top_logprobs"] = [
+                {"token": text, "logprob": math.log(share)} for text, share in shares.items()
+            ]
         return web.json_response(sent)

@@ -30,10 +30,14 @@ DOCUMENTS = 6
 Opens = Callable[[Any, Any, Any], AbstractAsyncContextManager[ModelClient]]
 
 
-def load_prompt(task: Task, name: str, answer: str, variables: Mapping[str, bool], **given: Any) -> Prompt:
+def load_prompt(
+    task: Task, name: str, answer: str, variables: Mapping[str, bool], **given: Any
+) -> Prompt:
     """The prompt, with the answer model of its purpose unless another is given."""
     folder = given.pop("folder", None)
-    return prompt.load_prompt(task, replace(purposes_of(task)[answer], variables=variables, **given), name, folder)
+    return prompt.load_prompt(
+        task, replace(purposes_of(task)[answer], variables=variables, **given), name, folder
+    )
 
 
 def title_of(topic: str, text: str = "") -> str:
@@ -44,10 +48,15 @@ def title_of(topic: str, text: str = "") -> str:
 
 
 def collection(folder: Path, topics: int = 16, text: str = "") -> dict[str, Path]:
-    """Topics `1`, `2`, …, each with six passages `TOPIC-N` of the grade N % 3; the qrels by aspect, and the inputs."""
+    """Topics `1`, `2`, …, each with six passages `TOPIC-N` of the grade N % 3.
+
+    The qrels by aspect, and the inputs.
+    """
     names = [str(number) for number in range(1, topics + 1)]
     documents = {topic: [f"{topic}-{number}" for number in range(DOCUMENTS)] for topic in names}
-    grades = {each: number % 3 for of_topic in documents.values() for number, each in enumerate(of_topic)}
+    grades = {
+        each: number % 3 for of_topic in documents.values() for number, each in enumerate(of_topic)
+    }
     texts = {
         "topics.xml": "".join(
             f"<topic><number>{topic}</number><title>{escape(title_of(topic, text))}</title>"
@@ -105,7 +114,9 @@ def opening(engine: ScriptedEngine) -> Opens:
     """What stands in for `open_model`."""
 
     @asynccontextmanager
-    async def opened(_engine: Any, _sampling: Any, config: Any, **_: Any) -> AsyncIterator[ModelClient]:
+    async def opened(
+        _engine: Any, _sampling: Any, config: Any, **_: Any
+    ) -> AsyncIterator[ModelClient]:
         with Cache(config.file, config.mode) as cache:
             yield ModelClient(FACTS, engine, cache, retry_failures=config.retry_failures)
 
@@ -115,7 +126,9 @@ def opening(engine: ScriptedEngine) -> Opens:
 def config_of(folder: Path, files: Mapping[str, Path], **flags: Any) -> Config:
     given: dict[str, Any] = {"topics": files["topics.xml"], "corpus": files["passages.jsonl"]}
     given |= {"index": folder / "index", "cache.file": folder / "answers.sqlite"}
-    return load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
+    return load_config(
+        None, given | {name.replace("__", "."): value for name, value in flags.items()}
+    )
 
 
 def asked_with(engine: ScriptedEngine, word: str) -> Sequence[Request]:

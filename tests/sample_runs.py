@@ -35,7 +35,10 @@ SAMPLE = SAMPLES / "comparative"
 
 
 class Silent:
-    """Progress that records its warnings and the titles of its stages; one that ends has made all of its steps."""
+    """Progress that records its warnings and the titles of its stages.
+
+    One that ends has made all of its steps.
+    """
 
     def __init__(self) -> None:
         self.notices: list[str] = []
@@ -45,7 +48,9 @@ class Silent:
         self.notices.append(message)
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+    def stage(
+        self, title: str, total: int, counts: Counts | None = None
+    ) -> Iterator[Callable[[], None]]:
         self.titles.append(title)
         steps: list[str] = []
         yield lambda: steps.append(title)
@@ -54,11 +59,17 @@ class Silent:
 
 def config_for(folder: Path, **flags: Any) -> Config:
     sample = detect_input(SAMPLES / flags.get("task", "comparative"))
-    given: dict[str, Any] = {"topics": sample.topics, "corpus": sample.corpus, "index": folder / "index"}
+    given: dict[str, Any] = {
+        "topics": sample.topics,
+        "corpus": sample.corpus,
+        "index": folder / "index",
+    }
     given |= {"cache.file": folder / "answers.sqlite", "engine.retry_for": 1.0}
     if get_task(flags.get("task", "comparative")).stance_question is not None:
         given["stance.depth"] = 0  # one question a document, unless a test asks for more
-    return load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
+    return load_config(
+        None, given | {name.replace("__", "."): value for name, value in flags.items()}
+    )
 
 
 def run_lines(path: Path) -> list[RunLine]:
@@ -76,17 +87,23 @@ async def retrieve_stage(
         return await stages.retrieve_stage(context, RunDirectory(folder))
 
 
-async def judge_stage(config: Config, folder: Path, progress: Progress, model: ModelClient) -> Judgments:
+async def judge_stage(
+    config: Config, folder: Path, progress: Progress, model: ModelClient
+) -> Judgments:
     with RunContext(config, progress, model) as context:
         return await stages.judge_stage(context, RunDirectory(folder))
 
 
-async def rank_stage(config: Config, folder: Path, progress: Progress, model: ModelClient | None = None) -> Ranking:
+async def rank_stage(
+    config: Config, folder: Path, progress: Progress, model: ModelClient | None = None
+) -> Ranking:
     with RunContext(config, progress, model) as context:
         return await stages.rank_stage(context, RunDirectory(folder))
 
 
-async def run_stages(config: Config, folder: Path, progress: Progress, model: ModelClient) -> RunResult:
+async def run_stages(
+    config: Config, folder: Path, progress: Progress, model: ModelClient
+) -> RunResult:
     with RunContext(config, progress, model) as context:
         directory = RunDirectory(folder)
         candidates = await stages.retrieve_stage(context, directory)
@@ -98,11 +115,17 @@ async def run_stages(config: Config, folder: Path, progress: Progress, model: Mo
 def scripted_model(
     config: Config, script: Any, engine_type: type[ScriptedEngine] = ScriptedEngine
 ) -> Iterator[tuple[ModelClient, ScriptedEngine]]:
-    """Open a model that answers from a script, and in a replay from the cache alone; yield it with its engine."""
+    """Open a model that answers from a script, and in a replay from the cache alone.
+
+    Yield it with its engine.
+    """
     engine = engine_type(script)
     with Cache(config.cache.file, config.cache.mode) as cache:
         answering = None if cache.mode is CacheMode.REPLAY else engine
-        yield ModelClient(engine_info=FACTS, engine=answering, cache=cache, resample_temperature=1.0), engine
+        yield (
+            ModelClient(engine_info=FACTS, engine=answering, cache=cache, resample_temperature=1.0),
+            engine,
+        )
 
 
 async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[RunLine], Silent]:
@@ -115,11 +138,15 @@ async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[Run
     return run_lines(out / "run.txt"), progress
 
 
-async def run_directly(config: Config, out: Path, engine: ScriptedEngine, facts: EngineInfo = FACTS) -> None:
+async def run_directly(
+    config: Config, out: Path, engine: ScriptedEngine, facts: EngineInfo = FACTS
+) -> None:
     """All stages with an engine in this process."""
     with Cache(config.cache.file, config.cache.mode) as cache:
         store_engine_info(facts, cache)
-        await run_stages(config, out, Silent(), ModelClient(engine_info=facts, engine=engine, cache=cache))
+        await run_stages(
+            config, out, Silent(), ModelClient(engine_info=facts, engine=engine, cache=cache)
+        )
 
 
 def choose_topics(folder: Path, topics: Sequence[str]) -> None:
@@ -138,7 +165,12 @@ def with_cache(config: Config, **settings: Any) -> Config:
 
 
 async def run_on(
-    server: FakeServer, config: Config, out: Path, *, overwrite: bool = False, progress: Progress | None = None
+    server: FakeServer,
+    config: Config,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
 ) -> RunResult:
     async with server.running():
         engine = config.engine.model_copy(update={"base_url": server.url})

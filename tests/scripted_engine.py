@@ -29,10 +29,16 @@ class ScriptedEngine:
         self.requests.append(request)
         if not request.schema:
             thought = f"Thought {request.repeat} about {request.origin.document_id}."
-            return Completion(text=thought, finish_reason="stop", prompt_tokens=100, completion_tokens=8)
+            return Completion(
+                text=thought, finish_reason="stop", prompt_tokens=100, completion_tokens=8
+            )
         text, tokens = answer(self.script(request), request.schema)
         return Completion(
-            text=text, finish_reason="stop", prompt_tokens=100, completion_tokens=len(tokens), tokens=tokens
+            text=text,
+            finish_reason="stop",
+            prompt_tokens=100,
+            completion_tokens=len(tokens),
+            tokens=tokens,
         )
 
     @property
@@ -63,7 +69,10 @@ def spell(values: Values, layout: Layout) -> tuple[str, list[Token]]:
         shares = value if isinstance(value, Mapping) else {value: 1.0}
         opening = '"' if isinstance(next(iter(shares)), str) else ""
         add([(quote + frame + opening, 0.0)])
-        names = {label: abbreviate(label) if layout.form is AnswerForm.LETTERS else label for label in shares}
+        names = {
+            label: abbreviate(label) if layout.form is AnswerForm.LETTERS else label
+            for label in shares
+        }
         top = [(str(names[label]), math.log(share)) for label, share in shares.items() if share]
         add(sorted(top, key=lambda t: -t[1]))
         quote = opening
@@ -80,7 +89,11 @@ def divide_stance(values: Values, schema: Mapping[str, Any]) -> Values:
     shares = stance if isinstance(stance, Mapping) else {stance: 1.0}
     sides = {label: share for label, share in shares.items() if label != "NO"}
     yes = math.fsum(sides.values())
-    leaning = {label: share / yes for label, share in sides.items()} if yes else fields["stance"]["enum"][-1]
+    leaning = (
+        {label: share / yes for label, share in sides.items()}
+        if yes
+        else fields["stance"]["enum"][-1]
+    )
     return {**values, "position": {"YES": yes, "NO": 1.0 - yes}, "stance": leaning}
 
 

@@ -16,5 +16,7 @@ from touche_llm.errors import shorten
         (map(str, range(1, 12)), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, … (11 in all)"),
     ],
 )
-def test_names_in_a_message_are_in_natural_order_and_at_most_ten(names: list[str], expected: str) -> None:
+def test_names_in_a_message_are_in_natural_order_and_at_most_ten(
+    names: list[str], expected: str
+) -> None:
     assert shorten(names) == expected

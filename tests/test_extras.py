@@ -17,7 +17,15 @@ from touche_llm.retrieval.chatnoir import ChatNoirSettings
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Libraries of the extras, by the names that they are imported by.
 OPTIONAL = {
-    *("chatnoir_api", "elasticsearch", "ir_datasets", "matplotlib", "ray", "resiliparse", "statsmodels"),
+    *(
+        "chatnoir_api",
+        "elasticsearch",
+        "ir_datasets",
+        "matplotlib",
+        "ray",
+        "resiliparse",
+        "statsmodels",
+    ),
     *("transformers", "vllm", "warc"),
 }
 
@@ -34,7 +42,12 @@ def imported_at_once(module: str) -> Iterator[str]:
 
 
 def test_only_modules_of_a_feature_import_its_optional_library() -> None:
-    found = [(module, library) for module in MODULES for library in imported_at_once(module) if library in OPTIONAL]
+    found = [
+        (module, library)
+        for module in MODULES
+        for library in imported_at_once(module)
+        if library in OPTIONAL
+    ]
     assert found == []
 
 
@@ -46,7 +59,9 @@ def test_every_extra_in_a_message_exists() -> None:
 
 def test_each_extra_is_installed_alone_by_make_nightly() -> None:
     makefile = (PACKAGE.parent / "Makefile").read_text()
-    installed = next(line for line in makefile.splitlines() if line.startswith("EXTRAS ?=")).split()[2:]
+    installed = next(
+        line for line in makefile.splitlines() if line.startswith("EXTRAS ?=")
+    ).split()[2:]
     assert {*installed, *APART} == {"none", *PROJECT["optional-dependencies"]}
     assert {name if name != "none" else "" for name in installed} == FEATURES.keys()
 
@@ -55,7 +70,9 @@ def named_extras(module: str) -> Iterator[str]:
     """Yield the first arguments of `needs_extra`, called or given to `partial`."""
     for node in walk(module):
         if isinstance(node, ast.Call):
-            names = [item.id if isinstance(item, ast.Name) else "" for item in (node.func, *node.args)]
+            names = [
+                item.id if isinstance(item, ast.Name) else "" for item in (node.func, *node.args)
+            ]
             texts = [item.value for item in node.args if isinstance(item, ast.Constant)]
             if "needs_extra" in names[:2]:
                 yield str(texts[0])

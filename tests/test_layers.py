@@ -40,7 +40,9 @@ TOP = ("touche_llm", "touche_llm.__main__")
 
 
 def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
 
 
 MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -77,7 +79,9 @@ def test_every_module_has_a_place_in_a_layer() -> None:
 
 def test_no_import_points_upwards_and_no_modules_import_each_other_in_a_circle() -> None:
     graph = {module: set(imports_of(module)) - {module} for module in MODULES if module not in TOP}
-    arrows = [(module, imported) for module, found in sorted(graph.items()) for imported in sorted(found)]
+    arrows = [
+        (module, imported) for module, found in sorted(graph.items()) for imported in sorted(found)
+    ]
     assert len(arrows) > 500
     assert [(a, b) for a, b in arrows if b != "touche_llm" and layer_of(b) > layer_of(a)] == []
     order = list(TopologicalSorter(graph).static_order())  # raises CycleError
@@ -85,7 +89,9 @@ def test_no_import_points_upwards_and_no_modules_import_each_other_in_a_circle()
 
 
 def test_no_class_name_is_used_twice() -> None:
-    names = Counter(node.name for module in MODULES for node in walk(module) if isinstance(node, ast.ClassDef))
+    names = Counter(
+        node.name for module in MODULES for node in walk(module) if isinstance(node, ast.ClassDef)
+    )
     assert [name for name, count in names.items() if count > 1] == []
 
 

@@ -25,7 +25,9 @@ def test_the_license_is_apache_2_word_for_word_and_travels_with_the_package() ->
 
 def test_the_version_is_the_same_wherever_it_is_named() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
-    released = re.findall(r"^## (\S+) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = re.findall(
+        r"^## (\S+) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     assert released[0] == __version__
 
 

@@ -24,13 +24,23 @@ def classes() -> Iterator[type]:
 
 
 def test_records_that_are_written_and_settings_are_frozen() -> None:
-    written = [each for each in classes() if issubclass(each, JsonStruct) and each is not JsonStruct]
+    written = [
+        each for each in classes() if issubclass(each, JsonStruct) and each is not JsonStruct
+    ]
     assert len(written) > 10
     assert all(each.__struct_config__.frozen for each in written)
-    held = [each for each in classes() if issubclass(each, msgspec.Struct) and each.__module__ == records.__name__]
+    held = [
+        each
+        for each in classes()
+        if issubclass(each, msgspec.Struct) and each.__module__ == records.__name__
+    ]
     assert {"RunLine", "Candidate"} < {each.__name__ for each in held}
     assert all(each.__struct_config__.frozen for each in held)
     models = [each for each in classes() if issubclass(each, pydantic.BaseModel)]
-    closed = [each for each in models if each.model_config.get("extra") == "forbid" and each.__name__ != "_Topic"]
+    closed = [
+        each
+        for each in models
+        if each.model_config.get("extra") == "forbid" and each.__name__ != "_Topic"
+    ]
     assert len(closed) > 15
     assert all(each.model_config.get("frozen") for each in closed)

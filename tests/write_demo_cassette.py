@@ -32,7 +32,11 @@ from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.progress import ConsoleProgress
 
 FACTS = EngineInfo(
-    model="written-for-the-demo", revision="", context=32768, overhead=32, engine="none: the answers are invented"
+    model="written-for-the-demo",
+    revision="",
+    context=32768,
+    overhead=32,
+    engine="none: the answers are invented",
 )
 Answer = Mapping[str, Any]
 # For a document that the first stage finds for another topic than its own.
@@ -54,7 +58,10 @@ def script_of(task: str) -> Script:
     answers = yaml.safe_load((SAMPLES / task / "answers.yaml").read_text(encoding="utf-8"))
 
     def answer_about(topic: str, document: str) -> Answer:
-        found: Answer = answers[topic].get(document) or {**OFF_TOPIC, "stance": OFF_TOPIC_STANCE[task]}
+        found: Answer = answers[topic].get(document) or {
+            **OFF_TOPIC,
+            "stance": OFF_TOPIC_STANCE[task],
+        }
         return found
 
     def answer_to(topic: str, document: str) -> Answer:
@@ -67,22 +74,30 @@ def script_of(task: str) -> Script:
         topic, document = request.origin.topic_id, request.origin.document_id
         fields = list(list_fields(request.schema))
         if document is None:
-            about_topic: Mapping[str, Label] = answers["queries" if "query1" in fields else "objects"][topic]
+            about_topic: Mapping[str, Label] = answers[
+                "queries" if "query1" in fields else "objects"
+            ][topic]
             return about_topic
         if fields in (["best"], ["order"]):
             return compared(fields[0], [answer_to(topic, each) for each in document.split()])
         answer = answer_to(topic, document)
         if fields == ["position", "stance"]:
-            return position_of(answer["stance"], swapped=is_swapped(request, first_objects.get(topic, "")))
+            return position_of(
+                answer["stance"], swapped=is_swapped(request, first_objects.get(topic, ""))
+            )
         return {
-            field: dict(enumerate(answer[field])) if isinstance(answer[field], list) else answer[field]
+            field: dict(enumerate(answer[field]))
+            if isinstance(answer[field], list)
+            else answer[field]
             for field in fields
             if field != "position"  # is in the stance
         }
 
     topics = read_topics(SAMPLES / task / "topics.xml")
     first_objects = {topic.id: topic.objects[0] for topic in topics if topic.objects}
-    first_objects |= {topic: objects["first"] for topic, objects in answers.get("objects", {}).items()}
+    first_objects |= {
+        topic: objects["first"] for topic, objects in answers.get("objects", {}).items()
+    }
     return script
 
 
@@ -92,7 +107,11 @@ def script_with_queries(task: str) -> Script:
 
     def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
         if "query1" in list_fields(request.schema):
-            return {"query1": "cost and comfort", "query2": "reasons for it", "query3": "what people say"}
+            return {
+                "query1": "cost and comfort",
+                "query2": "reasons for it",
+                "query3": "what people say",
+            }
         return answers(request)
 
     return script
@@ -101,21 +120,33 @@ def script_with_queries(task: str) -> Script:
 def compared(kind: str, answers: list[Answer]) -> Mapping[str, Label | Mapping[Label, float]]:
     """The answer about several documents, derived from the answers about each, with a bias for the first."""
     worth = [
-        sum(grade * share for field in ("relevance", "quality") for grade, share in enumerate(answer[field]))
+        sum(
+            grade * share
+            for field in ("relevance", "quality")
+            for grade, share in enumerate(answer[field])
+        )
         for answer in answers
     ]
     if kind == "order":
         places = sorted(range(len(worth)), key=lambda place: -worth[place])
         return {"order": " > ".join(ascii_uppercase[place] for place in places)}
     shares = [math.exp(2 * value + 0.2 * (place == 0)) for place, value in enumerate(worth)]
-    return {"best": {ascii_uppercase[place]: share / sum(shares) for place, share in enumerate(shares)}}
+    return {
+        "best": {ascii_uppercase[place]: share / sum(shares) for place, share in enumerate(shares)}
+    }
 
 
-def position_of(stance: Mapping[Label, float], swapped: bool) -> Mapping[str, Label | Mapping[Label, float]]:
+def position_of(
+    stance: Mapping[Label, float], swapped: bool
+) -> Mapping[str, Label | Mapping[Label, float]]:
     """The answer to the stance prompt, made of the stance in the answer to the judge prompt."""
     other = {"FIRST": "SECOND", "SECOND": "FIRST"} if swapped else {}
     yes = 1.0 - stance["NO"]
-    sides = {other.get(str(label), label): share / yes for label, share in stance.items() if label != "NO"}
+    sides = {
+        other.get(str(label), label): share / yes
+        for label, share in stance.items()
+        if label != "NO"
+    }
     return {"position": {"YES": yes, "NO": stance["NO"]}, "stance": sides}
 
 
@@ -128,12 +159,19 @@ def is_swapped(request: Request, first: str) -> bool:
 def of_a_pair(document: str, one: Answer, other: Answer) -> Answer:
     """The answer about a pair, derived from those about its sentences: a claim before its support is coherent."""
     grades = {
-        field: [(first + second) / 2 for first, second in zip(one[field], other[field], strict=True)]
+        field: [
+            (first + second) / 2 for first, second in zip(one[field], other[field], strict=True)
+        ]
         for field in ("relevance", "quality")
     }
     first, second = (each.split("__")[0] for each in document.split(","))
     fitting = (one["role"]["CLAIM"] * other["role"]["PREMISE"]) * (1.0 if first == second else 0.7)
-    coherence = [0.4 - 0.35 * fitting, 0.3 - 0.2 * fitting, 0.2 + 0.15 * fitting, 0.1 + 0.4 * fitting]
+    coherence = [
+        0.4 - 0.35 * fitting,
+        0.3 - 0.2 * fitting,
+        0.2 + 0.15 * fitting,
+        0.1 + 0.4 * fitting,
+    ]
     pro = (one["stance"]["PRO"] + other["stance"]["PRO"]) / 2
     con = (one["stance"]["CON"] + other["stance"]["CON"]) / 2
     stance = {"PRO": pro / (pro + con), "CON": con / (pro + con)}
@@ -153,17 +191,31 @@ async def write(config: Config, cassette: Path, script: Script, out: Path) -> in
 
 
 async def write_example() -> int:
-    """Write the answers of the example that `tasks new` copies; returns how many entries they have."""
+    """Write the answers of the example that `tasks new` copies.
+
+    Returns how many entries they have.
+    """
     answers = yaml.safe_load((EXAMPLE / "answers.yaml").read_text(encoding="utf-8"))
 
     def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
         answer = answers[request.origin.topic_id][request.origin.document_id]
-        return {field: dict(enumerate(value)) if isinstance(value, list) else value for field, value in answer.items()}
+        return {
+            field: dict(enumerate(value)) if isinstance(value, list) else value
+            for field, value in answer.items()
+        }
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        flags = {"task": str(EXAMPLE), "topics": EXAMPLE / "topics.xml", "corpus": EXAMPLE / "opinions.jsonl"}
-        flags |= {"index": out / "index", "cache.file": out / "answers.sqlite", "cache.mode": CacheMode.REUSE}
+        flags = {
+            "task": str(EXAMPLE),
+            "topics": EXAMPLE / "topics.xml",
+            "corpus": EXAMPLE / "opinions.jsonl",
+        }
+        flags |= {
+            "index": out / "index",
+            "cache.file": out / "answers.sqlite",
+            "cache.mode": CacheMode.REUSE,
+        }
         return await write(load_config(None, flags), EXAMPLE / "answers.jsonl", script, out)
 
 
@@ -175,7 +227,11 @@ async def main() -> None:
             out = Path(folder)
             flags = {"cache.file": out / "answers.sqlite", "cache.mode": CacheMode.REUSE}
             config = sample_config(task, out, flags)
-            print(task, await write(config, SAMPLES / task / "cassette.jsonl", script_of(task), out), "entries")
+            print(
+                task,
+                await write(config, SAMPLES / task / "cassette.jsonl", script_of(task), out),
+                "entries",
+            )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Record the project's own regression runs anew: `make regress`, after `touche-llm regress check --dir tests/regress`.
 
-Needed after a wanted change of a sample, of a prompt, or of the ranking. What changes is printed first.
+Needed after a wanted change of a sample, of a prompt, or of the ranking. What changes is printed
+first.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.regression.check import compare_replay, format_differences, load_finished_run, require_run
+from touche_llm.regression.check import (
+    compare_replay,
+    format_differences,
+    load_finished_run,
+    require_run,
+)
 from touche_llm.regression.record import record
 from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.tasks import get_task
 
 FOLDER = Path(__file__).parent / "regress"
-# Few topics and documents, but every prompt; of the controversial task so little context that pages are cut.
+# Few topics and documents, but every prompt; of the controversial task so little context that pages
+# are cut.
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "comparative": {
         "topic": ("3", "20"),
@@ -35,7 +42,12 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
         "rank": ("judge", "listwise:4", "pairwise:3"),
         "weights": {"relevance": 1.0, "quality": 0.5, "first_stage": 0.05},
     },
-    "controversial": {"limit_topics": 2, "depth": 4, "rank": ("judge", "setwise:3"), "engine.context": 1200},
+    "controversial": {
+        "limit_topics": 2,
+        "depth": 4,
+        "rank": ("judge", "setwise:3"),
+        "engine.context": 1200,
+    },
     "sentence_pairs": {
         "limit_topics": 1,
         "depth": 16,
@@ -49,14 +61,26 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
 
 
 async def make_run(task: str, folder: Path, script: Script | None = None, **more: Any) -> Path:
-    """A run of a sample in `folder/run`, with the answers of the demo or others; its cache is in `folder`."""
-    flags = {**FLAGS[task], "cache.file": folder / "answers.sqlite", "cache.mode": CacheMode.REUSE, "tag": "regress"}
-    config = sample_config(task, folder, {**flags, **{name.replace("__", "."): each for name, each in more.items()}})
+    """A run of a sample in `folder/run`, with the answers of the demo or others.
+
+    Its cache is in `folder`.
+    """
+    flags = {
+        **FLAGS[task],
+        "cache.file": folder / "answers.sqlite",
+        "cache.mode": CacheMode.REUSE,
+        "tag": "regress",
+    }
+    config = sample_config(
+        task, folder, {**flags, **{name.replace("__", "."): each for name, each in more.items()}}
+    )
     facts = FACTS.model_copy(update={"context": config.engine.context or FACTS.context})
     config = _known(config, facts.model, facts.context)
     with Cache(config.cache.file) as cache:
         store_engine_info(facts, cache)
-        model = ModelClient(engine_info=facts, engine=ScriptedEngine(script or script_of(task)), cache=cache)
+        model = ModelClient(
+            engine_info=facts, engine=ScriptedEngine(script or script_of(task)), cache=cache
+        )
         await retrieve_stage(config, folder / "run", Silent())
         await judge_stage(config, folder / "run", Silent(), model)
         await rank_stage(config, folder / "run", Silent(), model)
@@ -69,7 +93,9 @@ def made_up_qrels(task: str, run: Path, folder: Path) -> Qrels | None:
 
 
 def _known(config: Config, model: str, context: int) -> Config:
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"model": model, "context": context})})
+    return config.model_copy(
+        update={"engine": config.engine.model_copy(update={"model": model, "context": context})}
+    )
 
 
 async def main() -> None:
@@ -78,14 +104,21 @@ async def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             run, target = await make_run(task, Path(name)), FOLDER / task
             if not target.exists():
-                print(task, await record(load_finished_run(run), run, target, made_up_qrels(task, run, Path(name))))
+                print(
+                    task,
+                    await record(
+                        load_finished_run(run), run, target, made_up_qrels(task, run, Path(name))
+                    ),
+                )
                 continue
             recorded = open_snapshot(target)
             (work := Path(name) / "work").mkdir()
             found = await compare_replay(recorded, work)
             print(format_differences(task, found.differences))
             if found.differences:
-                made = await record(found.config, require_run(recorded, found), target, recorded.qrels())
+                made = await record(
+                    found.config, require_run(recorded, found), target, recorded.qrels()
+                )
                 print(task, made)
 
 

@@ -11,7 +11,8 @@
     ranking.write("run.txt", tag="mine")
     tl.evaluate(ranking, tl.read_qrels({"relevance": "qrels.txt"}, "comparative"))
 
-The names in `__all__` are the public interface. All functions also work where an event loop runs, as in Jupyter.
+The names in `__all__` are the public interface. All functions also work where an event loop runs,
+as in Jupyter.
 """
 
 import logging
@@ -22,5 +23,6 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 # The only place of the version, so that a checkout on the path knows it without being installed.
 __version__ = "0.2.0"
-# The public names are those of __init__.pyi, imported at first use: every command imports this package.
+# The public names are those of __init__.pyi, imported at first use: every command imports this
+# package.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,7 @@
-"""The configuration of a run, composed of the settings of the packages below; see `pipeline.config_file` for files."""
+"""The configuration of a run, composed of the settings of the packages below.
+
+See `pipeline.config_file` for files.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,16 @@ from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import PromptsConfig
-from touche_llm.ranking.steps import BALANCE, FUSION, JUDGE, METHODS, RankingSettings, Step, check_balance, parse_steps
+from touche_llm.ranking.steps import (
+    BALANCE,
+    FUSION,
+    JUDGE,
+    METHODS,
+    RankingSettings,
+    Step,
+    check_balance,
+    parse_steps,
+)
 from touche_llm.retrieval.base import RETRIEVERS, ExpansionSettings, RetrieverConfig, to_texts
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
@@ -49,7 +61,9 @@ class ActorConfig(Section):
 class Config(Section):
     """The complete configuration of a run."""
 
-    task: Annotated[str, Option("--task", TASK_HELP, "Input", metavar="NAME|FOLDER"), Scope.RETRIEVE] = DEFAULT_TASK
+    task: Annotated[
+        str, Option("--task", TASK_HELP, "Input", metavar="NAME|FOLDER"), Scope.RETRIEVE
+    ] = DEFAULT_TASK
     # Of ir_datasets, whose topics and documents take the place of `topics` and `corpus`.
     dataset: Annotated[
         str | None,
@@ -57,30 +71,47 @@ class Config(Section):
         Scope.RETRIEVE,
     ] = None
     topics: Annotated[
-        Path, Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input"), Scope.RETRIEVE
+        Path,
+        Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input"),
+        Scope.RETRIEVE,
     ]
     corpus: Annotated[
-        Path | None, Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input"), Scope.RETRIEVE
+        Path | None,
+        Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input"),
+        Scope.RETRIEVE,
     ] = None
     # None only if the first stage is a search engine, which stores the documents.
     index: Annotated[
         Path | None,
         Option(
-            "--index", "Folder of the index (default: one per corpus in .touche-llm/index)", "Input", metavar="FOLDER"
+            "--index",
+            "Folder of the index (default: one per corpus in .touche-llm/index)",
+            "Input",
+            metavar="FOLDER",
         ),
         Scope.RETRIEVE,
     ] = None
     candidates: Annotated[
-        Path | None, Option("--candidates", "TREC run of any tool to use as first stage", "Input"), Scope.RETRIEVE
+        Path | None,
+        Option("--candidates", "TREC run of any tool to use as first stage", "Input"),
+        Scope.RETRIEVE,
     ] = None
     skip_bad_lines: Annotated[
         bool,
-        Option("--skip-bad-lines", "Skip bad lines of the corpus, count them and show the first", "Input"),
+        Option(
+            "--skip-bad-lines",
+            "Skip bad lines of the corpus, count them and show the first",
+            "Input",
+        ),
         Scope.RETRIEVE,
     ] = False
-    depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval"), Scope.JUDGE] = Field(100, ge=1)
+    depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval"), Scope.JUDGE] = (
+        Field(100, ge=1)
+    )
     limit_topics: Annotated[
-        int | None, Option("--limit-topics", "Only the first N topics of the file", "Input"), Scope.RETRIEVE
+        int | None,
+        Option("--limit-topics", "Only the first N topics of the file", "Input"),
+        Scope.RETRIEVE,
     ] = Field(None, ge=1)
     topic: Annotated[
         tuple[str, ...],
@@ -118,7 +149,9 @@ class Config(Section):
         Option("--weight-relevance", "Weight of relevance", "Ranking", key="relevance"),
         Option("--weight-quality", "Weight of quality", "Ranking", key="quality"),
         Option("--weight-coherence", "Weight of a pair's coherence", "Ranking", key="coherence"),
-        Option("--weight-first-stage", "Weight of the first stage's score", "Ranking", key=FIRST_STAGE),
+        Option(
+            "--weight-first-stage", "Weight of the first stage's score", "Ranking", key=FIRST_STAGE
+        ),
     ]
     rank: Annotated[
         tuple[str, ...],
@@ -149,7 +182,9 @@ class Config(Section):
     dense: Annotated[DenseSettings | None, Scope.RETRIEVE] = None
     cache: Annotated[CacheConfig, Scope.DELIVERY] = CacheConfig()
     tag: Annotated[
-        str, AfterValidator(_require_one_word), Option("--tag", "Last column of the run, one word", "Output")
+        str,
+        AfterValidator(_require_one_word),
+        Option("--tag", "Last column of the run, one word", "Output"),
     ] = "touche-llm"
     actor: Annotated[ActorConfig, Scope.DELIVERY] = ActorConfig()
 
@@ -157,30 +192,44 @@ class Config(Section):
     def _check_task(self) -> Config:
         task = get_task(self.task)
         if self.sentences is None and self.depth > task.documents_per_topic.max:
-            raise ValueError(f"depth: {task.name} takes at most {task.documents_per_topic.max} documents per topic")
+            raise ValueError(
+                f"depth: {task.name} takes at most {task.documents_per_topic.max} documents per topic"
+            )
         for name in self.weights:
             if name not in task.weight_names:
-                raise ValueError(f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}")
+                raise ValueError(
+                    f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}"
+                )
         if not sum(self.weights.values()):
-            raise ValueError(f"weights: {', '.join(self.weights)} are all 0; give at least one above 0")
+            raise ValueError(
+                f"weights: {', '.join(self.weights)} are all 0; give at least one above 0"
+            )
         check_balance(self.steps, task.sides, "rank")
         if task.sentence_question is None and (self.sentences or self.pairs):
             raise ValueError(f"sentences, pairs: {task.name} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:
-            raise ValueError(f"depth: more than the {self.sentences.pool} sentences of sentences.pool")
+            raise ValueError(
+                f"depth: more than the {self.sentences.pool} sentences of sentences.pool"
+            )
         if self.pairs and self.pairs.most > task.documents_per_topic.max:
-            raise ValueError(f"pairs.most: {task.name} takes at most {task.documents_per_topic.max} pairs per topic")
+            raise ValueError(
+                f"pairs.most: {task.name} takes at most {task.documents_per_topic.max} pairs per topic"
+            )
         self._check_first_stage(task)
         self._check_stance(task)
         if self.expansion.use and self.candidates is not None:
-            raise ValueError("expansion: the candidates come from a run, so there is no search; leave one of them out")
+            raise ValueError(
+                "expansion: the candidates come from a run, so there is no search; leave one of them out"
+            )
         return self
 
     def _check_first_stage(self, task: Task) -> None:
         """Raise ValueError if the retriever cannot search the documents, or has the settings of another one."""
         name, chosen = self.retriever.name, self.retriever.kind
         if chosen.has_documents and task.reads_arguments:
-            what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
+            what = (
+                "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
+            )
             raise ValueError(f"retriever.name: {task.name} ranks {what}; use bm25")
         if chosen.has_documents and (self.corpus or self.index):
             raise ValueError(
@@ -191,7 +240,9 @@ class Config(Section):
             raise ValueError("retriever.method: Elasticsearch scores like Lucene; use lucene")
         for section in {retriever.section for retriever in RETRIEVERS.values()} - {""}:
             if (getattr(self, section) is not None) is not (section == chosen.section):
-                raise ValueError(f"{section}: settings of a retriever that is not the chosen one; see `retriever.name`")
+                raise ValueError(
+                    f"{section}: settings of a retriever that is not the chosen one; see `retriever.name`"
+                )
         if self.dense is not None and (problem := find_dense_problem(task)):
             raise ValueError(problem)
 
@@ -200,14 +251,20 @@ class Config(Section):
         if self.stance is None:
             return
         if not task.no_stances:
-            why = f"every document of {task.name} takes a side" if task.stances else f"{task.name} has no stances"
+            why = (
+                f"every document of {task.name} takes a side"
+                if task.stances
+                else f"{task.name} has no stances"
+            )
             raise ValueError(f"stance: {why}; leave the section out")
         if self.stance.depth and task.stance_question is None:
             raise ValueError(f"stance.depth: {task.name} has no stance prompt; leave it out")
         for label in self.stance.thresholds:
             if label not in task.no_stances:
                 known = ", ".join(task.no_stances)
-                raise ValueError(f"stance.thresholds.{label}: no such label; {task.name} has {known}")
+                raise ValueError(
+                    f"stance.thresholds.{label}: no such label; {task.name} has {known}"
+                )
 
     @property
     def has_chosen_topics(self) -> bool:
@@ -222,12 +279,18 @@ class Config(Section):
     @property
     def fitted_on(self) -> tuple[str, ...]:
         """Topics that the stance thresholds were fitted on; none if there are no thresholds."""
-        return self.stance.calibrated_on if self.stance is not None and self.stance.thresholds else ()
+        return (
+            self.stance.calibrated_on if self.stance is not None and self.stance.thresholds else ()
+        )
 
     @property
     def criterion(self) -> str:
         """Objective of the ranking, with the weights of grades and of the first stage in its scores."""
-        weights = ", ".join(f"{name.replace('_', ' ')} {weight:g}" for name, weight in self.weights.items() if weight)
+        weights = ", ".join(
+            f"{name.replace('_', ' ')} {weight:g}"
+            for name, weight in self.weights.items()
+            if weight
+        )
         return f"{self.objective} (weights: {weights})"
 
     @property
@@ -245,7 +308,9 @@ def find_settings(scope: Scope) -> tuple[str, ...]:
         scopes[name] = given or scopes.get(name.rpartition(".")[0], Scope.RANK)
         own |= {name} if given else set()
     sections = {name.rpartition(".")[0] for name in scopes}
-    return tuple(name for name in scopes if scopes[name] is scope and (name in own or name not in sections))
+    return tuple(
+        name for name in scopes if scopes[name] is scope and (name in own or name not in sections)
+    )
 
 
 def is_one_of(name: str, places: Collection[str]) -> bool:

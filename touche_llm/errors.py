@@ -18,9 +18,14 @@ if TYPE_CHECKING:
 Warn = Callable[[str], None]
 
 _ADVICE = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space and run the same command again"),
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT), "; free some space and run the same command again"
+    ),
     errno.EFBIG: "; raise the limit (`ulimit -f`) and run the same command again",
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit (`ulimit -n`) and run the same command again"),
+    **dict.fromkeys(
+        (errno.EMFILE, errno.ENFILE),
+        "; raise the limit (`ulimit -n`) and run the same command again",
+    ),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "; a folder is needed there: name another one"),
 }
 
@@ -45,7 +50,10 @@ def describe_os_error(error: OSError) -> str:
 
 
 class ToucheError(Exception):
-    """Base of all errors that the command line prints without a traceback; the message is printable."""
+    """Base of all errors that the command line prints without a traceback.
+
+    The message is printable.
+    """
 
     exit_code = 1
 
@@ -54,7 +62,10 @@ class ToucheError(Exception):
 
     @property
     def location(self) -> str:
-        """The file, `file:line`, option or setting at fault: the message up to its first `: `; may be empty."""
+        """The file, `file:line`, option or setting at fault: the message up to its first `: `.
+
+        May be empty.
+        """
         location, separator, _ = str(self).partition(": ")
         return location if separator else ""
 
@@ -131,7 +142,10 @@ _UNKNOWN = ("extra_forbidden", "invalid_key")
 
 
 def describe_problem(error: ErrorDetails) -> str:
-    """Return the expected value and, if it may be quoted, the actual one; the caller adds the location."""
+    """Return the expected value and, if it may be quoted, the actual one.
+
+    The caller adds the location.
+    """
     kind, value = error["type"], error["input"]
     if kind in _UNKNOWN:
         return "no such name"
@@ -144,7 +158,9 @@ def describe_problem(error: ErrorDetails) -> str:
     return f"{expected}, not {value!r:.40}" if is_quoted else expected
 
 
-def describe_first_problem(error: ValidationError, *location: str, model: type[BaseModel] | None = None) -> str:
+def describe_first_problem(
+    error: ValidationError, *location: str, model: type[BaseModel] | None = None
+) -> str:
     """Return `place: problem` of the first error, with the place below `location`.
 
     With the `model`, the known names follow an unknown one.

@@ -22,11 +22,17 @@ from touche_llm.llm import batch_files, ray_job
 
 
 def read_labels(body: Mapping[str, Any]) -> str:
-    """An answer with the first label of each field, or with some words; a thought without a schema."""
+    """An answer with the first label of each field, or with some words.
+
+    A thought without a schema.
+    """
     fields = fields_in(dict(body))
     if not fields:
         return f"Hm.{body['stop'][0]}"
-    return spell(dict(body), {name: field.get("enum", [f"words of {name}"])[0] for name, field in fields.items()})
+    return spell(
+        dict(body),
+        {name: field.get("enum", [f"words of {name}"])[0] for name, field in fields.items()},
+    )
 
 
 class Tokenizer:
@@ -34,7 +40,9 @@ class Tokenizer:
     chat_template = "there is one"
 
     @classmethod
-    def from_pretrained(cls, _: str, *, local_files_only: bool, trust_remote_code: bool, **__: Any) -> Tokenizer:
+    def from_pretrained(
+        cls, _: str, *, local_files_only: bool, trust_remote_code: bool, **__: Any
+    ) -> Tokenizer:
         assert local_files_only and not trust_remote_code
         return cls()
 
@@ -109,7 +117,9 @@ class Programs:
             vars(module).update(content)
             monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(sys.modules["ray"], "data", sys.modules["ray.data"], raising=False)
-        monkeypatch.setattr(sys.modules["ray.data"], "llm", sys.modules["ray.data.llm"], raising=False)
+        monkeypatch.setattr(
+            sys.modules["ray.data"], "llm", sys.modules["ray.data.llm"], raising=False
+        )
 
     def behave(self, **how: Any) -> None:
         """Go wrong in this way from now on."""
@@ -124,7 +134,9 @@ class Programs:
         return [value for name, value in self._seen if name == what]
 
     @asynccontextmanager
-    async def _run(self, command: Sequence[str], log: Path) -> AsyncIterator[tuple[Any, Callable[[], str]]]:
+    async def _run(
+        self, command: Sequence[str], log: Path
+    ) -> AsyncIterator[tuple[Any, Callable[[], str]]]:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
         stopped, problems = threading.Event(), list[str]()
@@ -151,13 +163,17 @@ class Programs:
         how, flags = self._how, dict(zip(argv[1:7:2], argv[2:8:2], strict=True))
         flags |= dict(flag.split("=", 1) for flag in argv[7:] if "=" in flag)
         requests = b.read(Path(flags["-i"]))
-        self._calls.append({"argv": argv, "flags": flags, "keys": [line["custom_id"] for line in requests]})
+        self._calls.append(
+            {"argv": argv, "flags": flags, "keys": [line["custom_id"] for line in requests]}
+        )
         calls = len(self._calls)
         if calls == how.get("fails_in_call", calls if how.get("fails") else None):
             raise ValueError("not enough memory")
         lines = []
         for line in requests:
-            reply = b.body(how.get("says") or read_labels(line["body"]), model=flags["--served-model-name"])
+            reply = b.body(
+                how.get("says") or read_labels(line["body"]), model=flags["--served-model-name"]
+            )
             if not line["body"].get("logprobs"):
                 reply["choices"][0]["logprobs"] = None
             lines.append(b.replied(line["custom_id"], reply))
@@ -177,9 +193,13 @@ class Programs:
             return rows
 
         def build_processor(_: Any) -> Callable[[list[Any]], Any]:
-            return lambda rows: SimpleNamespace(iter_rows=lambda: [{"key": row["key"], **infer(row)} for row in rows])
+            return lambda rows: SimpleNamespace(
+                iter_rows=lambda: [{"key": row["key"], **infer(row)} for row in rows]
+            )
 
-        generation = SimpleNamespace(to_diff_dict=lambda: {"top_k": 2, "temperature": 0.9, "eos_token_id": [0, 7]})
+        generation = SimpleNamespace(
+            to_diff_dict=lambda: {"top_k": 2, "temperature": 0.9, "eos_token_id": [0, 7]}
+        )
         return {
             "ray": {
                 "__version__": "2.60.0",

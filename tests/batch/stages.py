@@ -35,13 +35,21 @@ COMPARATIVE = script_of("comparative")
 
 
 def short_config(folder: Path, task: str = "comparative", **flags: Any) -> Config:
-    engine = {"engine__model": "scripted", "engine__context": FACTS.context, "ranking__document_tokens": 4000}
-    return config_for(folder, **{"task": task, **SHORT[task], "rank": STEPS[task], **engine, **flags})
+    engine = {
+        "engine__model": "scripted",
+        "engine__context": FACTS.context,
+        "ranking__document_tokens": 4000,
+    }
+    return config_for(
+        folder, **{"task": task, **SHORT[task], "rank": STEPS[task], **engine, **flags}
+    )
 
 
 def simple_config(folder: Path, **flags: Any) -> Config:
     """One topic, four documents, one question each."""
-    return short_config(folder, topic=("3",), depth=4, stance__depth=0, expansion__use=False, **flags)
+    return short_config(
+        folder, topic=("3",), depth=4, stance__depth=0, expansion__use=False, **flags
+    )
 
 
 async def export_stage(

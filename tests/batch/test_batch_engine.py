@@ -24,8 +24,17 @@ def config(tmp_path: Path, programs: Programs) -> Config:
 
 
 def config_of(folder: Path, programs: Programs, **flags: Any) -> Config:
-    engine = {"engine__name": "batch", "engine__model": str(programs.model), "engine__context": 32768}
-    given: dict[str, Any] = {"topic": ("3",), "depth": 4, "stance__depth": 2, "rank": "judge,pairwise:3"}
+    engine = {
+        "engine__name": "batch",
+        "engine__model": str(programs.model),
+        "engine__context": 32768,
+    }
+    given: dict[str, Any] = {
+        "topic": ("3",),
+        "depth": 4,
+        "stance__depth": 2,
+        "rank": "judge,pairwise:3",
+    }
     return config_for(folder, **(engine | given | flags))
 
 
@@ -50,7 +59,8 @@ async def test_a_run_takes_a_file_for_each_set_of_requests_that_do_not_wait_for_
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
     assert not (out / "batch.json").exists()
 
-    # The same command again sends nothing; a replay for a server makes the same run from the same answers.
+    # The same command again sends nothing; a replay for a server makes the same run from the same
+    # answers.
     await pipeline.run_all(config, out, Silent())
     assert len(sent(programs)) == 3
     mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
@@ -62,10 +72,16 @@ async def test_a_run_takes_a_file_for_each_set_of_requests_that_do_not_wait_for_
 
 
 @pytest.mark.parametrize("runner", ["vllm", "ray"])
-async def test_thoughts_take_a_file_before_that_of_the_answers(programs: Programs, tmp_path: Path, runner: str) -> None:
+async def test_thoughts_take_a_file_before_that_of_the_answers(
+    programs: Programs, tmp_path: Path, runner: str
+) -> None:
     flags: dict[str, Any] = {"rank": "judge", "stance__depth": 0, "engine__runner": runner}
-    flags["engine__options"] = {"placement_group_config": {"bundles": [{"CPU": 1}]}} if runner == "ray" else {}
-    config = config_of(tmp_path, programs, sampling={"thinking": {"judge": 50, "chains": 2}}, **flags)
+    flags["engine__options"] = (
+        {"placement_group_config": {"bundles": [{"CPU": 1}]}} if runner == "ray" else {}
+    )
+    config = config_of(
+        tmp_path, programs, sampling={"thinking": {"judge": 50, "chains": 2}}, **flags
+    )
     outcome = await pipeline.run_all(config, tmp_path / "out", Silent())
     assert (outcome.judgments.requested, outcome.failures) == (4, [])
     numbers = sent(programs) if runner == "vllm" else [len(rows) for rows in programs.seen("rows")]
@@ -78,7 +94,9 @@ async def test_thoughts_take_a_file_before_that_of_the_answers(programs: Program
     mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
     replay = config.model_copy(update={"cache": mode, "engine": engine})
     await pipeline.run_all(replay, tmp_path / "replayed", Silent())
-    assert (tmp_path / "replayed" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
+    assert (tmp_path / "replayed" / "run.txt").read_bytes() == (
+        tmp_path / "out" / "run.txt"
+    ).read_bytes()
 
 
 async def test_a_run_whose_runner_failed_resumes_with_what_is_missing(
@@ -120,5 +138,7 @@ async def test_a_rejected_request_is_a_stored_failure_and_sent_again_only_if_wan
     programs.behave()
     assert (await pipeline.run_all(config, tmp_path / "out", Silent())).failures == [failure]
     assert sent(programs) == [4]
-    assert (await pipeline.run_all(with_cache(config, retry_failures=True), tmp_path / "out", Silent())).failures == []
+    assert (
+        await pipeline.run_all(with_cache(config, retry_failures=True), tmp_path / "out", Silent())
+    ).failures == []
     assert sent(programs) == [4, 1]

@@ -25,7 +25,9 @@ async def test_lines_hold_the_bodies_that_a_server_receives(tmp_path: Path) -> N
     config = simple_config(tmp_path, engine__model="fake", engine__context=8192, rank=("judge",))
     server = FakeServer()
     await run_on(server, config, tmp_path / "asked")
-    elsewhere = config.model_copy(update={"cache": config.cache.model_copy(update={"file": tmp_path / "new.sqlite"})})
+    elsewhere = config.model_copy(
+        update={"cache": config.cache.model_copy(update={"file": tmp_path / "new.sqlite"})}
+    )
     out = tmp_path / "out"
     await retrieve_stage(elsewhere, out, Silent())
     requests = await export_stage(elsewhere, out)
@@ -57,7 +59,10 @@ async def test_an_export_needs_model_context_and_a_writable_cache(
 
 
 async def test_a_file_of_that_name_that_no_export_wrote_stays(tmp_path: Path) -> None:
-    config, out = simple_config(tmp_path, engine__model="fake", engine__context=8192), tmp_path / "out"
+    config, out = (
+        simple_config(tmp_path, engine__model="fake", engine__context=8192),
+        tmp_path / "out",
+    )
     await retrieve_stage(config, out, Silent())
     (out / "requests.jsonl").write_text("mine")
     with pytest.raises(UsageError) as caught:
@@ -71,5 +76,9 @@ async def test_a_file_of_that_name_that_no_export_wrote_stays(tmp_path: Path) ->
 async def test_model_and_context_are_taken_from_the_cache(waiting: Waiting) -> None:
     config, out, requests = waiting
     await import_files(out, b.write(out / "r.jsonl", b.answers(requests[:1], COMPARATIVE)))
-    unnamed = config.model_copy(update={"engine": config.engine.model_copy(update={"model": None, "context": None})})
-    assert [each.key for each in await export_stage(unnamed, out)] == [each.key for each in requests[1:]]
+    unnamed = config.model_copy(
+        update={"engine": config.engine.model_copy(update={"model": None, "context": None})}
+    )
+    assert [each.key for each in await export_stage(unnamed, out)] == [
+        each.key for each in requests[1:]
+    ]

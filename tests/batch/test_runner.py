@@ -16,7 +16,11 @@ from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.batch_files import answer_file
 from touche_llm.llm.settings import EngineConfig
 
-SCHEMA: dict[str, Any] = {"type": "object", "properties": {"word": {"enum": ["yes"]}}, "required": ["word"]}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"word": {"enum": ["yes"]}},
+    "required": ["word"],
+}
 
 
 def request(key: str, text: str = "A question.", **body: Any) -> dict[str, Any]:
@@ -49,7 +53,11 @@ class Place:
         return await answer_file(config, self.requests, self.responses, self.log)
 
     def files(self) -> set[str]:
-        return {path.name for path in self.responses.parent.iterdir()} if self.responses.parent.exists() else set()
+        return (
+            {path.name for path in self.responses.parent.iterdir()}
+            if self.responses.parent.exists()
+            else set()
+        )
 
 
 @pytest.fixture
@@ -71,12 +79,16 @@ async def test_vllm_gets_model_name_context_and_options(place: Place) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [{"fails": True}, {"nothing": True}])
-async def test_a_runner_that_fails_leaves_the_target_as_it_was(behaviour: dict[str, Any], place: Place) -> None:
+async def test_a_runner_that_fails_leaves_the_target_as_it_was(
+    behaviour: dict[str, Any], place: Place
+) -> None:
     place.programs.behave(**behaviour)
     with pytest.raises(EngineError) as caught:
         await place.answer()
     assert str(place.requests) in str(caught.value)
-    assert ("not enough memory" in str(caught.value)) == ("fails" in behaviour)  # the end of the log
+    assert ("not enough memory" in str(caught.value)) == (
+        "fails" in behaviour
+    )  # the end of the log
     assert place.files() == {"responses.log"}
     place.responses.write_text("of before")
     with pytest.raises(EngineError):
@@ -117,7 +129,9 @@ async def test_what_is_no_file_of_chat_requests_to_one_model_starts_nothing(
 async def test_a_folder_answers_requests_to_any_name(place: Place) -> None:
     b.write(place.requests, [request("a", model="organisation/large")])
     assert await place.answer() == 1
-    assert [call["flags"]["--served-model-name"] for call in place.programs.calls()] == ["organisation/large"]
+    assert [call["flags"]["--served-model-name"] for call in place.programs.calls()] == [
+        "organisation/large"
+    ]
 
 
 async def test_ray_needs_the_context(place: Place) -> None:
@@ -128,25 +142,36 @@ async def test_ray_needs_the_context(place: Place) -> None:
 
 async def test_rays_options_go_to_ray_and_the_others_to_vllm(place: Place) -> None:
     b.write(place.requests, [request(str(number)) for number in range(20)])
-    options = {"batch_size": 8, "tensor_parallel_size": 2, "placement_group_config": {"bundles": [{"CPU": 1}]}}
+    options = {
+        "batch_size": 8,
+        "tensor_parallel_size": 2,
+        "placement_group_config": {"bundles": [{"CPU": 1}]},
+    }
     assert await place.answer(runner="ray", options=options) == 20
     assert place.programs.seen("blocks") == [3]
     assert place.programs.seen("init") == ["local"]
     (config,) = place.programs.seen("config")
     assert config["model_source"] == str(place.programs.model)
-    assert (config["batch_size"], config["placement_group_config"]) == (8, options["placement_group_config"])
+    assert (config["batch_size"], config["placement_group_config"]) == (
+        8,
+        options["placement_group_config"],
+    )
     vllm = config["engine_kwargs"]
     assert (vllm["tensor_parallel_size"], vllm["max_model_len"]) == (2, 1000)
     assert vllm["structured_outputs_config"]["disable_any_whitespace"] and "batch_size" not in vllm
 
 
 async def test_too_few_gpus_are_an_error_instead_of_a_wait(place: Place) -> None:
-    with pytest.raises(EngineError, match=r"(?s)RAY_ADDRESS.*\b0 GPUs.*\b2\b.*placement_group_config"):
+    with pytest.raises(
+        EngineError, match=r"(?s)RAY_ADDRESS.*\b0 GPUs.*\b2\b.*placement_group_config"
+    ):
         await place.answer(runner="ray", options={"tensor_parallel_size": 2})
     assert place.files() == {"responses.log"}
 
 
-async def test_the_job_sends_what_a_chat_template_and_a_server_would_make_of_a_request(place: Place) -> None:
+async def test_the_job_sends_what_a_chat_template_and_a_server_would_make_of_a_request(
+    place: Place,
+) -> None:
     schema = {"type": "object", "properties": {"b": {"enum": ["x"]}, "a": {"enum": [1]}}}
     thinking = {"enable_thinking": True}
     sampling = {"seed": 3, "max_tokens": 32, "top_logprobs": 5, "temperature": 0.7}
@@ -154,7 +179,9 @@ async def test_the_job_sends_what_a_chat_template_and_a_server_would_make_of_a_r
     b.write(place.requests, [request("a", "Why?", **changes)])
     await place.answer(runner="ray", options={"placement_group_config": {"bundles": [{"CPU": 1}]}})
     ((row,),) = place.programs.seen("rows")
-    assert "".join(map(chr, row["tokenized_prompt"])) == "<system>Judge.<user>Why?<think><assistant>"
+    assert (
+        "".join(map(chr, row["tokenized_prompt"])) == "<system>Judge.<user>Why?<think><assistant>"
+    )
     assert row["sampling_params"] == {
         **{"temperature": 0.7, "seed": 3, "max_tokens": 32, "logprobs": 5},
         "top_k": 2,  # the model's own, which the request does not set
@@ -162,7 +189,9 @@ async def test_the_job_sends_what_a_chat_template_and_a_server_would_make_of_a_r
     }
 
 
-async def test_the_job_writes_a_response_to_each_request_also_where_vllm_or_the_template_refuses(place: Place) -> None:
+async def test_the_job_writes_a_response_to_each_request_also_where_vllm_or_the_template_refuses(
+    place: Place,
+) -> None:
     text = '{"word":"yes"}'
     lines = [request(str(most), max_tokens=most) for most in (64, len(text) + 1, len(text), 4)]
     lines += [request("refused", structured_outputs={"json": {"allOf": []}})]
@@ -178,8 +207,14 @@ async def test_the_job_writes_a_response_to_each_request_also_where_vllm_or_the_
     }
     assert "takes no such role" in json.dumps(found["template"]["body"])
     answered = [found[str(most)]["body"] for most in (64, len(text) + 1, len(text), 4)]
-    # The end token separates an answer that ended with its last token from one that was cut off there.
-    assert [each["choices"][0]["finish_reason"] for each in answered] == ["stop", "stop", "length", "length"]
+    # The end token separates an answer that ended with its last token from one that was cut off
+    # there.
+    assert [each["choices"][0]["finish_reason"] for each in answered] == [
+        "stop",
+        "stop",
+        "length",
+        "length",
+    ]
     assert [each["usage"]["completion_tokens"] for each in answered] == [15, 15, 14, 4]
     whole = answered[0]
     assert whole["choices"][0]["message"]["content"] == text

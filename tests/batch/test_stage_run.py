@@ -33,16 +33,22 @@ from touche_llm.pipeline import batch
 
 @pytest.mark.parametrize("task", SHORT)
 @pytest.mark.slow
-async def test_a_run_by_files_sends_the_requests_and_gives_the_files_of_a_direct_run(tmp_path: Path, task: str) -> None:
+async def test_a_run_by_files_sends_the_requests_and_gives_the_files_of_a_direct_run(
+    tmp_path: Path, task: str
+) -> None:
     config, script = short_config(tmp_path, task), script_with_queries(task)
     engine = ScriptedEngine(script)
-    await run_directly(with_cache(config, file=tmp_path / "direct.sqlite"), tmp_path / "direct", engine)
+    await run_directly(
+        with_cache(config, file=tmp_path / "direct.sqlite"), tmp_path / "direct", engine
+    )
     out, keys, rounds = tmp_path / "out", Counter[str](), {}
     for stage in ("retrieve", "judge", "rank"):
         found = await answer_by_files(stage, config, out, script)
         await replay(stage, config, out)
         keys.update(request.key for each in found for request in each)
-        rounds[stage] = [sorted({request.origin.prompt.split("/")[1] for request in each}) for each in found]
+        rounds[stage] = [
+            sorted({request.origin.prompt.split("/")[1] for request in each}) for each in found
+        ]
     assert keys == Counter(request.key for request in engine.requests)
     for name in ("run.txt", "judgments.jsonl", "comparisons.jsonl"):
         assert (out / name).read_bytes() == (tmp_path / "direct" / name).read_bytes()
@@ -59,13 +65,17 @@ async def test_a_run_by_files_sends_the_requests_and_gives_the_files_of_a_direct
 
 async def test_a_replay_reports_refused_requests_as_failures(waiting: Waiting) -> None:
     config, out, requests = waiting
-    done = await import_files(out, b.write(out / "r.jsonl", [b.refused(each.key) for each in requests]))
+    done = await import_files(
+        out, b.write(out / "r.jsonl", [b.refused(each.key) for each in requests])
+    )
     assert (len(done.problems["status_400"]), done.failed, done.is_done) == (4, 4, True)
     await replay("judge", config, out)
     assert len(read_records(out / "failures.jsonl", Failure, "failures")) == 4
 
 
-async def test_a_request_fails_after_its_last_sample_and_a_replay_names_it(waiting: Waiting) -> None:
+async def test_a_request_fails_after_its_last_sample_and_a_replay_names_it(
+    waiting: Waiting,
+) -> None:
     config, out, requests = waiting
     await import_files(out, b.write(out / "r.jsonl", b.answers(requests[1:], COMPARATIVE)))
     keys = []
@@ -96,7 +106,9 @@ async def test_an_unusable_answer_leads_to_another_sample(waiting: Waiting, kind
     assert again == requests[0].resample(1, config.sampling.resample_temperature)
     # Imported again, the same responses have the same outcome.
     assert await import_files(out, out / "r.jsonl") == done
-    assert (await import_files(out, b.write(out / "s.jsonl", b.answers([again], COMPARATIVE)))).is_done
+    assert (
+        await import_files(out, b.write(out / "s.jsonl", b.answers([again], COMPARATIVE)))
+    ).is_done
     await replay("judge", config, out)
 
 
@@ -109,7 +121,9 @@ async def test_documents_are_truncated_as_by_an_engine_with_this_tokeniser(
     facts = FACTS.model_copy(update={"context": context, "overhead": 0})
     script = script_with_queries(task)
     engine = ScriptedEngine(script)
-    await run_directly(with_cache(config, file=tmp_path / "direct.sqlite"), tmp_path / "direct", engine, facts)
+    await run_directly(
+        with_cache(config, file=tmp_path / "direct.sqlite"), tmp_path / "direct", engine, facts
+    )
     out = tmp_path / "out"
     await retrieve_stage(config, out, Silent())
     with pytest.raises(UsageError, match=r"^engine\.tokenizer"):

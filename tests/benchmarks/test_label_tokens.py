@@ -24,14 +24,20 @@ from touche_llm.llm.answers import AnswerForm, get_labels
 def test_a_label_is_single_if_one_token_has_all_its_characters(
     form: AnswerForm, pattern: str, split: list[str]
 ) -> None:
-    assert find_split_labels(ComparativeJudgment, form, lambda text: re.findall(pattern, text)) == split
+    assert (
+        find_split_labels(ComparativeJudgment, form, lambda text: re.findall(pattern, text))
+        == split
+    )
 
 
 def test_the_table_has_a_row_for_each_form_with_the_labels_of_all_prompts() -> None:
     rows = list(list_rows({"characters": list, "words": lambda text: re.findall(r"\w+|\W", text)}))
     assert [row[0] for row in rows] == ["object", "array", "letters"]
     labels = {
-        label for answer in list_answers().values() for allowed in get_labels(answer).values() for label in allowed
+        label
+        for answer in list_answers().values()
+        for allowed in get_labels(answer).values()
+        for label in allowed
     }
     assert {row[1] for row in rows} == {str(len(labels))} and {row[3] for row in rows} == {"none"}
     # Every label of one character, and in letters all of them.

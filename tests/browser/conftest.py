@@ -42,7 +42,8 @@ Open = Callable[..., AbstractContextManager[Opened]]
 
 @pytest.fixture(scope="session")
 def browser(sample: Path, hostile: Path) -> Iterator[Browser]:
-    # The pages are made first: Playwright keeps an event loop, beside which no run can start its own.
+    # The pages are made first: Playwright keeps an event loop, beside which no run can start its
+    # own.
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(SWITCHES))
         yield started

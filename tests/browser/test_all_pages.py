@@ -23,10 +23,14 @@ pytestmark = pytest.mark.browser
 def test_a_page_fits_and_can_be_read(
     request: pytest.FixtureRequest, opened: Open, name: str, width: int, scheme: str
 ) -> None:
-    with opened(request.getfixturevalue(name), viewport={"width": width, "height": 800}, color_scheme=scheme) as found:
+    with opened(
+        request.getfixturevalue(name), viewport={"width": width, "height": 800}, color_scheme=scheme
+    ) as found:
         page = found.page
         page.evaluate(OPEN_ALL)
-        page.evaluate("document.querySelectorAll('.doc').forEach(each => each.style.contentVisibility = 'visible')")
+        page.evaluate(
+            "document.querySelectorAll('.doc').forEach(each => each.style.contentVisibility = 'visible')"
+        )
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.evaluate(FAINT) == []
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -34,7 +38,9 @@ def test_a_page_fits_and_can_be_read(
 
 
 @pytest.mark.parametrize("name", ["hostile", "attacked_runs", "attacked_prompts"])
-def test_hostile_texts_run_nothing_and_fetch_nothing(request: pytest.FixtureRequest, opened: Open, name: str) -> None:
+def test_hostile_texts_run_nothing_and_fetch_nothing(
+    request: pytest.FixtureRequest, opened: Open, name: str
+) -> None:
     with opened(request.getfixturevalue(name), viewport={"width": 320, "height": 800}) as found:
         page = found.page
         page.evaluate(OPEN_ALL)
@@ -50,7 +56,9 @@ def test_hostile_texts_run_nothing_and_fetch_nothing(request: pytest.FixtureRequ
 
 
 @pytest.mark.parametrize("name", ["sample", "three", "matrix"])
-def test_without_scripts_everything_is_there(request: pytest.FixtureRequest, opened: Open, name: str) -> None:
+def test_without_scripts_everything_is_there(
+    request: pytest.FixtureRequest, opened: Open, name: str
+) -> None:
     with opened(request.getfixturevalue(name), java_script_enabled=False) as found:
         assert not found.page.is_visible(".filters")
         if name != "matrix":

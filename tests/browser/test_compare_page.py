@@ -57,7 +57,11 @@ def attacked(hostile: Path) -> Path:
     found = read_run(run / "run.txt")
     grades = {"1": {each.document_id: 1.0 for each in found.rankings["1"][:3]}}
     runs: list[Named] = [(attack, found, run) for attack in ATTACKS[:8]]
-    return written(runs, Qrels({"relevance": grades}, {}, TASK.stances, TASK.aspects), hostile.parent / "eight.html")
+    return written(
+        runs,
+        Qrels({"relevance": grades}, {}, TASK.stances, TASK.aspects),
+        hostile.parent / "eight.html",
+    )
 
 
 def left_after(page: Page, choice: str, value: str) -> int:
@@ -96,7 +100,9 @@ def test_filters_leave_what_the_runs_disagree_about(three: Path, opened: Open) -
         assert (found.requests, found.problems) == ([], [])
 
 
-def test_a_topic_of_the_figure_leads_to_its_place_with_the_keyboard_too(three: Path, opened: Open) -> None:
+def test_a_topic_of_the_figure_leads_to_its_place_with_the_keyboard_too(
+    three: Path, opened: Open
+) -> None:
     with opened(three, viewport={"width": 1280, "height": 800}) as found:
         page = found.page
         link = page.locator("#measures a").last
@@ -105,8 +111,16 @@ def test_a_topic_of_the_figure_leads_to_its_place_with_the_keyboard_too(three: P
         page.keyboard.press("Enter")
         expect(page.locator(target)).to_have_attribute("open", "")
         # What says which letter is which stays at the top, and covers nothing.
-        legend, topic = page.locator(".which").bounding_box(), page.locator(f"{target} > summary").bounding_box()
-        assert legend and topic and 0 <= legend["y"] and topic["y"] >= legend["y"] + legend["height"] - 1
+        legend, topic = (
+            page.locator(".which").bounding_box(),
+            page.locator(f"{target} > summary").bounding_box(),
+        )
+        assert (
+            legend
+            and topic
+            and 0 <= legend["y"]
+            and topic["y"] >= legend["y"] + legend["height"] - 1
+        )
         page.focus(f"{target} .doc > summary")
         page.keyboard.press("Space")
         expect(page.locator(f"{target} .doc[open] blockquote").first).to_be_visible()

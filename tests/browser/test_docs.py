@@ -37,7 +37,9 @@ def site() -> Path:
     return folder
 
 
-def test_each_page_fits_the_window_and_loads_nothing_from_elsewhere(site: Path, opened: Open) -> None:
+def test_each_page_fits_the_window_and_loads_nothing_from_elsewhere(
+    site: Path, opened: Open
+) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 40
     # One page for all of them: a new one takes as long as what is checked on it.
@@ -54,8 +56,12 @@ def test_each_page_fits_the_window_and_loads_nothing_from_elsewhere(site: Path, 
                 page.emulate_media(color_scheme=scheme)
                 backgrounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
             assert backgrounds[0] == "rgb(255, 255, 255)" != backgrounds[1], path
-            assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth)"), path
-            assert [url for url in found.requests if not url.startswith(("file:", "data:"))] == [], path
+            assert page.evaluate(
+                "[...document.images].every(image => image.complete && image.naturalWidth)"
+            ), path
+            assert [
+                url for url in found.requests if not url.startswith(("file:", "data:"))
+            ] == [], path
             assert found.problems == [], path
 
 
@@ -64,13 +70,17 @@ def test_the_search_finds_a_page_without_a_network(site: Path, opened: Open) -> 
         found.page.context.set_offline(True)
         found.page.get_by_placeholder("Search").first.fill("unjudged")
         found.page.get_by_placeholder("Search").first.press("Enter")
-        expect(found.page.locator("#search-results li a", has_text="Unjudged documents").first).to_be_visible()
+        expect(
+            found.page.locator("#search-results li a", has_text="Unjudged documents").first
+        ).to_be_visible()
         found.page.locator("#search-results li a", has_text="Unjudged documents").first.click()
         expect(found.page.locator("h1")).to_contain_text("Unjudged documents")
         assert found.problems == []
 
 
-def test_the_search_shows_excerpts_and_finds_a_sentence_of_doctor_first(site: Path, opened: Open) -> None:
+def test_the_search_shows_excerpts_and_finds_a_sentence_of_doctor_first(
+    site: Path, opened: Open
+) -> None:
     with opened(site / "index.html") as found:
         found.page.get_by_placeholder("Search").first.fill("a run could not be made")
         found.page.get_by_placeholder("Search").first.press("Enter")
@@ -87,7 +97,12 @@ def test_a_button_copies_commands_without_prompts_and_output(site: Path, opened:
     with opened(site / "tutorials" / "own-task.html") as found:
         block = found.page.locator(".highlight-console").nth(1)
         expect(block.locator("button.copybtn")).to_be_visible()
-        found.page.evaluate("document.addEventListener('copy', event => { window.copied = event.target.value; })")
+        found.page.evaluate(
+            "document.addEventListener('copy', event => { window.copied = event.target.value; })"
+        )
         block.locator("button.copybtn").click()
         lines = found.page.evaluate("window.copied").strip().replace("\\\n", " ").split("\n")
-        assert [line.split()[:2] for line in lines] == [["touche-llm", "run"], ["touche-llm", "evaluate"]]
+        assert [line.split()[:2] for line in lines] == [
+            ["touche-llm", "run"],
+            ["touche-llm", "evaluate"],
+        ]

@@ -47,10 +47,15 @@ def written(folder: Path, engine: ScriptedEngine, words: dict[str, str], text: s
     plan = Plan(split="all")
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as other:
         patch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(engine))
-        work = compare_prompts(ComparisonInputs(config_of(folder, files), names, qrels, plan), Silent())
+        work = compare_prompts(
+            ComparisonInputs(config_of(folder, files), names, qrels, plan), Silent()
+        )
         # Playwright keeps an event loop in this thread.
         found = other.submit(asyncio.run, work).result()
-    write_page(render_matrix(found, qrels, {aspect: files[aspect] for aspect in ASPECTS}), folder / "matrix.html")
+    write_page(
+        render_matrix(found, qrels, {aspect: files[aspect] for aspect in ASPECTS}),
+        folder / "matrix.html",
+    )
     return folder / "matrix.html"
 
 
@@ -75,7 +80,11 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ids(page: Page) -> list[str]:
-    return list(page.evaluate(f"[...document.querySelectorAll('{LEFT}')].map(e => e.querySelector('.id').textContent)"))
+    return list(
+        page.evaluate(
+            f"[...document.querySelectorAll('{LEFT}')].map(e => e.querySelector('.id').textContent)"
+        )
+    )
 
 
 def test_documents_that_the_variants_differ_about_come_first(matrix: Path, opened: Open) -> None:

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.browser
 LEFT = ".doc:not([hidden])"
 SHOWN = f"document.querySelectorAll('{LEFT}')"
 OPEN_ALL = "document.querySelectorAll('details').forEach(each => each.open = true)"
-# Texts of a page whose contrast with what is behind them is below 4.5, the least of WCAG 2.2 AA for small texts.
+# Texts of a page whose contrast with what is behind them is below 4.5, the least of WCAG 2.2 AA for
+# small texts.
 FAINT = """() => {
   const parsed = (text) => text.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
@@ -54,7 +55,9 @@ def test_filters_leave_what_fits_and_can_be_put_together(sample: Path, opened: O
         page.select_option("#stance", label="FIRST")
         first = shown(page)
         assert 0 < first < 80
-        assert set(page.evaluate(f"[...{SHOWN}].map(each => each.querySelector('.chip').textContent)")) == {"FIRST"}
+        assert set(
+            page.evaluate(f"[...{SHOWN}].map(each => each.querySelector('.chip').textContent)")
+        ) == {"FIRST"}
         page.select_option("#judged", "p0")
         unjudged = shown(page)
         page.select_option("#judged", "p1")
@@ -62,14 +65,18 @@ def test_filters_leave_what_fits_and_can_be_put_together(sample: Path, opened: O
         page.select_option("#judged", "")
         page.select_option("#topic", "t2")
         assert 0 < shown(page) < first
-        assert page.evaluate("[...document.querySelectorAll('.topic:not([hidden])')].map(each => each.id)") == ["t2"]
+        assert page.evaluate(
+            "[...document.querySelectorAll('.topic:not([hidden])')].map(each => each.id)"
+        ) == ["t2"]
         assert read_count(page).endswith("1 of 4 topics")
         page.click("button[type=reset]")
         expect(page.locator(LEFT)).to_have_count(80)
         assert read_count(page) == "80 of 80 documents, 4 of 4 topics"
 
 
-def test_a_filter_leaves_the_documents_that_model_and_assessors_disagree_about(sample: Path, opened: Open) -> None:
+def test_a_filter_leaves_the_documents_that_model_and_assessors_disagree_about(
+    sample: Path, opened: Open
+) -> None:
     with opened(sample) as found:
         page = found.page
         page.select_option("#assessors", label="differ in stance")
@@ -96,7 +103,9 @@ def test_the_search_finds_all_words_in_texts_ids_and_answers(sample: Path, opene
             expect(page.locator(LEFT)).not_to_have_count(80)
             texts = page.evaluate(f"[...{SHOWN}].map(each => each.textContent.toLowerCase())")
             assert texts and all(word in text for word in words.lower().split() for text in texts)
-            assert page.evaluate(f"[...{SHOWN}].every(each => each.checkVisibility())"), "its topic is open"
+            assert page.evaluate(f"[...{SHOWN}].every(each => each.checkVisibility())"), (
+                "its topic is open"
+            )
             page.fill("#search", "")
             expect(page.locator(LEFT)).to_have_count(80)
         page.fill("#search", "no such words anywhere")
@@ -124,9 +133,13 @@ def test_everything_can_be_reached_with_the_keyboard(sample: Path, opened: Open)
         assert page.input_value("#search") == "/"
 
 
-def test_the_policy_stops_a_script_that_gets_in_all_the_same(sample: Path, opened: Open, tmp_path: Path) -> None:
+def test_the_policy_stops_a_script_that_gets_in_all_the_same(
+    sample: Path, opened: Open, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken.html"
-    broken.write_text(sample.read_text().replace("</main>", f"{''.join(ATTACKS[:2])}<p style='color:red'></main>"))
+    broken.write_text(
+        sample.read_text().replace("</main>", f"{''.join(ATTACKS[:2])}<p style='color:red'></main>")
+    )
     with opened(broken) as found:
         found.page.wait_for_timeout(300)
         assert found.page.evaluate("typeof window.ran") == "undefined"

@@ -32,7 +32,10 @@ def made_app() -> Callable[..., object]:
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intervals are as wide as they like here; with 10,000 resamples the tests would take twice as long."""
+    """Intervals are as wide as they like here.
+
+    With 10,000 resamples the tests would take twice as long.
+    """
     monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
 
 

@@ -17,7 +17,14 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.pipeline.run_directory import RunDirectory
 
 SAMPLE = SAMPLES / "comparative"
-DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]
+DATA = [
+    "--topics",
+    str(SAMPLE / "topics.xml"),
+    "--corpus",
+    str(SAMPLE / "passages.jsonl"),
+    "--topic",
+    "3",
+]
 MODEL = ["--model", "served", "--context", "32768", "--stance-depth", "0"]
 EXPORT = ["batch", "export", "judge", "--out", "run", *MODEL]
 REPLAY = ["--out", "run", "--cache-mode", "replay", "--stance-depth", "0"]
@@ -40,7 +47,11 @@ def replied(requests: Path, text: str = GOOD) -> list[b.Line]:
 
 def commands_in(done: Done) -> list[list[str]]:
     """The commands of this program that were printed."""
-    lines = [line[line.index("touche-llm ") :] for line in done.stdout.splitlines() if "touche-llm " in line]
+    lines = [
+        line[line.index("touche-llm ") :]
+        for line in done.stdout.splitlines()
+        if "touche-llm " in line
+    ]
     return [shlex.split(line)[1:] for line in lines]
 
 
@@ -64,7 +75,9 @@ def test_following_the_printed_commands_ranks_as_was_exported(
         run, *import_ = commands_in(done)
         if not import_:
             break
-        answered = touche(*[word if word != "FOLDER" else "models/tiny" for word in run], "--overwrite")
+        answered = touche(
+            *[word if word != "FOLDER" else "models/tiny" for word in run], "--overwrite"
+        )
         assert answered.returncode == 0, answered.stderr
         imported = touche(*import_[0])
         assert imported.returncode == 0, imported.stderr
@@ -77,24 +90,35 @@ def test_following_the_printed_commands_ranks_as_was_exported(
 
 
 @pytest.mark.usefixtures("retrieved")
-def test_unusable_answers_are_counted_by_kind_with_an_example(touche: Touche, tmp_path: Path) -> None:
+def test_unusable_answers_are_counted_by_kind_with_an_example(
+    touche: Touche, tmp_path: Path
+) -> None:
     touche(*EXPORT)
-    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "run" / "requests.jsonl", "Well\x1b[31m"))
+    b.write(
+        tmp_path / "responses.jsonl", replied(tmp_path / "run" / "requests.jsonl", "Well\x1b[31m")
+    )
     done = touche("batch", "import", "responses.jsonl", "--out", "run")
     assert done.returncode == 3
     assert done.stdout.splitlines()[2].split() == ["stored", "0"]
-    assert done.stdout.splitlines()[3].split()[:2] == ["not_json", "3"] and "\x1b" not in done.stdout
+    assert (
+        done.stdout.splitlines()[3].split()[:2] == ["not_json", "3"] and "\x1b" not in done.stdout
+    )
     assert "3 requests now" in touche(*EXPORT).stdout
 
 
 @pytest.mark.usefixtures("retrieved")
-def test_a_refused_question_is_given_up_and_the_run_is_made_without_it(touche: Touche, tmp_path: Path) -> None:
+def test_a_refused_question_is_given_up_and_the_run_is_made_without_it(
+    touche: Touche, tmp_path: Path
+) -> None:
     touche(*EXPORT)
     first, *rest = replied(tmp_path / "run" / "requests.jsonl")
     b.write(tmp_path / "responses.jsonl", [b.refused(first["custom_id"]), *rest])
     done = touche("batch", "import", "responses.jsonl", "--out", "run")
     assert done.returncode == 3
-    assert [line.split()[:2] for line in done.stdout.splitlines()[2:4]] == [["stored", "2"], ["status_400", "1"]]
+    assert [line.split()[:2] for line in done.stdout.splitlines()[2:4]] == [
+        ["stored", "2"],
+        ["status_400", "1"],
+    ]
     assert "--retry-failures" in done.stdout
     assert "1 questions have no usable answer" in done.stdout
     again = touche(*EXPORT)
@@ -103,7 +127,9 @@ def test_a_refused_question_is_given_up_and_the_run_is_made_without_it(touche: T
     assert touche("rank", "--out", "run").returncode == 3
     assert len((tmp_path / "run" / "run.txt").read_text().splitlines()) == 3
     (failure,) = b.read(tmp_path / "run" / "failures.jsonl")
-    assert [each["reason"] for each in failure["attempts"]] == ["HTTP 400 from /v1/chat/completions: too long"]
+    assert [each["reason"] for each in failure["attempts"]] == [
+        "HTTP 400 from /v1/chat/completions: too long"
+    ]
     assert {path.name for path in (tmp_path / "run").iterdir()}.isdisjoint({"batch_unusable.jsonl"})
     assert "1 requests now" in touche(*EXPORT, "--retry-failures").stdout
     # The next export goes by what the retried one has forgotten.
@@ -120,7 +146,15 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
         assert (done.returncode, done.stdout) == (code, "")
         assert said in done.stderr and "Traceback" not in done.stderr
 
-    fails(1, "run `touche-llm batch export` for this folder first", "batch", "import", "r.jsonl", "--out", "run")
+    fails(
+        1,
+        "run `touche-llm batch export` for this folder first",
+        "batch",
+        "import",
+        "r.jsonl",
+        "--out",
+        "run",
+    )
     fails(2, "--model", *EXPORT[:5])
     fails(2, "a stage before `judge` depends on it", *EXPORT, "--set", "retriever.k1=1")
     fails(2, "--tokenizer", *EXPORT, "--context", "1100")
@@ -135,7 +169,9 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
 
 def test_queries_can_be_asked_for_before_there_is_a_folder(touche: Touche, tmp_path: Path) -> None:
     given = ["retrieve", *DATA, "--out", "new", "--query-expansion"]
-    assert touche("batch", "export", *given, "--model", "served", "--context", "4096").returncode == 0
+    assert (
+        touche("batch", "export", *given, "--model", "served", "--context", "4096").returncode == 0
+    )
     text = '{"query1":"one more","query2":"another one","query3":"a third"}'
     b.write(tmp_path / "r.jsonl", replied(tmp_path / "new" / "requests.jsonl", text))
     assert touche("batch", "import", "r.jsonl", "--out", "new").returncode == 0
@@ -149,21 +185,39 @@ def test_export_and_import_are_refused_while_another_command_writes_in_the_folde
 ) -> None:
     assert touche(*EXPORT).returncode == 0
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "run" / "requests.jsonl"))
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."}
+    before = {
+        path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."
+    }
     with RunDirectory(tmp_path / "run").lock("judge", print):
         for command in (EXPORT, ["batch", "import", "responses.jsonl", "--out", "run"]):
             done = touche(*command)
-            assert (done.returncode, f"process {os.getpid()} " in done.stderr) == (2, True), done.stderr
+            assert (done.returncode, f"process {os.getpid()} " in done.stderr) == (2, True), (
+                done.stderr
+            )
         assert touche("judge", "--out", "run", "--dry-run").returncode == 0
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."} == before
+    assert {
+        path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."
+    } == before
 
 
 @pytest.mark.usefixtures("retrieved")
-def test_a_file_of_requests_is_answered_and_imported(touche: Touche, tmp_path: Path, programs: Programs) -> None:
+def test_a_file_of_requests_is_answered_and_imported(
+    touche: Touche, tmp_path: Path, programs: Programs
+) -> None:
     assert touche(*EXPORT[:5], "--model", "models/tiny", *MODEL[2:]).returncode == 0
-    answer = ["batch", "run", "run/requests.jsonl", "-o", "responses.jsonl", "--model", "models/tiny"]
+    answer = [
+        "batch",
+        "run",
+        "run/requests.jsonl",
+        "-o",
+        "responses.jsonl",
+        "--model",
+        "models/tiny",
+    ]
     done = touche(*answer, "--context", "32768", "--set", "engine.options.tensor_parallel_size=2")
-    assert (done.returncode, done.stdout) == (0, "responses: responses.jsonl (3 requests)\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "responses: responses.jsonl (3 requests)\n"), (
+        done.stderr
+    )
     flags = programs.calls()[0]["flags"]
     assert (flags["--max-model-len"], flags["--tensor-parallel-size"]) == ("32768", "2")
     assert touche("batch", "import", "responses.jsonl", "--out", "run").returncode == 0
@@ -197,7 +251,9 @@ def test_what_cannot_be_answered_ends_the_command_before_vllm_starts(
     assert not (tmp_path / "r.jsonl").exists()
 
 
-def test_one_command_makes_a_whole_run_by_files(touche: Touche, tmp_path: Path, programs: Programs) -> None:
+def test_one_command_makes_a_whole_run_by_files(
+    touche: Touche, tmp_path: Path, programs: Programs
+) -> None:
     engine = ["--engine", "batch", "--model", "models/tiny", "--context", "32768"]
     given = [*DATA, "--out", "run", "--depth", "3", "--stance-depth", "0"]
     done = touche("run", *given, *engine)

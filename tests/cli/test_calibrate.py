@@ -19,9 +19,16 @@ def judged(tmp_path: Path) -> Path:
     """A run's folder and qrels for it, in which thresholds part all labels."""
     examples = gated(TOPICS)
     run = tmp_path / "run"
-    write_records(run / "judgments.jsonl", [judgment(topic, name, shares(*said)) for topic, name, _, said in examples])
-    (run / "config.yaml").write_text("task: comparative\ntopics: topics.xml\ncorpus: passages.jsonl\n")
-    (tmp_path / "qrels.txt").write_text("".join(f"{topic} 0 {name} {stance}\n" for topic, name, stance, _ in examples))
+    write_records(
+        run / "judgments.jsonl",
+        [judgment(topic, name, shares(*said)) for topic, name, _, said in examples],
+    )
+    (run / "config.yaml").write_text(
+        "task: comparative\ntopics: topics.xml\ncorpus: passages.jsonl\n"
+    )
+    (tmp_path / "qrels.txt").write_text(
+        "".join(f"{topic} 0 {name} {stance}\n" for topic, name, stance, _ in examples)
+    )
     return tmp_path
 
 
@@ -29,10 +36,19 @@ def test_thresholds_are_fitted_and_written_with_their_topics(judged: Path, touch
     done = touche(*FIT, "--out", "deep/thresholds.yaml", "--format", "json")
     assert done.returncode == 0, done.stderr
     held_out, most_probable = json.loads(done.stdout)
-    assert (held_out["topics"], held_out["documents"], held_out["macro_f1"], held_out["accuracy"]) == (8, 128, 1.0, 1.0)
+    assert (
+        held_out["topics"],
+        held_out["documents"],
+        held_out["macro_f1"],
+        held_out["accuracy"],
+    ) == (8, 128, 1.0, 1.0)
     assert most_probable["labels"] == "most probable" and most_probable["macro_f1"] < 0.9
     written = yaml.safe_load((judged / "deep/thresholds.yaml").read_text())
-    assert list(written) == ["stance"] and set(written["stance"]) == {"thresholds", "calibrated_on", "calibrated_for"}
+    assert list(written) == ["stance"] and set(written["stance"]) == {
+        "thresholds",
+        "calibrated_on",
+        "calibrated_for",
+    }
     assert list(written["stance"]["thresholds"]) == ["NO", "NEUTRAL"]
     assert written["stance"]["calibrated_on"] == [str(topic) for topic in range(TOPICS)]
 
@@ -40,7 +56,9 @@ def test_thresholds_are_fitted_and_written_with_their_topics(judged: Path, touch
 def test_what_the_stance_prompt_said_is_used(judged: Path, touche: Touche) -> None:
     assert touche(*FIT, "--out", "before.yaml").returncode == 0
     lines = [line.split() for line in (judged / "qrels.txt").read_text().splitlines()]
-    write_records(judged / "run/stances.jsonl", [stance_reading(each[0], each[2], READ) for each in lines])
+    write_records(
+        judged / "run/stances.jsonl", [stance_reading(each[0], each[2], READ) for each in lines]
+    )
     done = touche(*FIT, "--out", "after.yaml")
     assert done.returncode == 0
     assert (judged / "before.yaml").read_text() != (judged / "after.yaml").read_text()
@@ -66,9 +84,16 @@ def test_a_single_topic_leaves_what_was_written_before(judged: Path, touche: Tou
     assert (judged / "t.yaml").read_text() == "before"
 
 
-def test_a_folder_without_a_run_and_a_task_without_such_labels_are_told(judged: Path, touche: Touche) -> None:
+def test_a_folder_without_a_run_and_a_task_without_such_labels_are_told(
+    judged: Path, touche: Touche
+) -> None:
     done = touche("calibrate", "nowhere", "--stance", "qrels.txt", "--out", "t.yaml")
-    assert done.returncode == 1 and "config.yaml: no such file; give the folder of a run" in done.stderr
-    (judged / "run/config.yaml").write_text("task: sentence_pairs\ntopics: t.xml\ncorpus: args.csv\n")
+    assert (
+        done.returncode == 1
+        and "config.yaml: no such file; give the folder of a run" in done.stderr
+    )
+    (judged / "run/config.yaml").write_text(
+        "task: sentence_pairs\ntopics: t.xml\ncorpus: args.csv\n"
+    )
     done = touche(*FIT, "--out", "t.yaml")
     assert done.returncode == 2 and "sentence_pairs: all its stances take a side" in done.stderr

@@ -33,7 +33,9 @@ def runs(tmp_path: Path) -> Path:
                 for rank, document in enumerate(orders[kind], start=1)
             )
         )
-    (tmp_path / "relevance").write_text("".join(f"{topic} 0 a 2\n{topic} 0 b 1\n" for topic in range(TOPICS)))
+    (tmp_path / "relevance").write_text(
+        "".join(f"{topic} 0 a 2\n{topic} 0 b 1\n" for topic in range(TOPICS))
+    )
     (tmp_path / "stance").write_text("".join(f"{topic} 0 a NO\n" for topic in range(TOPICS)))
     return tmp_path
 
@@ -78,7 +80,11 @@ def test_few_topics_have_a_p_value_without_an_interval_and_judged_documents_have
         assert "relevance judged@5" not in found and found["relevance nDCG@5"]["judged"] is not None
         for measure in ("relevance nDCG@5", "relevance P@5"):
             row = found[measure]
-            assert (row["n"], row["low"] is None, row["high"] is None) == (topics, topics == 2, topics == 2)
+            assert (row["n"], row["low"] is None, row["high"] is None) == (
+                topics,
+                topics == 2,
+                topics == 2,
+            )
         assert found["relevance nDCG@5"]["p"] == pytest.approx(2 / 2**topics)
         assert found["stance accuracy"]["low"] is None and found["stance accuracy"]["p"] is not None
         assert done.stderr.count("no 95 % interval") == 1
@@ -127,7 +133,9 @@ def test_a_run_that_its_configuration_limits_is_compared_over_the_topics_that_al
     assert "but not judged" not in done.stderr
 
 
-def test_a_chosen_topic_that_a_run_lost_counts_0_in_a_comparison(touche: Touche, runs: Path) -> None:
+def test_a_chosen_topic_that_a_run_lost_counts_0_in_a_comparison(
+    touche: Touche, runs: Path
+) -> None:
     shutil.copytree(runs / "best", runs / "lossy")
     limit(runs / "best", "01")
     limit(runs / "lossy", "0")
@@ -140,11 +148,18 @@ def test_a_chosen_topic_that_a_run_lost_counts_0_in_a_comparison(touche: Touche,
     ) and "is in the relevance qrels" in done.stderr
     done = touche("compare", "best", "lossy", *QRELS, "--format", "json")
     row = rows_of(done.stdout)["lossy", "relevance nDCG@5"]
-    assert [row[key] for key in ("value", "baseline_value", "difference", "n")] == [0.5, 1.0, -0.5, 2]
+    assert [row[key] for key in ("value", "baseline_value", "difference", "n")] == [
+        0.5,
+        1.0,
+        -0.5,
+        2,
+    ]
     assert "lossy: relevance: topics judged, but not in the run, so they count 0: 1" in done.stderr
 
 
-def test_a_topic_that_a_run_lacks_for_another_reason_counts_0_and_the_table_says_so(touche: Touche, runs: Path) -> None:
+def test_a_topic_that_a_run_lacks_for_another_reason_counts_0_and_the_table_says_so(
+    touche: Touche, runs: Path
+) -> None:
     lines = (runs / "best" / "run.txt").read_text().splitlines(keepends=True)
     (runs / "best" / "run.txt").write_text("".join(line for line in lines if line[0] in "01"))
     arguments = ("compare", "base", "best", *QRELS)

@@ -21,7 +21,9 @@ def test_a_fault_of_the_server_is_one_line(touche: Touche, tmp_path: Path) -> No
     assert not (tmp_path / "out" / "run.txt").exists()
 
 
-def test_a_server_that_is_not_there_or_does_not_score_is_one_line(touche: Touche, tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_or_does_not_score_is_one_line(
+    touche: Touche, tmp_path: Path
+) -> None:
     asyncio.run(judged(tmp_path))
 
     class Generating(FakePooling):

@@ -13,7 +13,9 @@ from touche_llm.tasks.published import read_published
 def test_the_list_has_each_file_of_a_task_with_its_facts(touche: Touche) -> None:
     rows = json.loads(touche("data", "--format", "json").stdout)
     found = {(row["task"], row["name"], row["bytes"]) for row in rows}
-    assert found == {(task, file.name, file.bytes) for file in read_published() for task in file.tasks}
+    assert found == {
+        (task, file.name, file.bytes) for file in read_published() for task in file.tasks
+    }
     assert {row["task"] for row in rows} == set(TASKS)
     done = touche("data", "--task", "comparative")
     assert done.returncode == 0

@@ -30,7 +30,16 @@ def inputs_of(server: FakePooling) -> list[str]:
 @pytest.mark.parametrize("name", ["dense", "hybrid"])
 def test_an_index_is_made_once(touche: Touche, tmp_path: Path, name: str) -> None:
     with server_of().in_thread() as server:
-        command = ["index", "--retriever", name, *DATA, "--embeddings-url", server.url, "--embeddings-preset", "e5"]
+        command = [
+            "index",
+            "--retriever",
+            name,
+            *DATA,
+            "--embeddings-url",
+            server.url,
+            "--embeddings-preset",
+            "e5",
+        ]
         done = touche(*command, "--format", "json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)[0]["documents"] == DOCUMENTS == len(inputs_of(server))
@@ -83,12 +92,17 @@ def test_a_killed_index_resumes_and_sends_no_document_twice(touche: Touche, tmp_
         (INDEX, "--embeddings-url: missing"),
         ([*INDEX, "--embeddings-url", "http://127.0.0.1:1"], "--embeddings-url"),
         ([*INDEX, "--embeddings-preset", "e6"], "preset: 'e6'"),
-        (["index", *DATA, "--embeddings-url", "http://127.0.0.1:1"], "not used with --retriever bm25"),
+        (
+            ["index", *DATA, "--embeddings-url", "http://127.0.0.1:1"],
+            "not used with --retriever bm25",
+        ),
         ([*INDEX, "--set", "engine.model=x"], "--set engine.model: not used"),
         (["index", "--retriever", "okapi", *DATA], "bm25, dense, hybrid or elasticsearch"),
     ],
 )
-def test_what_cannot_be_indexed_is_one_line(touche: Touche, arguments: list[str], named: str) -> None:
+def test_what_cannot_be_indexed_is_one_line(
+    touche: Touche, arguments: list[str], named: str
+) -> None:
     done = touche(*arguments)
     assert done.returncode in (1, 2)
     (line,) = [line for line in done.stderr.strip().splitlines() if not line.startswith("note:")]

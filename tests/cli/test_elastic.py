@@ -68,27 +68,49 @@ def test_a_run_needs_no_corpus_on_disk_and_is_that_of_the_index_on_disk(
     assert done.returncode == 0, done.stderr
     assert touche("judge", *replay(task), "--out", "there").returncode == 0
     assert touche("rank", *usual[2:], "--out", "there").returncode == 0
-    assert touche("run", *at(server, task), *topics(task), *replay(task), *usual, "--out", "whole").returncode == 0
+    assert (
+        touche(
+            "run", *at(server, task), *topics(task), *replay(task), *usual, "--out", "whole"
+        ).returncode
+        == 0
+    )
     for name in ("judgments.jsonl", "run.txt"):
         assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
         assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "disk" / name).read_bytes()
     assert not list(tmp_path.rglob("documents.sqlite*"))[1:]
-    assert not any(PASSWORD.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert not any(
+        PASSWORD.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    )
 
 
-def test_the_metadata_tells_what_was_searched(touche: Touche, tmp_path: Path, server: FakeElasticsearch) -> None:
+def test_the_metadata_tells_what_was_searched(
+    touche: Touche, tmp_path: Path, server: FakeElasticsearch
+) -> None:
     corpus = str(CORPUS["comparative"])
     given = ["--elasticsearch-index", "mine", "--k1", "0.9", "--b", "0.4"]
     touche("index", *at(server), "--corpus", corpus, *given)
     done = touche("retrieve", *at(server), *topics(), *given, "--out", "out")
     assert done.returncode == 0, done.stderr
-    facts = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["retrieve"]["corpus"]
-    assert (facts["search engine"], facts["engine"], facts["index"]) == (server.url, "Elasticsearch 9.1.0", "mine")
+    facts = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"][
+        "retrieve"
+    ]["corpus"]
+    assert (facts["search engine"], facts["engine"], facts["index"]) == (
+        server.url,
+        "Elasticsearch 9.1.0",
+        "mine",
+    )
     assert facts["loaded from"] == "passages.jsonl" and len(facts["sha256"]) == 64
     config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
-    assert config["elasticsearch"]["url"] == server.url and config["elasticsearch"]["index"] == "mine"
+    assert (
+        config["elasticsearch"]["url"] == server.url and config["elasticsearch"]["index"] == "mine"
+    )
     retriever = config["retriever"]
-    assert [retriever[each] for each in ("name", "method", "k1", "b")] == ["elasticsearch", "lucene", 0.9, 0.4]
+    assert [retriever[each] for each in ("name", "method", "k1", "b")] == [
+        "elasticsearch",
+        "lucene",
+        0.9,
+        0.4,
+    ]
 
 
 def test_candidates_of_another_tool_are_looked_up_there(
@@ -131,19 +153,33 @@ THERE = ["--retriever", "elasticsearch"]
             [*RETRIEVE, "--corpus", "c.jsonl"],
             "elasticsearch has its own documents; leave out corpus and index (`touche-llm index",
         ),
-        ([*RETRIEVE, "--bm25-method", "atire"], "--bm25-method: Elasticsearch scores like Lucene; use lucene"),
-        ([*RETRIEVE, "--task", "sentence_pairs"], "sentence_pairs ranks pairs of sentences; use bm25"),
-        ([*RETRIEVE, "--elasticsearch", "http://u:secret@h:1"], "--elasticsearch: must not hold a password"),
+        (
+            [*RETRIEVE, "--bm25-method", "atire"],
+            "--bm25-method: Elasticsearch scores like Lucene; use lucene",
+        ),
+        (
+            [*RETRIEVE, "--task", "sentence_pairs"],
+            "sentence_pairs ranks pairs of sentences; use bm25",
+        ),
+        (
+            [*RETRIEVE, "--elasticsearch", "http://u:secret@h:1"],
+            "--elasticsearch: must not hold a password",
+        ),
         (
             [*ON_DISK, "--elasticsearch", "http://h:1"],
             "elasticsearch: settings of a retriever that is not the chosen one",
         ),
         ([*INDEX, *THERE, "--bm25-method", "atire"], "scores as --bm25-method lucene"),
         ([*INDEX, *THERE, "--index", "folder"], "--retriever elasticsearch: "),
-        ([*INDEX, "--elasticsearch", "http://h:1"], "--elasticsearch: not used with --retriever bm25"),
+        (
+            [*INDEX, "--elasticsearch", "http://h:1"],
+            "--elasticsearch: not used with --retriever bm25",
+        ),
     ],
 )
-def test_what_does_not_go_together_is_wrong_usage(touche: Touche, arguments: list[str], message: str) -> None:
+def test_what_does_not_go_together_is_wrong_usage(
+    touche: Touche, arguments: list[str], message: str
+) -> None:
     done = touche(*arguments)
     assert done.returncode == 2
     assert message in done.stderr and "secret" not in done.stderr
@@ -166,4 +202,6 @@ def test_a_run_can_be_reported_and_kept_also_when_the_server_is_gone(
     done = touche("report", "out", "-o", "gone.html")
     assert done.returncode == 0 and f"No document texts: {server.url}: login refused" in done.stderr
     there, gone = ((tmp_path / name).read_text() for name in ("there.html", "gone.html"))
-    assert "No document texts" in gone and "No document texts" not in there and len(there) > len(gone)
+    assert (
+        "No document texts" in gone and "No document texts" not in there and len(there) > len(gone)
+    )

@@ -59,7 +59,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").write_text("")
     (folder / "short").write_text("3 PRO a,b 1 2.0 t\n")
     (folder / "judged").mkdir()
-    (folder / "judged" / "config.yaml").write_text("task: comparative\ntopics: topics.xml\ncorpus: passages.jsonl\n")
+    (folder / "judged" / "config.yaml").write_text(
+        "task: comparative\ntopics: topics.xml\ncorpus: passages.jsonl\n"
+    )
     records = [judgment(topic, name, shares(*said)) for topic, name, _, said in EXAMPLES]
     write_records(folder / "judged" / "judgments.jsonl", records)
     lines_of_run = run_lines(folder / "o" / "run.txt")
@@ -67,7 +69,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "relevance").write_text("".join(judged))
     stances = (f"{line.topic_id} 0 {line.document_id} {line.stance}\n" for line in lines_of_run)
     (folder / "stance").write_text("".join(stances))
-    (folder / "stance.txt").write_text("".join(f"{topic} 0 {name} {stance}\n" for topic, name, stance, _ in EXAMPLES))
+    (folder / "stance.txt").write_text(
+        "".join(f"{topic} 0 {name} {stance}\n" for topic, name, stance, _ in EXAMPLES)
+    )
     settings = yaml.safe_load((SAMPLE / "demo.yaml").read_text())
     (folder / "tira.yaml").write_text(yaml.safe_dump(settings | {"topic": ["3"]}))
     with Cache(folder / "answers.sqlite") as cache:
@@ -119,7 +123,14 @@ CASES = {
     "fuse": Case(
         "fuse one two --out new/f --task comparative",
         "file lines topics partial_topics disagreeing imputed left_out",
-        {"lines": 4, "topics": 2, "partial_topics": 1, "disagreeing": 1, "imputed": 1, "left_out": 0},
+        {
+            "lines": 4,
+            "topics": 2,
+            "partial_topics": 1,
+            "disagreeing": 1,
+            "imputed": 1,
+            "left_out": 0,
+        },
     ),
     "calibrate": Case(
         f"{FIT} --out new.yaml",
@@ -132,20 +143,26 @@ CASES = {
         "file line level message",
         {"file": "short", "line": None, "level": "warning"},
     ),
-    "validate, problems": Case(f"validate bad {TASK}", "file line level message", {"level": "error"}, 1),
+    "validate, problems": Case(
+        f"validate bad {TASK}", "file line level message", {"level": "error"}, 1
+    ),
     "evaluate": Case(
         f"evaluate o {_QRELS}",
         "run measure value low high n topics missing judged_topics judged",
         {"run": "o", "measure": "stance recall NO"},
     ),
-    "evaluate --per-topic": Case(f"evaluate o {_QRELS} --per-topic", "run topic …", {"run": "o", "topic": "20"}),
+    "evaluate --per-topic": Case(
+        f"evaluate o {_QRELS} --per-topic", "run topic …", {"run": "o", "topic": "20"}
+    ),
     "evaluate --leaderboard": Case(
         f"evaluate o {_QRELS} --leaderboard",
         "run measure value low high n topics missing judged_topics judged place "
         "published ahead ahead_value behind behind_value source",
         {"run": "o", "measure": "stance macro-F1"},
     ),
-    "compare": Case(f"compare o part {_QRELS}", "run baseline measure …", {"baseline": "o", "run": "part"}),
+    "compare": Case(
+        f"compare o part {_QRELS}", "run baseline measure …", {"baseline": "o", "run": "part"}
+    ),
     "show": Case("show o", "topic title document rank …", {"rank": 3}),
     "show --topic": Case("show o --topic 3", "topic title document rank …", {"topic": "3"}),
     "runs": Case("runs", "run state problem …", {"run": "part", "state": "complete"}),
@@ -160,15 +177,21 @@ CASES = {
         "task name version hash path tokens errors warnings problems",
         {"name": "stance", "errors": 0, "problems": None},
     ),
-    "prompts copy": Case(f"prompts copy judge mine.jinja {TASK}", "prompt file", {"file": "mine.jinja"}),
+    "prompts copy": Case(
+        f"prompts copy judge mine.jinja {TASK}", "prompt file", {"file": "mine.jinja"}
+    ),
     "prompts try": Case(
         f"prompts try judge --topic 3 --doc {DOCUMENT} {DATA} --index o/index {REPLAY}",
         "prompt topic documents field value people probabilities outside answer thought failure cached prompt_tokens "
         "completion_tokens",
         {"documents": DOCUMENT, "failure": None, "cached": True, "thought": None},
     ),
-    "cache export": Case(f"cache export new.jsonl --cache {CASSETTE}", "file entries", {"file": "new.jsonl"}),
-    "cache import": Case(f"cache import {CASSETTE} --cache new.sqlite", "file new known", {"known": 0}),
+    "cache export": Case(
+        f"cache export new.jsonl --cache {CASSETTE}", "file entries", {"file": "new.jsonl"}
+    ),
+    "cache import": Case(
+        f"cache import {CASSETTE} --cache new.sqlite", "file new known", {"known": 0}
+    ),
     "tasks list": Case("tasks list", "task title …"),
     "tasks show": Case(f"tasks show {'comparative'}", "task title …", {"task": "comparative"}),
     "data": Case("data", "task role name bytes records licence md5 url"),
@@ -176,7 +199,9 @@ CASES = {
 
 
 @pytest.fixture
-def call(made: Path, touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Done]:
+def call(
+    made: Path, touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, str], Done]:
     """Calls a command with a format, each in a folder of its own with all that was made."""
 
     def call(command: str, output: str) -> Done:
@@ -196,7 +221,9 @@ def read_tsv(text: str) -> list[dict[str, str]]:
 
 
 def as_text(rows: list[Row]) -> list[dict[str, str]]:
-    return [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
+    return [
+        {name: "" if value is None else str(value) for name, value in row.items()} for row in rows
+    ]
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -220,11 +247,27 @@ def test_rows_stand_alone(name: str, call: Callable[[str, str], Done]) -> None:
     assert lines and not lines[0].startswith(("[", "{"))
 
 
-def test_text_from_outside_cannot_act_and_what_is_undefined_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"path": Path("a\u202fb\udcff"), "text": "\x1b[31m\t“é”\n", "value": float("nan"), "none": None, "n": 1e-7}]
+def test_text_from_outside_cannot_act_and_what_is_undefined_is_empty(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [
+        {
+            "path": Path("a\u202fb\udcff"),
+            "text": "\x1b[31m\t“é”\n",
+            "value": float("nan"),
+            "none": None,
+            "n": 1e-7,
+        }
+    ]
     print_rows(Format.JSON, rows)
     said = capsys.readouterr().out
-    seen = {"path": "a\u202fb\ufffd", "text": "\ufffd[31m\ufffd“é”\n", "value": None, "none": None, "n": 1e-7}
+    seen = {
+        "path": "a\u202fb\ufffd",
+        "text": "\ufffd[31m\ufffd“é”\n",
+        "value": None,
+        "none": None,
+        "n": 1e-7,
+    }
     assert json.loads(said) == [seen]
     print_rows(Format.TSV, rows)
     assert read_tsv(capsys.readouterr().out) == as_text([seen])
@@ -235,8 +278,18 @@ def test_a_narrow_terminal_gets_texts_wrapped_or_cut_and_no_number_lost(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
-    rows = [{"run": "runs/" + "x" * 40, "text": "[b]\x1b " + "word " * 30, "value": 0.12345, "n": 1234567}]
-    show_table((Column("run", is_text=True), Column("text", is_cut=True), Column("value"), Column("n")), rows)
+    rows = [
+        {
+            "run": "runs/" + "x" * 40,
+            "text": "[b]\x1b " + "word " * 30,
+            "value": 0.12345,
+            "n": 1234567,
+        }
+    ]
+    show_table(
+        (Column("run", is_text=True), Column("text", is_cut=True), Column("value"), Column("n")),
+        rows,
+    )
     lines = capsys.readouterr().out.splitlines()
     assert max(map(cell_len, lines)) <= 40 and "0.1235" in lines[2] and "1,234,567" in lines[2]
     assert "".join(lines).count("x") == 41 and "\x1b" not in "".join(lines) and "[b]" in lines[2]

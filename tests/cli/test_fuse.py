@@ -26,7 +26,9 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_judged_run_and_its_first_stage_make_a_valid_run(touche: Touche, tmp_path: Path) -> None:
+def test_the_judged_run_and_its_first_stage_make_a_valid_run(
+    touche: Touche, tmp_path: Path
+) -> None:
     cache = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
     assert touche("retrieve", *DATA, "--out", "bm25", "--depth", "9").returncode == 0
     assert touche("run", *DATA, *cache, "--out", "judged", "--depth", "5").returncode == 0
@@ -43,13 +45,17 @@ def test_the_judged_run_and_its_first_stage_make_a_valid_run(touche: Touche, tmp
         checked = touche("validate", "fused.txt", "--task", "comparative", *DATA)
         assert checked.returncode == 0, checked.stdout
     done = touche("fuse", "judged", *files, "--out", "other.txt", "--task", "controversial")
-    assert done.returncode == 2 and done.stderr.startswith("error: judged: a run of comparative, not of controversial")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: judged: a run of comparative, not of controversial"
+    )
     assert not Path("other.txt").exists()
 
 
 def test_weights_and_method_and_depth_are_taken(touche: Touche, runs: Path) -> None:
     def documents(*options: str) -> list[str]:
-        done = touche("fuse", "one", "two", "--out", "out", "--task", "comparative", "--overwrite", *options)
+        done = touche(
+            "fuse", "one", "two", "--out", "out", "--task", "comparative", "--overwrite", *options
+        )
         assert done.returncode == 0, done.stderr
         return [line.document_id for line in run_lines(runs / "out")]
 
@@ -67,7 +73,9 @@ def test_runs_without_stances_make_one_without(touche: Touche, runs: Path) -> No
     assert {line.stance for line in run_lines(runs / "out")} == {"Q0"}
 
 
-def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them(touche: Touche, runs: Path) -> None:
+def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them(
+    touche: Touche, runs: Path
+) -> None:
     (runs / "pairs").write_text("1 PRO s1,s2 1 2 t\n1 CON s3,s4 2 1 t\n")
     (runs / "stage").write_text("1 Q0 s5,s6 1 2 t\n1 Q0 s1,s2 2 1 t\n")
     done = touche("fuse", "pairs", "stage", "--out", "out", "--task", "sentence_pairs")
@@ -83,10 +91,18 @@ def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them
         (["one", "two", "--out", "o", "--weight", "1"], 2, "2 runs"),
         (["one", "two", "--out", "o", "--weight", "0", "--weight", "0"], 2, "not all 0"),
         (["one", "two", "--out", "o", "--tag", "my run"], 2, "not one word"),
-        (["one", "two", "--out", "o", "--depth", "1001", "--task", "comparative"], 2, "at most 1000"),
+        (
+            ["one", "two", "--out", "o", "--depth", "1001", "--task", "comparative"],
+            2,
+            "at most 1000",
+        ),
         (["one", "two", "--out", "o"], 2, "topic 1, document d"),
         (["one", "two", "--out", "two", "--task", "comparative"], 2, "also reads the file"),
-        (["one", "two", "--out", "o", "--task", "controversial"], 1, "one:1: topic 1, document a: stance 'FIRST'"),
+        (
+            ["one", "two", "--out", "o", "--task", "controversial"],
+            1,
+            "one:1: topic 1, document a: stance 'FIRST'",
+        ),
         (["one", "broken", "--out", "o"], 1, "broken:2: 3 columns"),
     ],
 )

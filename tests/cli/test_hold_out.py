@@ -17,7 +17,16 @@ from touche_llm.cli import prompts_trial
 from touche_llm.prompt_lab.holdout import Access, read_accesses
 
 LOG = Path("hold_out_accesses.jsonl")
-DATA = ("--topics", "topics.xml", "--corpus", "passages.jsonl", "--index", "index", "--cache", "answers.sqlite")
+DATA = (
+    "--topics",
+    "topics.xml",
+    "--corpus",
+    "passages.jsonl",
+    "--index",
+    "index",
+    "--cache",
+    "answers.sqlite",
+)
 RELEVANCE = ("--relevance", "relevance")
 WORDINGS = ("mine/blunt.jinja", "mine/sharp.jinja")
 
@@ -31,11 +40,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A judged collection, and runs `blunt` and `sharp` by the wordings of these names."""
     folder = tmp_path_factory.mktemp("made")
     files = collection(folder, topics=4)
-    lines = (f"{topic} Q0 {topic}-{rank} {rank} {9 - rank} first\n" for topic in range(1, 5) for rank in range(1, 6))
+    lines = (
+        f"{topic} Q0 {topic}-{rank} {rank} {9 - rank} first\n"
+        for topic in range(1, 5)
+        for rank in range(1, 6)
+    )
     (folder / "candidates").write_text("".join(lines))
     for name in ("blunt", "sharp"):
         prompt = wording(folder / "mine" / f"{name}.jinja", name.upper())
-        given = {"candidates": folder / "candidates", "prompts__judge": str(prompt), "stance__depth": 0}
+        given = {
+            "candidates": folder / "candidates",
+            "prompts__judge": str(prompt),
+            "stance__depth": 0,
+        }
         config = config_of(folder, files, **given)
         asyncio.run(run_directly(config, folder / name, make_engine()))
     return folder
@@ -54,7 +71,9 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def count_earlier(touche: Touche) -> int:
     """Confirm the sharp wording; return the number of earlier accesses that count."""
-    done = touche("prompts", "compare", *WORDINGS, *DATA, *RELEVANCE, "--confirm", "--format", "json")
+    done = touche(
+        "prompts", "compare", *WORDINGS, *DATA, *RELEVANCE, "--confirm", "--format", "json"
+    )
     assert done.returncode == 0, done.stderr
     (count,) = {row["earlier_accesses"] for row in json.loads(done.stdout)}
     assert isinstance(count, int)
@@ -97,7 +116,9 @@ def test_only_topics_that_were_measured_are_accessed(touche: Touche, folder: Pat
     assert count_earlier(touche) == 0
 
 
-def test_a_first_stage_and_runs_of_other_programs_are_no_access(touche: Touche, folder: Path) -> None:
+def test_a_first_stage_and_runs_of_other_programs_are_no_access(
+    touche: Touche, folder: Path
+) -> None:
     Path("other.txt").write_text(Path("sharp/run.txt").read_text())
     for run in ("sharp/candidates.run.txt", "other.txt"):
         assert touche("evaluate", run, "--task", "comparative", *RELEVANCE).returncode == 0
@@ -131,7 +152,9 @@ def test_a_trial_on_an_unjudged_document_is_no_access(touche: Touche, folder: Pa
 
 
 @pytest.mark.parametrize("problem", ["damaged", "topics"])
-def test_an_access_that_cannot_be_logged_is_a_warning(touche: Touche, folder: Path, problem: str) -> None:
+def test_an_access_that_cannot_be_logged_is_a_warning(
+    touche: Touche, folder: Path, problem: str
+) -> None:
     if problem == "damaged":
         LOG.write_text("{}\n")
     else:
@@ -142,7 +165,9 @@ def test_an_access_that_cannot_be_logged_is_a_warning(touche: Touche, folder: Pa
     (warning,) = (line for line in done.stderr.splitlines() if place in line)
     assert "sharp" in warning
     if problem != "topics":
-        tried = touche("prompts", "try", WORDINGS[1], "--topic", "2", "--doc", "2-1", *DATA, *RELEVANCE)
+        tried = touche(
+            "prompts", "try", WORDINGS[1], "--topic", "2", "--doc", "2-1", *DATA, *RELEVANCE
+        )
         assert tried.returncode == 0 and place in tried.stderr
         confirmed = touche("prompts", "compare", *WORDINGS, *DATA, *RELEVANCE, "--confirm")
         assert confirmed.returncode != 0 and place in confirmed.stderr

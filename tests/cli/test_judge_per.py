@@ -16,12 +16,21 @@ from touche_llm.data.records import Judgment
 from touche_llm.integrations.tira import detect_input
 
 SAMPLE = Path(touche_llm.__file__).parent / "samples" / "comparative"
-ABOUT = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]
+ABOUT = [
+    "--topics",
+    str(SAMPLE / "topics.xml"),
+    "--corpus",
+    str(SAMPLE / "passages.jsonl"),
+    "--topic",
+    "3",
+]
 RUN = ["run", *ABOUT, "--depth", "3", "--out", "out"]
 EACH = ["--judge-per", "field"]
 
 
-def test_a_run_sends_what_the_dry_run_says_and_its_pages_show_all_answers(touche: Touche, tmp_path: Path) -> None:
+def test_a_run_sends_what_the_dry_run_says_and_its_pages_show_all_answers(
+    touche: Touche, tmp_path: Path
+) -> None:
     costs = json.loads(touche(*RUN, *EACH, "--dry-run", "--format", "json").stdout)
     assert [(row["prompt"], row["requests_most"]) for row in costs] == [("comparative/judge", 9)]
     with FakeServer().in_thread() as server:
@@ -39,7 +48,9 @@ def test_a_run_sends_what_the_dry_run_says_and_its_pages_show_all_answers(touche
     whole, *fields = metadata["prompts"]["judge"].split(":")
     assert fields == ["relevance", "quality", "stance"]
     assert f"{whole}:{':'.join(fields)}" in page
-    replayed = touche("run", "--config", "out/config.yaml", "--cache-mode", "replay", "--out", "again")
+    replayed = touche(
+        "run", "--config", "out/config.yaml", "--cache-mode", "replay", "--out", "again"
+    )
     assert replayed.returncode == 0, replayed.stderr
     assert (tmp_path / "again/run.txt").read_bytes() == (tmp_path / "out/run.txt").read_bytes()
 
@@ -56,7 +67,17 @@ def test_a_prompt_is_tried_and_rendered_as_a_run_sends_it(touche: Touche) -> Non
 
 def test_a_task_with_one_field_names_the_option(touche: Touche) -> None:
     corpus = detect_input(SAMPLES / "sentence_pairs").corpus
-    given = ["run", "--task", "arguments_2020", *ABOUT[:2], "--corpus", str(corpus), "--out", "out", *EACH]
+    given = [
+        "run",
+        "--task",
+        "arguments_2020",
+        *ABOUT[:2],
+        "--corpus",
+        str(corpus),
+        "--out",
+        "out",
+        *EACH,
+    ]
     done = touche(*given)
     assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 2)
     assert "--judge-per document" in done.stderr

@@ -1,4 +1,7 @@
-"""Runs whose answers are stored need no server; the start-up check waits for the first request that is sent."""
+"""Runs whose answers are stored need no server.
+
+The start-up check waits for the first request that is sent.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,9 @@ def test_the_first_answer_that_is_missing_makes_the_check_once(touche: Touche) -
         assert 0 < len(server.bodies) - before
         late = read_engine()
         with FakeServer().in_thread() as other:
-            assert touche(*deeper, "--base-url", other.url, "--cache", "other.sqlite").returncode == 0
+            assert (
+                touche(*deeper, "--base-url", other.url, "--cache", "other.sqlite").returncode == 0
+            )
     assert read_engine() == late
 
 
@@ -83,12 +88,22 @@ def test_a_late_check_that_fails_is_one_error(touche: Touche) -> None:
         assert (done.returncode, len(server.bodies)) == (1, before)
     assert done.stderr.count("does not enforce JSON schemas") == 1
     gone = touche(*deeper, "--base-url", server.url, *NAMED)
-    assert gone.returncode == 1 and "--base-url" in gone.stderr and gone.stderr.count("error: ") == 1
+    assert (
+        gone.returncode == 1 and "--base-url" in gone.stderr and gone.stderr.count("error: ") == 1
+    )
 
 
 def test_stored_scores_of_a_cross_encoder_need_no_check(touche: Touche) -> None:
     with Counting().in_thread() as server, FakePooling().in_thread() as pooling:
-        flags = ["--rank", "judge,cross_encoder:2", "--reranker-url", pooling.url, "--base-url", server.url, *NAMED]
+        flags = [
+            "--rank",
+            "judge,cross_encoder:2",
+            "--reranker-url",
+            pooling.url,
+            "--base-url",
+            server.url,
+            *NAMED,
+        ]
         flags += ["--set", "ranking.cross_encoder.model=pooling"]
         assert touche(*RUN, *flags).returncode == 0
         first, sent = read_engine(), len(pooling.sent)

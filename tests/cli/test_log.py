@@ -18,7 +18,10 @@ KEY = "sk-do-not-tell-4711"
 
 
 class Misbehaving(FakeServer):
-    """Refuses every seventh request, and answers every ninth without JSON; quotes prompt and key in both."""
+    """Refuses every seventh request, and answers every ninth without JSON.
+
+    Quotes prompt and key in both.
+    """
 
     async def misbehave(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         quoted = f"{body['messages'][-1]['content']} {request.headers['Authorization']}"
@@ -31,8 +34,24 @@ def test_the_log_of_a_run_has_requests_retries_and_timings_but_no_key_and_no_tex
     touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", KEY)
-    files = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--out", "out"]
-    sizes = ["--topic", "3", "--depth", "12", "--cache-mode", "refresh", "--cache", "answers.sqlite"]
+    files = [
+        "--topics",
+        str(SAMPLE / "topics.xml"),
+        "--corpus",
+        str(SAMPLE / "passages.jsonl"),
+        "--out",
+        "out",
+    ]
+    sizes = [
+        "--topic",
+        "3",
+        "--depth",
+        "12",
+        "--cache-mode",
+        "refresh",
+        "--cache",
+        "answers.sqlite",
+    ]
     log = tmp_path / "run.log"
 
     server = Misbehaving()
@@ -50,7 +69,12 @@ def test_the_log_of_a_run_has_requests_retries_and_timings_but_no_key_and_no_tex
     assert not [passage for passage in known if passage in text]
     assert "sample 0" not in done.stderr
     # Another command is appended.
-    assert touche("--log-file", str(log), "validate", "out/run.txt", "--task", "comparative").returncode == 0
+    assert (
+        touche(
+            "--log-file", str(log), "validate", "out/run.txt", "--task", "comparative"
+        ).returncode
+        == 0
+    )
     assert log.read_text().startswith(text) and len(log.read_text()) > len(text)
 
 

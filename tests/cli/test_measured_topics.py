@@ -45,14 +45,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name in LOST:
             lines = (folder / "runs/whole/candidates.run.txt").read_text().splitlines(keepends=True)
             flags["candidates"] = folder / f"{name}.run.txt"
-            flags["candidates"].write_text("".join(line for line in lines if line.split()[0] != LOST[name]))
+            flags["candidates"].write_text(
+                "".join(line for line in lines if line.split()[0] != LOST[name])
+            )
         flags |= {"limit_topics": 2} if chosen == TOPICS[:2] else {"topic": chosen or ()}
         asyncio.run(run_scripted(config_for(folder, **flags), folder / "runs" / name, answer))
     candidates = tl.read_run(folder / "runs/whole/candidates.run.txt").rankings
     for aspect, judged in zip(ASPECTS, (TOPICS, TOPICS[1:3], (*TOPICS[:2], "99")), strict=True):
         values = ("FIRST", "SECOND", "NO") if aspect == "stance" else "0123"
-        documents = [(topic, each.document_id) for topic in judged for each in candidates.get(topic, [])]
-        lines = [f"{topic} 0 {document} {chance.choice(values)}\n" for topic, document in [*documents, ("99", "x")]]
+        documents = [
+            (topic, each.document_id) for topic in judged for each in candidates.get(topic, [])
+        ]
+        lines = [
+            f"{topic} 0 {document} {chance.choice(values)}\n"
+            for topic, document in [*documents, ("99", "x")]
+        ]
         (folder / aspect).write_text("".join(lines if "99" in judged else lines[:-1]))
     return folder
 
@@ -90,11 +97,17 @@ def test_a_run_records_the_topics_that_were_chosen_whatever_it_loses(made: Path,
 
 @pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
 @pytest.mark.parametrize("run", CHOSEN)
-def test_all_commands_and_the_library_have_the_same_values(touche: Touche, made: Path, run: str) -> None:
+def test_all_commands_and_the_library_have_the_same_values(
+    touche: Touche, made: Path, run: str
+) -> None:
     files = {aspect: made / aspect for aspect in ASPECTS if measured_on(run, aspect)}
     qrels, folder = tl.read_qrels(files, "comparative"), str(made / "runs" / run)
     options = [part for aspect, path in files.items() for part in (f"--{aspect}", str(path))]
-    rows = {row["measure"]: row for row in rows_of(touche, "evaluate", folder, *options) if row["run"] == folder}
+    rows = {
+        row["measure"]: row
+        for row in rows_of(touche, "evaluate", folder, *options)
+        if row["run"] == folder
+    }
     for measure, row in rows.items():
         topics = measured_on(run, measure.split()[0])
         missing = topics & {LOST.get(run), "99"}

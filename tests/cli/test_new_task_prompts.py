@@ -48,32 +48,55 @@ def write_variants() -> tuple[str, str]:
     return "essays/blunt.jinja", "judge"
 
 
-def test_wordings_are_compared_by_all_aspects_and_labels(touche: Touche, engine: ScriptedEngine) -> None:
+def test_wordings_are_compared_by_all_aspects_and_labels(
+    touche: Touche, engine: ScriptedEngine
+) -> None:
     change_example(touche, FIVE, TWO_SCALES)
     command = ("prompts", "compare", *write_variants(), *OPTIONS, *write_qrels(), "--split", "all")
     done = touche(*command, "--html", "page.html", "--format", "json")
     assert done.returncode == 0, done.stderr
     blunt, judge = json.loads(done.stdout)
-    # Exact but for document 5, whose expected depth of 3 is that of document 4; so reversed, but for document 1.
-    assert judge["depth_kappa"] == pytest.approx(16 / 17) and blunt["depth_kappa"] == pytest.approx(-16 / 17)
+    # Exact but for document 5, whose expected depth of 3 is that of document 4; so reversed, but
+    # for document 1.
+    assert judge["depth_kappa"] == pytest.approx(16 / 17) and blunt["depth_kappa"] == pytest.approx(
+        -16 / 17
+    )
     assert (judge["stance_macro_f1"], blunt["stance_macro_f1"], judge["best"]) == (1.0, 0.2, True)
     assert judge["requests"] == blunt["requests"] == len(engine.requests) / 2 == 10
     page = Path("page.html").read_text()
     assert all(label in page for label in (*LABELS, "depth"))
     done = touche(*command)
     assert done.returncode == 0 and "depth kappa" in done.stdout and "quality" not in done.stdout
-    assert "judge has the best depth nDCG@5 on 2 topics" in done.stdout and len(engine.requests) == 20
+    assert (
+        "judge has the best depth nDCG@5 on 2 topics" in done.stdout and len(engine.requests) == 20
+    )
 
 
-def test_grades_are_compared_on_the_scale_of_the_judgments(touche: Touche, engine: ScriptedEngine) -> None:
+def test_grades_are_compared_on_the_scale_of_the_judgments(
+    touche: Touche, engine: ScriptedEngine
+) -> None:
     change_example(touche, FIVE, TWO_SCALES)
-    command = ("prompts", "compare", *write_variants(), *OPTIONS, *write_qrels(), "--split", "all", "--format", "json")
+    command = (
+        "prompts",
+        "compare",
+        *write_variants(),
+        *OPTIONS,
+        *write_qrels(),
+        "--split",
+        "all",
+        "--format",
+        "json",
+    )
     before = json.loads(touche(*command).stdout)
     # The same judgments on a scale of 0 to 8, which the prompt does not have.
     definition = Path("essays/task.yaml")
-    definition.write_text(definition.read_text().replace("\nstance:", "\nqrels: {depth: 0..8}\nstance:"))
+    definition.write_text(
+        definition.read_text().replace("\nstance:", "\nqrels: {depth: 0..8}\nstance:")
+    )
     lines = [line.split() for line in Path("depth.txt").read_text().splitlines()]
-    Path("depth.txt").write_text("".join(f"{topic} 0 {name} {int(grade) * 2}\n" for topic, _, name, grade in lines))
+    Path("depth.txt").write_text(
+        "".join(f"{topic} 0 {name} {int(grade) * 2}\n" for topic, _, name, grade in lines)
+    )
     after = json.loads(touche(*command).stdout)
     for old, new in zip(before, after, strict=True):
         assert new["depth_ndcg_5"] == pytest.approx(old["depth_ndcg_5"])
@@ -82,12 +105,18 @@ def test_grades_are_compared_on_the_scale_of_the_judgments(touche: Touche, engin
     assert after[1]["depth_kappa"] == pytest.approx(expected) and after[1]["requests"] == 0
 
 
-def test_a_task_of_other_aspects_without_stances_has_these_alone(touche: Touche, engine: ScriptedEngine) -> None:
+def test_a_task_of_other_aspects_without_stances_has_these_alone(
+    touche: Touche, engine: ScriptedEngine
+) -> None:
     change_example(touche, "", "{relevance: 0..2, depth: 1..5}")
     for file in ("task.yaml", "judge.jinja"):
         path = Path("essays", file)
         # The objective keeps its name.
-        path.write_text(path.read_text().replace("relevance", "width").replace("\n  width: {", "\n  relevance: {"))
+        path.write_text(
+            path.read_text()
+            .replace("relevance", "width")
+            .replace("\n  width: {", "\n  relevance: {")
+        )
     write_qrels()
     qrels = ("--qrels", "depth=depth.txt")
     compare = ("prompts", "compare", *write_variants(), *OPTIONS, "--split", "all")
@@ -98,7 +127,10 @@ def test_a_task_of_other_aspects_without_stances_has_these_alone(touche: Touche,
     assert "stances" not in Path("page.html").read_text().partition("<body")[2]
     attempt = ("prompts", "try", "judge", *OPTIONS, "--topic", "1", "--doc", "opinion-4")
     rows = json.loads(touche(*attempt, *qrels, "--format", "json").stdout)
-    assert [(row["field"], row["value"], row["people"]) for row in rows] == [("width", 0.0, None), ("depth", 4.25, 3.0)]
+    assert [(row["field"], row["value"], row["people"]) for row in rows] == [
+        ("width", 0.0, None),
+        ("depth", 4.25, 3.0),
+    ]
     for wrong in (("--relevance", "depth.txt"), ("--stance", "stance.txt"), ()):
         done = touche(*compare, *wrong)
         assert done.returncode == 2 and "width, depth" in done.stderr, done.stderr

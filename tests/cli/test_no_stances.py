@@ -66,7 +66,9 @@ def test_the_run_has_q0_and_the_results_have_no_stance(run: Path) -> None:
     assert lines and {line.stance for line in lines} == {"Q0"}
     with (run / "results.tsv").open() as stream:
         rows = list(csv.DictReader(stream, delimiter="\t"))
-    assert list(rows[0]) == ["topic", "document", "rank", "score", "relevance"] and len(rows) == len(lines)
+    assert list(rows[0]) == ["topic", "document", "rank", "score", "relevance"] and len(
+        rows
+    ) == len(lines)
     judgments = [json.loads(line) for line in (run / "judgments.jsonl").read_text().splitlines()]
     assert {judgment["stance"] for judgment in judgments} == {"Q0"}
     assert all(list(judgment["readings"]) == ["relevance"] for judgment in judgments)
@@ -95,10 +97,14 @@ def test_neither_tables_nor_pages_show_stances(touche: Touche, run: Path) -> Non
         done = touche(*command)
         assert done.returncode == 0, (command, done.stderr)
         # The legend of a comparison names stances.
-        assert command[0] == "compare" or "stance" not in (done.stdout + done.stderr).lower(), command
+        assert command[0] == "compare" or "stance" not in (done.stdout + done.stderr).lower(), (
+            command
+        )
     for page in (run.parent / "report.html", run.parent / "compare.html"):
         body = page.read_text().partition("<body")[2].partition("<script")[0]
-        assert not any(part in body for part in ("#stances", 'id="stance"', "data-stance", "no stance")), page
+        assert not any(
+            part in body for part in ("#stances", 'id="stance"', "data-stance", "no stance")
+        ), page
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,19 @@ def test_neither_tables_nor_pages_show_stances(touche: Touche, run: Path) -> Non
             "--rank: the task has no stances",
         ),
         (
-            ["run", "--set", "stance.depth=5", "--task", "pages", "--topics", "t", "--corpus", "c", "--out", "new"],
+            [
+                "run",
+                "--set",
+                "stance.depth=5",
+                "--task",
+                "pages",
+                "--topics",
+                "t",
+                "--corpus",
+                "c",
+                "--out",
+                "new",
+            ],
             "stance: pages has no stances",
         ),
         (["evaluate", "out", "--stance", "qrels.txt"], "has no such aspect"),

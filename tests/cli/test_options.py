@@ -15,7 +15,15 @@ from touche_llm import cli
 from touche_llm.cli.demo import SAMPLES
 
 SAMPLE = SAMPLES / "comparative"
-RUN = ["run", "--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--out", "o"]
+RUN = [
+    "run",
+    "--topics",
+    str(SAMPLE / "topics.xml"),
+    "--corpus",
+    str(SAMPLE / "passages.jsonl"),
+    "--out",
+    "o",
+]
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -27,7 +35,9 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 COMMANDS = dict(commands(get_command(cli.app)))
 
 
-@pytest.mark.parametrize("path", [(), ("run",), ("prompts",), ("prompts", "try"), ("batch", "run"), ("tira",)])
+@pytest.mark.parametrize(
+    "path", [(), ("run",), ("prompts",), ("prompts", "try"), ("batch", "run"), ("tira",)]
+)
 def test_the_help_fits_80_columns_and_cuts_no_name(
     touche: Touche, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,7 +46,12 @@ def test_the_help_fits_80_columns_and_cuts_no_name(
     assert (done.returncode, done.stderr) == (0, "")
     assert all(cell_len(line) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
     words = set(re.split(r"[\s,/]+", done.stdout))
-    names = {name for item in COMMANDS[path].params for name in item.opts if item.param_type_name == "option"}
+    names = {
+        name
+        for item in COMMANDS[path].params
+        for name in item.opts
+        if item.param_type_name == "option"
+    }
     assert names <= words
     if not path:
         assert set(cli.COMMANDS) <= words
@@ -73,11 +88,17 @@ def test_a_group_without_a_command_shows_its_help(touche: Touche) -> None:
     ("options", "flag", "value"),
     [
         (["--set", "engine.name=managed"], "--model", "TOUCHE_LLM_MODEL"),
-        (["--base-url", "http://127.0.0.1:1", "--retry-for", "0"], "http://127.0.0.1:1", "--base-url"),
+        (
+            ["--base-url", "http://127.0.0.1:1", "--retry-for", "0"],
+            "http://127.0.0.1:1",
+            "--base-url",
+        ),
         (["--cache", "."], ".", "--cache"),
     ],
 )
-def test_an_error_names_the_option(touche: Touche, options: list[str], flag: str, value: str) -> None:
+def test_an_error_names_the_option(
+    touche: Touche, options: list[str], flag: str, value: str
+) -> None:
     done = touche(*RUN, *options)
     line = done.stderr.splitlines()[-1]
     assert done.returncode in (1, 2)

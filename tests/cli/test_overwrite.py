@@ -43,8 +43,12 @@ def calibrate(_: Path, file: str) -> list[str]:
     examples = gated(TOPICS)
     judged = [judgment(topic, name, shares(*said)) for topic, name, _, said in examples]
     write_records(Path("run/judgments.jsonl"), judged)
-    Path("run/config.yaml").write_text("task: comparative\ntopics: topics.xml\ncorpus: passages.jsonl\n")
-    Path("qrels.txt").write_text("".join(f"{topic} 0 {name} {stance}\n" for topic, name, stance, _ in examples))
+    Path("run/config.yaml").write_text(
+        "task: comparative\ntopics: topics.xml\ncorpus: passages.jsonl\n"
+    )
+    Path("qrels.txt").write_text(
+        "".join(f"{topic} 0 {name} {stance}\n" for topic, name, stance, _ in examples)
+    )
     return [*FIT, "--out", file]
 
 
@@ -77,12 +81,25 @@ def test_an_existing_file_is_replaced_only_when_that_is_asked_for(
     assert file.read_bytes() == written
 
 
-def test_what_a_command_reads_it_never_replaces(touche: Touche, tmp_path: Path, sample: Path) -> None:
+def test_what_a_command_reads_it_never_replaces(
+    touche: Touche, tmp_path: Path, sample: Path
+) -> None:
     own = tmp_path / "c.jsonl"
     own.write_bytes(CASSETTE.read_bytes())
     done = touche("cache", "export", "c.jsonl", "--cache", "./c.jsonl", "--overwrite")
     assert (done.returncode, own.read_bytes()) == (2, CASSETTE.read_bytes())
     qrels = tmp_path / "qrels-relevance.txt"
     qrels.write_bytes((sample / "qrels-relevance.txt").read_bytes())
-    done = touche("report", str(sample / "comparative"), "--relevance", qrels.name, "-o", qrels.name, "--overwrite")
-    assert (done.returncode, qrels.read_bytes()) == (2, (sample / "qrels-relevance.txt").read_bytes())
+    done = touche(
+        "report",
+        str(sample / "comparative"),
+        "--relevance",
+        qrels.name,
+        "-o",
+        qrels.name,
+        "--overwrite",
+    )
+    assert (done.returncode, qrels.read_bytes()) == (
+        2,
+        (sample / "qrels-relevance.txt").read_bytes(),
+    )

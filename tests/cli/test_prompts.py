@@ -38,7 +38,9 @@ def folder(tmp_path: Path) -> Path:
     """A folder of templates with a copy of the judge prompt that takes its document from another file."""
     place = tmp_path / "mine" / "comparative"
     place.mkdir(parents=True)
-    (place / "judge.jinja").write_text(OWN.read_text().replace("{{ document }}", '{% include "shown.jinja" %}'))
+    (place / "judge.jinja").write_text(
+        OWN.read_text().replace("{{ document }}", '{% include "shown.jinja" %}')
+    )
     (place / "shown.jinja").write_text("{{ document }}")
     return tmp_path / "mine"
 
@@ -51,7 +53,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], list[Request
         engine = ScriptedEngine(script)
 
         @asynccontextmanager
-        async def opened(_engine: Any, _sampling: Any, config: Any, **_: Any) -> AsyncIterator[ModelClient]:
+        async def opened(
+            _engine: Any, _sampling: Any, config: Any, **_: Any
+        ) -> AsyncIterator[ModelClient]:
             with Cache(config.file, config.mode) as cache:
                 yield ModelClient(engine_info=FACTS, engine=engine, cache=cache)
 
@@ -67,11 +71,15 @@ def rows(done: Done) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_template_that_does_not_load_is_listed_with_its_error(touche: Touche, folder: Path) -> None:
+def test_a_template_that_does_not_load_is_listed_with_its_error(
+    touche: Touche, folder: Path
+) -> None:
     (folder / "comparative" / "shown.jinja").write_text("{{ documnt }}")
     (folder / "comparative" / "\x1b[31m.jinja").write_text("no prompt")
     for output in ("json", "table"):
-        done = touche("prompts", "list", "--task", "comparative", "--prompts", str(folder), "--format", output)
+        done = touche(
+            "prompts", "list", "--task", "comparative", "--prompts", str(folder), "--format", output
+        )
         assert done.returncode == 1 and "\x1b" not in done.stdout + done.stderr
         assert "undefined variable 'documnt'" in done.stdout
 
@@ -90,12 +98,16 @@ def test_a_prompt_is_shown_with_what_it_takes_in(touche: Touche, folder: Path) -
     assert done.returncode == 0 and "comparative/judge, version 4, hash " in done.stdout
     assert '{% include "shown.jinja" %}' in done.stdout
     assert f"── {folder / 'comparative' / 'shown.jinja'} ──\n{{{{ document }}}}" in done.stdout
-    files = rows(touche("prompts", "show", str(folder / "comparative" / "judge.jinja"), "--format", "json"))
+    files = rows(
+        touche("prompts", "show", str(folder / "comparative" / "judge.jinja"), "--format", "json")
+    )
     assert [Path(row["file"]).name for row in files] == ["judge.jinja", "shown.jinja"]
     assert files[1]["text"] == "{{ document }}"
 
 
-def test_a_check_ends_with_one_only_where_there_are_errors(touche: Touche, folder: Path, tmp_path: Path) -> None:
+def test_a_check_ends_with_one_only_where_there_are_errors(
+    touche: Touche, folder: Path, tmp_path: Path
+) -> None:
     given = ["prompts", "check", "judge", "--prompts", str(folder)]
     done = touche(*given)
     assert done.returncode == 0 and "estimated at four characters" in done.stdout
@@ -110,19 +122,27 @@ def test_a_check_ends_with_one_only_where_there_are_errors(touche: Touche, folde
     assert "version: must be a valid integer" in row["problems"]
 
 
-def test_an_example_about_a_given_topic_is_an_error_as_in_a_run(touche: Touche, folder: Path) -> None:
+def test_an_example_about_a_given_topic_is_an_error_as_in_a_run(
+    touche: Touche, folder: Path
+) -> None:
     (folder / "comparative" / "judge.examples.yaml").write_text(
         "- topic: {id: 99, title: 'Which is better for heating an old house, a heat pump or a gas boiler?'}\n"
         "  document: Some text.\n  first: heat pump\n  second: gas boiler\n"
         "  answer: {relevance: 3, quality: 2, position: YES, stance: FIRST}\n"
     )
     done = touche("prompts", "check", "judge", "--prompts", str(folder), *DATA[:2])
-    assert done.returncode == 1 and "error: comparative judge: " in done.stdout and "is topic 3 of" in done.stdout
+    assert (
+        done.returncode == 1
+        and "error: comparative judge: " in done.stdout
+        and "is topic 3 of" in done.stdout
+    )
     tried = touche("prompts", "try", "judge", "--prompts", str(folder), *ABOUT, *DATA, *REPLAY)
     assert tried.returncode == 2 and "is topic 3 of" in tried.stderr and not tried.stdout
 
 
-def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, folder: Path, tmp_path: Path) -> None:
+def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(
+    touche: Touche, folder: Path, tmp_path: Path
+) -> None:
     place = folder / "comparative"
     (place / "deep").mkdir()
     (place / "deep" / "more.jinja").write_text("")
@@ -135,18 +155,31 @@ def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, fol
     done = touche(*given)
     assert done.returncode == 0 and "raise its version, 4 to 5" in done.stdout, done.stderr
     assert "touche-llm prompts check new/mine.jinja --task comparative" in done.stdout
-    written = {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    written = {
+        str(path.relative_to(tmp_path / "new"))
+        for path in (tmp_path / "new").rglob("*")
+        if path.is_file()
+    }
     assert written == {"mine.jinja", "shown.jinja", "deep/more.jinja", "mine.examples.yaml"}
     assert {f"wrote new/{name}" for name in written} <= set(done.stdout.splitlines())
     for name in written:
-        assert (tmp_path / "new" / name).read_text() == (place / name.replace("mine", "judge")).read_text()
+        assert (tmp_path / "new" / name).read_text() == (
+            place / name.replace("mine", "judge")
+        ).read_text()
     (row,) = rows(touche("prompts", "check", "new/mine.jinja", "--format", "json"))
     assert row["errors"] == 0
     (tmp_path / "new" / "shown.jinja").write_text("mine")
     (tmp_path / "new" / "mine.jinja").unlink()
     done = touche(*given)
-    assert done.returncode == 2 and "new/shown.jinja" in done.stderr and "exists" in done.stderr and done.stdout == ""
-    assert (tmp_path / "new" / "shown.jinja").read_text() == "mine" and not (tmp_path / "new" / "mine.jinja").exists()
+    assert (
+        done.returncode == 2
+        and "new/shown.jinja" in done.stderr
+        and "exists" in done.stderr
+        and done.stdout == ""
+    )
+    assert (tmp_path / "new" / "shown.jinja").read_text() == "mine" and not (
+        tmp_path / "new" / "mine.jinja"
+    ).exists()
 
 
 async def asked_by_a_run(task: str, folder: Path, context: int, **flags: Any) -> list[Request]:
@@ -176,7 +209,9 @@ async def asked_by_a_run(task: str, folder: Path, context: int, **flags: Any) ->
 def test_what_is_rendered_is_what_a_run_sends(
     task: str, context: int, purposes: set[str], touche: Touche, tmp_path: Path
 ) -> None:
-    flags: dict[str, Any] = {"rank": ("judge", "pairwise:3")} if task != "sentence_pairs" else {"pairs__judged": 5}
+    flags: dict[str, Any] = (
+        {"rank": ("judge", "pairwise:3")} if task != "sentence_pairs" else {"pairs__judged": 5}
+    )
     if "stance" in purposes:
         flags |= {"stance__depth": 3, "stance__prompt": "own"}
     requests = asyncio.run(asked_by_a_run(task, tmp_path, context, **flags))
@@ -184,7 +219,12 @@ def test_what_is_rendered_is_what_a_run_sends(
     assert set(last) >= purposes
     for purpose in purposes:
         request = last[purpose]
-        given = ["--config", str(tmp_path / "out" / "config.yaml"), "--topic", request.origin.topic_id]
+        given = [
+            "--config",
+            str(tmp_path / "out" / "config.yaml"),
+            "--topic",
+            request.origin.topic_id,
+        ]
         for each in (request.origin.document_id or "").split():
             given += ["--doc", each]
         done = touche("prompts", "render", purpose, *given, "--format", "json")
@@ -204,26 +244,38 @@ def test_a_topic_alone_needs_no_corpus_and_documents_do(touche: Touche) -> None:
     ("name", "given", "problem"),
     [
         ("judge", [], "--doc: missing"),
-        ("queries", ["--doc", ONE], "the prompt for queries asks about a topic alone; name no document"),
+        (
+            "queries",
+            ["--doc", ONE],
+            "the prompt for queries asks about a topic alone; name no document",
+        ),
         ("best", ["--doc", ONE], "compares 2 to 20 documents, not 1"),
         ("judge", ["--doc", ONE, "--doc", ONE], "a document is given twice"),
         ("judge", ["--doc", "none"], ": 'none' is not one of the documents of this corpus"),
     ],
 )
-def test_what_cannot_be_asked_is_told(name: str, given: list[str], problem: str, touche: Touche) -> None:
+def test_what_cannot_be_asked_is_told(
+    name: str, given: list[str], problem: str, touche: Touche
+) -> None:
     done = touche("prompts", "try", name, "--topic", "3", *given, *DATA, *REPLAY)
     assert done.returncode in (1, 2) and problem in done.stderr and done.stdout == ""
 
 
-def test_objects_that_no_topic_names_and_no_cache_holds_are_told(touche: Touche, tmp_path: Path) -> None:
+def test_objects_that_no_topic_names_and_no_cache_holds_are_told(
+    touche: Touche, tmp_path: Path
+) -> None:
     topics = tmp_path / "topics.xml"
-    topics.write_text("<topics><topic><number>9</number><title>Is tea better than water?</title></topic></topics>")
+    topics.write_text(
+        "<topics><topic><number>9</number><title>Is tea better than water?</title></topic></topics>"
+    )
     given = ["--topic", "9", "--doc", ONE, "--topics", str(topics), *DATA[2:]]
     done = touche("prompts", "render", "judge", *given)
     assert done.returncode == 2 and "`touche-llm prompts try objects` requests" in done.stderr
 
 
-def test_answers_are_shown_with_their_probabilities_and_what_people_said(touche: Touche, tmp_path: Path) -> None:
+def test_answers_are_shown_with_their_probabilities_and_what_people_said(
+    touche: Touche, tmp_path: Path
+) -> None:
     (tmp_path / "grades.txt").write_text(f"3 0 {ONE} 2\n")
     (tmp_path / "stances.txt").write_text(f"3 0 {ONE} SECOND\n")
     people = ["--relevance", "grades.txt", "--stance", "stances.txt"]
@@ -231,8 +283,14 @@ def test_answers_are_shown_with_their_probabilities_and_what_people_said(touche:
     done = touche(*given)
     assert done.returncode == 0, done.stderr
     assert "SECOND" in done.stdout and 'answer: [3,3,"Y","F"]' in done.stdout
-    found = {(row["documents"], row["field"]): row for row in rows(touche(*given, "--format", "json"))}
-    assert len(found) == 6 and found[ONE, "stance"]["people"] == "SECOND" and found[ONE, "relevance"]["people"] == 2.0
+    found = {
+        (row["documents"], row["field"]): row for row in rows(touche(*given, "--format", "json"))
+    }
+    assert (
+        len(found) == 6
+        and found[ONE, "stance"]["people"] == "SECOND"
+        and found[ONE, "relevance"]["people"] == 2.0
+    )
     shares = json.loads(found[ONE, "relevance"]["probabilities"])
     mean = sum(int(grade) * share for grade, share in shares.items())
     assert found[ONE, "relevance"]["value"] == pytest.approx(mean)
@@ -250,7 +308,11 @@ def test_answers_are_shown_with_their_probabilities_and_what_people_said(touche:
     ],
 )
 def test_every_kind_of_prompt_can_be_tried(
-    name: str, documents: list[str], fields: dict[str, str], touche: Touche, scripted: Callable[[Script], list[Request]]
+    name: str,
+    documents: list[str],
+    fields: dict[str, str],
+    touche: Touche,
+    scripted: Callable[[Script], list[Request]],
 ) -> None:
     answers = script_of("comparative")
 
@@ -258,7 +320,11 @@ def test_every_kind_of_prompt_can_be_tried(
         if request.origin.document_id is not None:
             return answers(request)
         fields = list(list_fields(request.schema))
-        return {"first": "heat pump", "second": "gas boiler"} if "first" in fields else dict.fromkeys(fields, "a word")
+        return (
+            {"first": "heat pump", "second": "gas boiler"}
+            if "first" in fields
+            else dict.fromkeys(fields, "a word")
+        )
 
     requests = scripted(script)
     given = ["prompts", "try", name, "--topic", "3", *documents, *(DATA if documents else DATA[:2])]
@@ -273,11 +339,17 @@ def test_the_objects_of_a_topic_are_asked_for_first(
     touche: Touche, tmp_path: Path, scripted: Callable[[Script], list[Request]]
 ) -> None:
     topics = tmp_path / "topics.xml"
-    topics.write_text("<topics><topic><number>3</number><title>Is tea better than water?</title></topic></topics>")
+    topics.write_text(
+        "<topics><topic><number>3</number><title>Is tea better than water?</title></topic></topics>"
+    )
     answers = script_of("comparative")
 
     def script(request: Request) -> Any:
-        return {"first": "tea", "second": "water"} if request.origin.document_id is None else answers(request)
+        return (
+            {"first": "tea", "second": "water"}
+            if request.origin.document_id is None
+            else answers(request)
+        )
 
     requests = scripted(script)
     given = [*ABOUT, "--topics", str(topics), *DATA[2:]]
@@ -295,7 +367,13 @@ def test_an_answer_that_cannot_be_used_is_shown_as_it_came(
 ) -> None:
     async def complete(self: Any, request: Request) -> Completion:
         tokens = [Token(at=0, token="no", logprob=0.0, top=[("no", 0.0)])]
-        return Completion(text="no\x1b[2J", finish_reason="stop", prompt_tokens=9, completion_tokens=1, tokens=tokens)
+        return Completion(
+            text="no\x1b[2J",
+            finish_reason="stop",
+            prompt_tokens=9,
+            completion_tokens=1,
+            tokens=tokens,
+        )
 
     scripted(script_of("comparative"))
     monkeypatch.setattr(ScriptedEngine, "complete", complete)

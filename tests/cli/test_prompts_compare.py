@@ -17,7 +17,16 @@ from touche_llm.llm.engine import Rejected
 from touche_llm.pipeline.engines import store_engine_info
 
 WORDINGS = ("mine/blunt.jinja", "mine/sharp.jinja")
-DATA = ("--topics", "topics.xml", "--corpus", "passages.jsonl", "--index", "index", "--cache", "answers.sqlite")
+DATA = (
+    "--topics",
+    "topics.xml",
+    "--corpus",
+    "passages.jsonl",
+    "--index",
+    "index",
+    "--cache",
+    "answers.sqlite",
+)
 QRELS = ("--relevance", "relevance", "--stance", "stance")
 
 
@@ -53,17 +62,24 @@ def rows_of(done: Done) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["part"], row["variant"]): row for row in json.loads(done.stdout)}
 
 
-def test_an_existing_page_is_refused_before_anybody_is_asked(touche: Touche, engine: Engine) -> None:
+def test_an_existing_page_is_refused_before_anybody_is_asked(
+    touche: Touche, engine: Engine
+) -> None:
     page = Path("matrix.html")
     page.write_text("mine")
     done = compare(touche, "--html", "matrix.html")
     assert (done.returncode, len(engine.requests), page.read_text()) == (2, 0, "mine")
     done = compare(touche, "--html", "matrix.html", "--overwrite", "--format", "tsv")
     assert done.returncode == 0 and done.stdout.count("\n") == 3, done.stderr
-    assert f"page: matrix.html ({page.stat().st_size:,} bytes)" in done.stderr and "passage 1-0" in page.read_text()
+    assert (
+        f"page: matrix.html ({page.stat().st_size:,} bytes)" in done.stderr
+        and "passage 1-0" in page.read_text()
+    )
 
 
-def test_a_dry_run_sends_and_writes_nothing_and_counts_what_would_be_sent(touche: Touche, engine: Engine) -> None:
+def test_a_dry_run_sends_and_writes_nothing_and_counts_what_would_be_sent(
+    touche: Touche, engine: Engine
+) -> None:
     before = {path.name for path in Path().iterdir()}
     dry = compare(touche, "--confirm", "--dry-run", "--format", "json")
     assert dry.returncode == 0, dry.stderr
@@ -79,7 +95,9 @@ def test_a_dry_run_sends_and_writes_nothing_and_counts_what_would_be_sent(touche
     assert len(engine.requests) == 72
 
 
-def test_topics_that_are_not_compared_are_named_with_the_reason(touche: Touche, engine: Engine) -> None:
+def test_topics_that_are_not_compared_are_named_with_the_reason(
+    touche: Touche, engine: Engine
+) -> None:
     done = compare(touche, "--sample", "20")
     notes = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
     (dropped,) = (line for line in notes if "documents are drawn" in line)
@@ -99,13 +117,22 @@ def test_rows_have_equal_keys_figures_and_differences(touche: Touche, engine: En
     assert set(rows) == {(part, name) for part in ("choice", "hold-out") for name in WORDINGS}
     assert len({tuple(row) for row in rows.values()}) == 1
     blunt, sharp = (rows["hold-out", name] for name in WORDINGS)
-    assert (sharp["best"], sharp["confirmed"], blunt["best"], blunt["confirmed"]) == (True, True, False, None)
+    assert (sharp["best"], sharp["confirmed"], blunt["best"], blunt["confirmed"]) == (
+        True,
+        True,
+        False,
+        None,
+    )
     for measure in ("relevance_ndcg_5", "relevance_kappa", "quality_kappa", "stance_macro_f1"):
         assert sharp[measure] == 1.0 > blunt[measure]
         assert sharp[f"{measure}_difference"] == pytest.approx(1.0 - blunt[measure])
         low, high = sharp[f"{measure}_low"], sharp[f"{measure}_high"]
         # Six topics are enough for a mean, and too few for pooled documents.
-        assert low <= sharp[f"{measure}_difference"] <= high if measure == "relevance_ndcg_5" else low is high is None
+        assert (
+            low <= sharp[f"{measure}_difference"] <= high
+            if measure == "relevance_ndcg_5"
+            else low is high is None
+        )
         assert [sharp[f"{measure}_{each}"] for each in ("wins", "ties", "losses")] == [6, 0, 0]
         assert sharp[f"{measure}_p"] == pytest.approx(2 / 2**6)
         assert blunt[f"{measure}_p"] is None
@@ -118,7 +145,10 @@ def test_failures_are_told_and_end_with_their_code(touche: Touche, engine: Engin
     done = compare(touche, "--confirm", "--format", "json")
     assert done.returncode == 3
     assert {row["failures"] for row in rows_of(done).values()} == {1}
-    assert "failures: 4 server_error; most often: not\N{REPLACEMENT CHARACTER}[2J this one" in done.stderr
+    assert (
+        "failures: 4 server_error; most often: not\N{REPLACEMENT CHARACTER}[2J this one"
+        in done.stderr
+    )
     engine.refused, sent = (), len(engine.requests)
     again = compare(touche, "--confirm")
     assert again.returncode == 3 and "--retry-failures" in again.stderr
@@ -142,7 +172,10 @@ def test_a_run_s_own_configuration_says_where_everything_is(touche: Touche, engi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("judge", "queries", *QRELS), "queries: is a prompt for 'queries'; only those for 'judge'"),
+        (
+            ("judge", "queries", *QRELS),
+            "queries: is a prompt for 'queries'; only those for 'judge'",
+        ),
         (("judge", *QRELS), "judge alone cannot be compared"),
         (WORDINGS, "no qrels given"),
         (
@@ -153,7 +186,9 @@ def test_a_run_s_own_configuration_says_where_everything_is(touche: Touche, engi
         ((*WORDINGS, *QRELS, "--topic", "1", "--confirm"), "split: choice: 1 topics"),
     ],
 )
-def test_what_cannot_be_done_is_told(touche: Touche, engine: Engine, arguments: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be_done_is_told(
+    touche: Touche, engine: Engine, arguments: tuple[str, ...], message: str
+) -> None:
     done = touche("prompts", "compare", *arguments, *DATA)
     assert done.returncode in (1, 2)
     assert f"error: {message}" in done.stderr

@@ -36,7 +36,9 @@ REPLAY = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that the cassette holds all answers of: judge, stances, and comparisons of the best five."""
     folder = tmp_path_factory.mktemp("made")
-    asyncio.run(run_all(sample_config("comparative", folder, {"topic": ["3"]}), folder / "o", Silent()))
+    asyncio.run(
+        run_all(sample_config("comparative", folder, {"topic": ["3"]}), folder / "o", Silent())
+    )
     return folder / "o"
 
 
@@ -65,21 +67,33 @@ def test_steps_are_changed_and_changed_back_in_a_folder(touche: Touche, demo: Pa
     assert configured(demo)["rank"] == ["judge", "pairwise:5"]
 
 
-def test_an_aim_brings_its_weights_and_a_weight_that_is_given_wins(touche: Touche, demo: Path) -> None:
+def test_an_aim_brings_its_weights_and_a_weight_that_is_given_wins(
+    touche: Touche, demo: Path
+) -> None:
     objectives = get_task("comparative").objectives
     steps = ["--rank", "judge"]
     assert configured(demo)["weights"] == objectives["both"]
     assert touche("rank", "--out", "o", *steps, "--objective", "quality").returncode == 0
-    assert (configured(demo)["objective"], configured(demo)["weights"]) == ("quality", objectives["quality"])
+    assert (configured(demo)["objective"], configured(demo)["weights"]) == (
+        "quality",
+        objectives["quality"],
+    )
     # A weight alone leaves the objective and the others.
     assert touche("rank", "--out", "o", "--weight-relevance", "3").returncode == 0
     assert configured(demo)["weights"] == {**objectives["quality"], "relevance": 3.0}
     done = touche("rank", "--out", "o", "--objective", "relevance", "--weight-first-stage", "0.5")
     assert done.returncode == 0
     # What was chosen stays, what was a default goes with its objective.
-    assert configured(demo)["weights"] == {**objectives["relevance"], "relevance": 3.0, "first_stage": 0.5}
+    assert configured(demo)["weights"] == {
+        **objectives["relevance"],
+        "relevance": 3.0,
+        "first_stage": 0.5,
+    }
     done = touche("rank", "--out", "o", "--objective", "beauty")
-    assert done.returncode == 2 and "--objective: must be 'relevance', 'quality' or 'both', not 'beauty'" in done.stderr
+    assert (
+        done.returncode == 2
+        and "--objective: must be 'relevance', 'quality' or 'both', not 'beauty'" in done.stderr
+    )
     assert configured(demo)["objective"] == "relevance"
 
 
@@ -87,7 +101,14 @@ def test_any_value_can_be_set(touche: Touche, demo: Path) -> None:
     done = touche(
         *("rank", "--out", "o", "--rank", "judge", "--weight-quality", "9"),
         *("--set", "ranking.listwise.window=10", "--set", "ranking.listwise.stride=4"),
-        *("--set", "stance.thresholds={NO: 0.25}", "--set", "actor={team: 'a=b'}", "--set", "weights.quality=2"),
+        *(
+            "--set",
+            "stance.thresholds={NO: 0.25}",
+            "--set",
+            "actor={team: 'a=b'}",
+            "--set",
+            "weights.quality=2",
+        ),
         *("--set", "rank=[judge, 'balance:3']"),
     )
     assert done.returncode == 0, done.stderr
@@ -107,13 +128,21 @@ def test_any_value_can_be_set(touche: Touche, demo: Path) -> None:
         ("depth=!!python/object/apply:os.getcwd []", "the value is not YAML"),
         ("depth=many", "--depth: must be a valid integer, not 'many'"),
         ("ranking.listwise.windw=3", "ranking.listwise.windw: no such name; expected one of w"),
-        ("ranking.listwise.window=1", "--set ranking.listwise.window: must be greater than or equal to 2, not 1"),
+        (
+            "ranking.listwise.window=1",
+            "--set ranking.listwise.window: must be greater than or equal to 2, not 1",
+        ),
         ("ranking.listwise.window=5", "ranking.listwise: stride must be smaller than window"),
-        ("stance.thresholds.MAYBE=0.5", "stance.thresholds.MAYBE: no such label; comparative has NO, NEUTRAL"),
+        (
+            "stance.thresholds.MAYBE=0.5",
+            "stance.thresholds.MAYBE: no such label; comparative has NO, NEUTRAL",
+        ),
         ("engine.options.api_key=x", "engine.options: must not hold api_key"),
     ],
 )
-def test_a_value_that_cannot_be_set_is_told(touche: Touche, tmp_path: Path, value: str, message: str) -> None:
+def test_a_value_that_cannot_be_set_is_told(
+    touche: Touche, tmp_path: Path, value: str, message: str
+) -> None:
     done = touche("run", *DATA, "--out", "o", "--set", value)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr
@@ -164,7 +193,11 @@ def test_thresholds_of_labels_that_the_task_lacks_leave_the_run(touche: Touche, 
 
 @pytest.mark.parametrize(
     ("kind", "file"),
-    [("query1", "query_failures.jsonl"), ("position", "failures.jsonl"), ("best", "comparison_failures.jsonl")],
+    [
+        ("query1", "query_failures.jsonl"),
+        ("position", "failures.jsonl"),
+        ("best", "comparison_failures.jsonl"),
+    ],
 )
 def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_its_file(
     touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, file: str
@@ -175,11 +208,17 @@ def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_i
         if kind in list_fields(request.schema):
             return {"nothing": "usable"}
         if "query1" in list_fields(request.schema):
-            return {"query1": "cost of it", "query2": "comfort at home", "query3": "what people say"}
+            return {
+                "query1": "cost of it",
+                "query2": "comfort at home",
+                "query3": "what people say",
+            }
         return answers(request)
 
     @asynccontextmanager
-    async def scripted(_engine: Any, _sampling: Any, stored: CacheConfig, *_: Any) -> AsyncIterator[ModelClient]:
+    async def scripted(
+        _engine: Any, _sampling: Any, stored: CacheConfig, *_: Any
+    ) -> AsyncIterator[ModelClient]:
         with Cache(stored.file, stored.mode) as cache:
             yield ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
 
@@ -208,13 +247,24 @@ def test_the_command_needs_no_server_and_prints_what_each_stage_and_all_of_it_wo
 ) -> None:
     # Nothing listens on that port.
     done = touche(
-        *("run", *DATA, "--out", "o", "--base-url", "http://127.0.0.1:1", "--dry-run", "--topic", "3"),
+        *(
+            "run",
+            *DATA,
+            "--out",
+            "o",
+            "--base-url",
+            "http://127.0.0.1:1",
+            "--dry-run",
+            "--topic",
+            "3",
+        ),
         *("--depth", "5", "--stance-depth", "2", "--rank", "judge,pairwise:3,sliding:4"),
     )
     assert done.returncode == 0, done.stderr
     rows = [re.split(r"  +", line.strip())[:3] for line in done.stdout.splitlines()[2:]]
     assert rows[:2] == [["judge", "judge", "5"], ["judge", "stance", "4"]]
-    # Three pairs of the first step are asked in both orders; the second step finds some of them in the cache.
+    # Three pairs of the first step are asked in both orders; the second step finds some of them in
+    # the cache.
     assert rows[2][:2] == ["rank", "best"] and rows[3][0] == "all"
     assert " to " in rows[2][2] and " to " in rows[3][1]
     assert "Nothing was sent." in done.stdout and "give it with --context" in done.stdout

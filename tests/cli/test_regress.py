@@ -35,7 +35,9 @@ def test_a_run_is_recorded_checked_and_not_recorded_twice(touche: Touche, tmp_pa
     size = sum(path.stat().st_size for path in (tmp_path / "regress").rglob("*") if path.is_file())
     assert done.stdout.startswith("recorded: regress/first (2 topics, 8 documents, ")
     assert done.stdout.endswith(f" cassette entries, {size:,} bytes)\n")
-    assert (tmp_path / "regress/first/qrels-relevance.txt").read_bytes() == qrels["relevance"].read_bytes()
+    assert (tmp_path / "regress/first/qrels-relevance.txt").read_bytes() == qrels[
+        "relevance"
+    ].read_bytes()
     assert touche("regress", "check").stdout == "first: as recorded\n"
     again = touche("regress", "record", str(run), "first")
     assert again.returncode == 2 and "exists; `touche-llm regress update first" in again.stderr
@@ -45,7 +47,10 @@ def test_a_run_is_recorded_checked_and_not_recorded_twice(touche: Touche, tmp_pa
 
 def test_all_runs_are_checked_and_the_exit_code_tells(touche: Touche, copies: Path) -> None:
     done = touche("regress", "check")
-    assert (done.returncode, done.stdout) == (0, "comparative: as recorded\ncontroversial: as recorded\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "comparative: as recorded\ncontroversial: as recorded\n",
+    )
     assert json.loads(touche("regress", "check", "--format", "json").stdout) == []
     edit(copies / "comparative" / "config.yaml", "- pairwise:3\n", "")
     done = touche("regress", "check")
@@ -56,7 +61,9 @@ def test_all_runs_are_checked_and_the_exit_code_tells(touche: Touche, copies: Pa
     (copies / "comparative" / "recorded.json").unlink()
     done = touche("regress", "check")
     assert done.returncode == 1 and done.stdout.startswith("comparative: differs\n")
-    assert "comparative/recorded.json: " in done.stdout and done.stdout.endswith("\ncontroversial: as recorded\n")
+    assert "comparative/recorded.json: " in done.stdout and done.stdout.endswith(
+        "\ncontroversial: as recorded\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["README.md", "prompts/note.txt"])
@@ -71,10 +78,15 @@ def test_an_update_removes_no_file_of_the_user(touche: Touche, copies: Path, nam
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_whose_update_was_killed_between_two_renames_is_put_back(touche: Touche, copies: Path) -> None:
+def test_a_run_whose_update_was_killed_between_two_renames_is_put_back(
+    touche: Touche, copies: Path
+) -> None:
     (copies / "comparative").rename(copies / ".comparative.old")
     done = touche("regress", "check")
-    assert (done.returncode, done.stdout) == (0, "comparative: as recorded\ncontroversial: as recorded\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "comparative: as recorded\ncontroversial: as recorded\n",
+    )
     assert {path.name for path in copies.iterdir()} == {"comparative", "controversial"}
 
 
@@ -100,13 +112,19 @@ def test_an_update_shows_the_difference_and_stores_the_replay_only_when_told_to(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
     done = touche("regress", "update", "comparative")
-    assert done.returncode == 0 and "setting rank: " in done.stdout and "recorded:" not in done.stdout
+    assert (
+        done.returncode == 0 and "setting rank: " in done.stdout and "recorded:" not in done.stdout
+    )
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     shown = touche("regress", "check", "comparative").stdout
     rows = json.loads(touche("regress", "update", "comparative", "--format", "json").stdout)
     assert {row["kind"] for row in rows} == {"setting", "run"}
     done = touche("regress", "update", "comparative", "--yes")
-    assert done.returncode == 0 and done.stdout.startswith(shown) and "recorded: regress/comparative (" in done.stdout
+    assert (
+        done.returncode == 0
+        and done.stdout.startswith(shown)
+        and "recorded: regress/comparative (" in done.stdout
+    )
     assert touche("regress", "check").returncode == 0
     assert [path.name for path in copies.parent.iterdir()] == ["regress"]
     assert {path.name for path in copies.iterdir()} == {"comparative", "controversial"}
@@ -117,13 +135,19 @@ def test_an_update_shows_the_difference_and_stores_the_replay_only_when_told_to(
     assert done.stdout == "comparative: as recorded\nnothing to update\n"
 
 
-def test_where_answers_are_missing_an_update_wants_a_new_run(touche: Touche, copies: Path, tmp_path: Path) -> None:
+def test_where_answers_are_missing_an_update_wants_a_new_run(
+    touche: Touche, copies: Path, tmp_path: Path
+) -> None:
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
     take_templates(copies / "controversial", mine)
     given = ("regress", "update", "controversial", "--yes")
     done = touche(*given)
-    assert done.returncode == 2 and "answers missing: 8\n" in done.stdout and "(--run)" in done.stderr
-    run = asyncio.run(make_run("controversial", tmp_path / "new", prompts__folder=str(mine), depth=3))
+    assert (
+        done.returncode == 2 and "answers missing: 8\n" in done.stdout and "(--run)" in done.stderr
+    )
+    run = asyncio.run(
+        make_run("controversial", tmp_path / "new", prompts__folder=str(mine), depth=3)
+    )
     done = touche(*given, "--run", str(run))
     assert done.returncode == 0, done.stderr
     assert "setting depth: 4 → 3" in done.stdout
@@ -137,6 +161,9 @@ def test_a_new_run_of_another_task_or_for_several_runs_is_wrong_usage(
 ) -> None:
     run = asyncio.run(make_run("sentence_pairs", tmp_path / "new"))
     done = touche("regress", "update", "comparative", "--yes", "--run", str(run))
-    assert done.returncode == 2 and "a run of sentence_pairs; regress/comparative is one of comparative" in done.stderr
+    assert (
+        done.returncode == 2
+        and "a run of sentence_pairs; regress/comparative is one of comparative" in done.stderr
+    )
     done = touche("regress", "update", "comparative", "controversial", "--yes", "--run", str(run))
     assert done.returncode == 2 and "give a single NAME" in done.stderr

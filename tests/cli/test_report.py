@@ -14,7 +14,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sample_run("comparative", tmp_path_factory.mktemp("sample"))
 
 
-def test_judgments_give_figures_and_the_page_goes_where_it_is_wanted(run: Path, touche: Touche, tmp_path: Path) -> None:
+def test_judgments_give_figures_and_the_page_goes_where_it_is_wanted(
+    run: Path, touche: Touche, tmp_path: Path
+) -> None:
     qrels = write_qrels(run, tmp_path)
     given = [part for aspect, path in qrels.items() for part in (f"--{aspect}", str(path))]
     done = touche("report", str(run), *given, "-o", "pages/one.html")
@@ -23,7 +25,9 @@ def test_judgments_give_figures_and_the_page_goes_where_it_is_wanted(run: Path, 
     assert '<details class="doc"' in page and "stance macro-F1" in page
 
 
-def test_judgments_of_another_corpus_make_no_page(run: Path, touche: Touche, tmp_path: Path) -> None:
+def test_judgments_of_another_corpus_make_no_page(
+    run: Path, touche: Touche, tmp_path: Path
+) -> None:
     topics = {line.split()[0] for line in (run / "run.txt").read_text().splitlines()}
     (tmp_path / "foreign").write_text("".join(f"{topic} 0 z1 3\n" for topic in topics))
     done = touche("report", str(run), "--relevance", "foreign", "-o", "page.html")

@@ -24,7 +24,14 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import find_runs
 
 SAMPLE = SAMPLES / "comparative"
-REPLAY = ["--config", str(SAMPLE / "demo.yaml"), "--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
+REPLAY = [
+    "--config",
+    str(SAMPLE / "demo.yaml"),
+    "--cache",
+    str(SAMPLE / "cassette.jsonl"),
+    "--cache-mode",
+    "replay",
+]
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
 GRADED = ("--relevance", "relevance", "--quality", "quality")
 
@@ -34,7 +41,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     sample_run("comparative", folder).rename(folder / "first")
     config = yaml.safe_load((folder / "first" / "config.yaml").read_text())
-    (folder / "first" / "config.yaml").write_text(yaml.safe_dump(config | {"index": str(folder / "first" / "index")}))
+    (folder / "first" / "config.yaml").write_text(
+        yaml.safe_dump(config | {"index": str(folder / "first" / "index")})
+    )
     return folder / "first"
 
 
@@ -43,7 +52,10 @@ def run(made: Path, tmp_path: Path) -> Path:
     """A run of the sample in `first`, and qrels for it."""
     shutil.copytree(made, tmp_path / "first")
     for aspect in ("relevance", "quality"):
-        lines = (f"{line.topic_id} 0 {line.document_id} {line.rank % 3}\n" for line in run_lines(made / "run.txt"))
+        lines = (
+            f"{line.topic_id} 0 {line.document_id} {line.rank % 3}\n"
+            for line in run_lines(made / "run.txt")
+        )
         (tmp_path / aspect).write_text("".join(lines))
     return tmp_path / "first"
 
@@ -69,9 +81,16 @@ def test_a_run_is_shown_with_the_first_documents_of_each_topic(touche: Touche, r
     lines = shown.splitlines()
     for row in rows:
         (line,) = (line for line in lines if f"  {row['document']}  " in line)
-        head = next(each for each in reversed(lines[: lines.index(line)]) if each.startswith("rank"))
-        assert line[head.index("stance") :].startswith(f"{row['stance']} ") and row["text"][:9] in line
-    assert all(word in shown for word in ("complete", "written-for-the-demo", "pairwise:5", "116 judgments"))
+        head = next(
+            each for each in reversed(lines[: lines.index(line)]) if each.startswith("rank")
+        )
+        assert (
+            line[head.index("stance") :].startswith(f"{row['stance']} ") and row["text"][:9] in line
+        )
+    assert all(
+        word in shown
+        for word in ("complete", "written-for-the-demo", "pairwise:5", "116 judgments")
+    )
 
 
 def facts_of(touche: Touche, name: str) -> dict[str, str]:
@@ -85,39 +104,54 @@ def test_a_run_that_was_only_retrieved_has_no_model_yet(touche: Touche) -> None:
     assert touche("retrieve", *DATA, *chosen, "--out", "begun").returncode == 0
     facts = facts_of(touche, "begun")
     assert (facts["model"], facts["first stage"]) == ("not known yet", "bm25, depth 5")
-    assert facts["topics"].startswith("1 of ") and facts["topics"].endswith("topics.xml, the first 2, only 3")
+    assert facts["topics"].startswith("1 of ") and facts["topics"].endswith(
+        "topics.xml, the first 2, only 3"
+    )
     assert "prompts" not in facts
     done = touche("evaluate", "begun", "--relevance", str(SAMPLE / "qrels-relevance.txt"))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("error: begun: ") and "retrieve" in done.stderr and "rank`" not in done.stderr
+    assert (
+        done.stderr.startswith("error: begun: ")
+        and "retrieve" in done.stderr
+        and "rank`" not in done.stderr
+    )
 
 
 def test_a_topic_is_shown_with_its_whole_ranking(touche: Touche, run: Path) -> None:
     expected = [line.document_id for line in run_lines(run / "run.txt") if line.topic_id == "3"]
     judgments = read_records(run / "judgments.jsonl", Judgment, "judgments")
     cut = Cut(kept_chars=1, of_chars=3, prompt_tokens=9)
-    judgments = [replace(each, cut=cut) if each.document_id == expected[0] else each for each in judgments]
+    judgments = [
+        replace(each, cut=cut) if each.document_id == expected[0] else each for each in judgments
+    ]
     write_records(run / "judgments.jsonl", judgments)
     rows = rows_of(touche, "show", "first", "--topic", "3")
     assert [row["document"] for row in rows] == expected
     assert sorted(row["first_stage_rank"] for row in rows) == list(range(1, len(rows) + 1))
-    assert {row["document"]: row["seen"] for row in rows} == dict.fromkeys(expected, 1.0) | {expected[0]: 0.3333}
+    assert {row["document"]: row["seen"] for row in rows} == dict.fromkeys(expected, 1.0) | {
+        expected[0]: 0.3333
+    }
     shown = touche("show", "first", "--topic", "3").stdout
     assert "objects: heat pump and gas boiler" in shown and expected[-1] in shown
 
 
 def test_texts_and_topics_are_left_out_where_they_are_missing(touche: Touche, run: Path) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(config | {"index": "nowhere", "topics": "nowhere.xml"}))
+    (run / "config.yaml").write_text(
+        yaml.safe_dump(config | {"index": "nowhere", "topics": "nowhere.xml"})
+    )
     rows = rows_of(touche, "show", "first")
     assert {(row["title"], row["text"]) for row in rows} == {(None, None)}
     assert touche("show", "first", "--topic", "3").returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(["nowhere"], 1), (["first", "--topic", "99"], 2), (["half", "--topic", "3"], 1)]
+    ("arguments", "code"),
+    [(["nowhere"], 1), (["first", "--topic", "99"], 2), (["half", "--topic", "3"], 1)],
 )
-def test_what_cannot_be_shown_is_one_line(touche: Touche, run: Path, arguments: list[str], code: int) -> None:
+def test_what_cannot_be_shown_is_one_line(
+    touche: Touche, run: Path, arguments: list[str], code: int
+) -> None:
     interrupt(run, "half")
     done = touche("show", *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
@@ -143,10 +177,23 @@ def test_all_runs_are_listed_also_unfinished_and_damaged_ones(touche: Touche, ru
     assert touche("evaluate", "first", *GRADED).returncode == 0
     rows = {row["run"]: row for row in rows_of(touche, "runs")}
     states = {name: row["state"] for name, row in rows.items()}
-    assert states == {"first": "complete", "half": "unfinished", "deep/er/damaged": "broken", "empty": "empty"}
+    assert states == {
+        "first": "complete",
+        "half": "unfinished",
+        "deep/er/damaged": "broken",
+        "empty": "empty",
+    }
     first = rows["first"]
-    assert (first["model"], first["topics"], first["steps"]) == ("written-for-the-demo", 4, "judge,pairwise:5")
-    assert first["cached"] == 429 and first["relevance nDCG@5"] is not None and rows["half"]["stance macro-F1"] is None
+    assert (first["model"], first["topics"], first["steps"]) == (
+        "written-for-the-demo",
+        4,
+        "judge,pairwise:5",
+    )
+    assert (
+        first["cached"] == 429
+        and first["relevance nDCG@5"] is not None
+        and rows["half"]["stance macro-F1"] is None
+    )
     assert [row["run"] for row in rows_of(touche, "runs", "deep")] == ["er/damaged"]
     shown = touche("runs").stdout
     assert "damaged" in shown and "unfinished" in shown
@@ -161,7 +208,11 @@ def test_runs_have_the_measures_of_their_last_evaluation(touche: Touche, run: Pa
     # One of three documents is unjudged.
     lines = (run.parent / "quality").read_text().splitlines(keepends=True)
     (run.parent / "quality").write_text("".join(lines[::2]))
-    found = {row["measure"]: row for row in rows_of(touche, "evaluate", "first", *GRADED) if row["run"] == "first"}
+    found = {
+        row["measure"]: row
+        for row in rows_of(touche, "evaluate", "first", *GRADED)
+        if row["run"] == "first"
+    }
     (row,) = rows_of(touche, "runs")
     for name in ("relevance nDCG@5", "quality nDCG@5"):
         assert [row[name], row[f"{name} judged"]] == pytest.approx(
@@ -170,16 +221,26 @@ def test_runs_have_the_measures_of_their_last_evaluation(touche: Touche, run: Pa
         assert row[name] != row[f"{name} judged"]
 
 
-def test_a_run_and_a_trial_name_stances_unlike_the_answers_as_written(touche: Touche, run: Path) -> None:
+def test_a_run_and_a_trial_name_stances_unlike_the_answers_as_written(
+    touche: Touche, run: Path
+) -> None:
     made = touche("run", *REPLAY, *DATA, "--out", "again")
     (line,) = (line for line in made.stdout.splitlines() if "answers as written" in line)
     judgments = read_records(run / "judgments.jsonl", Judgment, "judgments")
     readings = {(each.topic_id, each.document_id): each.readings["stance"] for each in judgments}
     unlike = [name for name, each in readings.items() if get_most_probable(each) != each.answered]
     assert unlike and "written: 3, " in line
-    for (topic, document), stands in ((unlike[0], True), (next(iter(readings.keys() - set(unlike))), False)):
-        tried = touche("prompts", "try", "judge", *REPLAY, *DATA, "--topic", topic, "--doc", document)
-        assert (tried.returncode, "not" in tried.stdout and "as written" in tried.stdout) == (0, stands), tried.stderr
+    for (topic, document), stands in (
+        (unlike[0], True),
+        (next(iter(readings.keys() - set(unlike))), False),
+    ):
+        tried = touche(
+            "prompts", "try", "judge", *REPLAY, *DATA, "--topic", topic, "--doc", document
+        )
+        assert (tried.returncode, "not" in tried.stdout and "as written" in tried.stdout) == (
+            0,
+            stands,
+        ), tried.stderr
 
 
 def test_the_search_for_runs_is_bounded(run: Path) -> None:
@@ -197,17 +258,25 @@ def test_qrels_that_were_given_once_are_used_again(touche: Touche, run: Path) ->
     given = rows_of(touche, "evaluate", "first", *GRADED)
     again = touche("evaluate", "first", "--format", "json")
     assert json.loads(again.stdout) == given
-    assert [line for line in again.stderr.splitlines() if "--relevance relevance --quality quality" in line]
+    assert [
+        line
+        for line in again.stderr.splitlines()
+        if "--relevance relevance --quality quality" in line
+    ]
     assert rows_of(touche, "compare", "first", "second")
     assert touche("report", "first").returncode == 0
     page = (run / "report.html").read_text()
     assert "nDCG@5" in page
     # Qrels that are given replace them.
     assert rows_of(touche, "evaluate", "first", "--quality", "quality") != given
-    assert {row["measure"].split()[0] for row in rows_of(touche, "evaluate", "first")} == {"quality"}
+    assert {row["measure"].split()[0] for row in rows_of(touche, "evaluate", "first")} == {
+        "quality"
+    }
 
 
-def test_an_evaluation_while_a_command_writes_there_is_printed_and_not_kept(touche: Touche, run: Path) -> None:
+def test_an_evaluation_while_a_command_writes_there_is_printed_and_not_kept(
+    touche: Touche, run: Path
+) -> None:
     assert touche("evaluate", "first", "--relevance", "relevance").returncode == 0
     before = (run / "evaluation.yaml").read_bytes()
     with RunDirectory(run).lock("judge", print):
@@ -220,7 +289,9 @@ def test_an_evaluation_while_a_command_writes_there_is_printed_and_not_kept(touc
 
 
 @pytest.mark.parametrize("change", ["3 0 x 1\n", None])
-def test_qrels_that_changed_or_are_gone_are_named(touche: Touche, run: Path, change: str | None) -> None:
+def test_qrels_that_changed_or_are_gone_are_named(
+    touche: Touche, run: Path, change: str | None
+) -> None:
     assert touche("evaluate", "first", *GRADED).returncode == 0
     (run.parent / "quality").unlink()
     if change is not None:
@@ -230,7 +301,9 @@ def test_qrels_that_changed_or_are_gone_are_named(touche: Touche, run: Path, cha
         assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "--quality" in done.stderr
 
 
-def test_measures_of_an_earlier_run_file_are_outdated_but_its_qrels_are_kept(touche: Touche, run: Path) -> None:
+def test_measures_of_an_earlier_run_file_are_outdated_but_its_qrels_are_kept(
+    touche: Touche, run: Path
+) -> None:
     assert touche("evaluate", "first", *GRADED).returncode == 0
     assert touche("rank", "--out", "first", "--rank", "judge").returncode == 0
     (row,) = rows_of(touche, "runs", "first")
@@ -247,11 +320,21 @@ def test_a_run_is_found_with_its_answers_from_any_folder_and_after_a_move_of_its
     elsewhere.mkdir()
     shutil.copytree(SAMPLE, project / "data")
     monkeypatch.chdir(project)
-    inputs = ("--topics", "data/topics.xml", "--corpus", "data/passages.jsonl", "--cache", "data/cassette.jsonl")
+    inputs = (
+        "--topics",
+        "data/topics.xml",
+        "--corpus",
+        "data/passages.jsonl",
+        "--cache",
+        "data/cassette.jsonl",
+    )
     made = touche("run", *REPLAY[:2], *inputs, "--cache-mode", "replay", "--out", "runs/first")
     assert made.returncode == 0, made.stderr
     written = yaml.safe_load((project / "runs/first/config.yaml").read_text())
-    assert (written["cache"]["file"], written["topics"]) == ("../../data/cassette.jsonl", "../../data/topics.xml")
+    assert (written["cache"]["file"], written["topics"]) == (
+        "../../data/cassette.jsonl",
+        "../../data/topics.xml",
+    )
     assert str(RunDirectory(Path("runs/first")).read_config().cache.file) == "data/cassette.jsonl"
     monkeypatch.chdir(elsewhere)
     for place in (project, tmp_path / "moved"):
@@ -261,7 +344,9 @@ def test_a_run_is_found_with_its_answers_from_any_folder_and_after_a_move_of_its
         assert found.cache.file == place / "data/cassette.jsonl"
         reported = touche("report", str(place / "runs/first"))
         assert reported.returncode == 0 and "note: No qrels" in reported.stderr
-        assert "No completions" not in reported.stderr and "No document texts" not in reported.stderr
+        assert (
+            "No completions" not in reported.stderr and "No document texts" not in reported.stderr
+        )
         assert all(row["text"] for row in rows_of(touche, "show", str(place / "runs/first")))
     recorded = touche("regress", "record", str(tmp_path / "moved/runs/first"))
     assert recorded.returncode == 0, recorded.stderr
@@ -277,14 +362,21 @@ def test_a_run_is_found_with_its_answers_from_any_folder_and_after_a_move_of_its
 def test_a_run_beside_files_of_no_run_says_so_once(touche: Touche, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("kept")
-    notes = [touche("run", *REPLAY, *DATA, "--out", "notes").stderr.count("files of no run") for _ in range(2)]
+    notes = [
+        touche("run", *REPLAY, *DATA, "--out", "notes").stderr.count("files of no run")
+        for _ in range(2)
+    ]
     assert notes == [1, 0] and (tmp_path / "notes" / "mine.txt").read_text() == "kept"
 
 
-def test_runs_that_were_evaluated_with_different_qrels_need_them_named(touche: Touche, run: Path) -> None:
+def test_runs_that_were_evaluated_with_different_qrels_need_them_named(
+    touche: Touche, run: Path
+) -> None:
     shutil.copytree(run, run.parent / "second")
     assert touche("evaluate", "first", "--relevance", "relevance").returncode == 0
-    (run.parent / "relevance").write_text((run.parent / "relevance").read_text().replace(" 2\n", " 1\n"))
+    (run.parent / "relevance").write_text(
+        (run.parent / "relevance").read_text().replace(" 2\n", " 1\n")
+    )
     assert touche("evaluate", "second", "--relevance", "relevance").returncode == 0
     done = touche("compare", "first", "second")
     assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -15,32 +15,67 @@ from tests.cli.conftest import Touche
 from touche_llm.cli.demo import SAMPLES
 
 SAMPLE = SAMPLES / "comparative"
-DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--index", "index"]
-REPLAY = ["--cache", "answers.sqlite", "--cache-mode", "replay", "--model", "written-for-the-demo", "--depth", "5"]
+DATA = [
+    "--topics",
+    str(SAMPLE / "topics.xml"),
+    "--corpus",
+    str(SAMPLE / "passages.jsonl"),
+    "--index",
+    "index",
+]
+REPLAY = [
+    "--cache",
+    "answers.sqlite",
+    "--cache-mode",
+    "replay",
+    "--model",
+    "written-for-the-demo",
+    "--depth",
+    "5",
+]
 # Some answers and a part of the index fit.
 _BYTES = 60 * 1024
 
 
-def limited(folder: Path, limits: Mapping[int, int], *arguments: str) -> subprocess.CompletedProcess[str]:
+def limited(
+    folder: Path, limits: Mapping[int, int], *arguments: str
+) -> subprocess.CompletedProcess[str]:
     def limit() -> None:
         for which, value in limits.items():
             resource.setrlimit(which, (value, value))
 
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
+    }
     command = [sys.executable, "-m", "touche_llm", *arguments]
     return subprocess.run(
-        command, cwd=folder, preexec_fn=limit, env=environment, capture_output=True, text=True, timeout=120
+        command,
+        cwd=folder,
+        preexec_fn=limit,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+    return {
+        str(each.relative_to(folder)): each.read_bytes()
+        for each in folder.rglob("*")
+        if each.is_file()
+    }
 
 
 @pytest.fixture
 def filled(touche: Touche, tmp_path: Path) -> Path:
     """A folder with an index and a cache."""
-    assert touche("cache", "import", str(SAMPLE / "cassette.jsonl"), "--cache", "answers.sqlite").returncode == 0
+    assert (
+        touche(
+            "cache", "import", str(SAMPLE / "cassette.jsonl"), "--cache", "answers.sqlite"
+        ).returncode
+        == 0
+    )
     assert touche("index", *DATA[2:]).returncode == 0
     return tmp_path
 
@@ -61,11 +96,16 @@ def test_too_many_open_files_are_no_damage(filled: Path, files: int) -> None:
     ("arguments", "name"),
     [
         (["cache", "export", "new.jsonl", "--cache", "answers.sqlite"], "new.jsonl"),
-        (["cache", "import", str(SAMPLE / "cassette.jsonl"), "--cache", "new.sqlite"], "new.sqlite"),
+        (
+            ["cache", "import", str(SAMPLE / "cassette.jsonl"), "--cache", "new.sqlite"],
+            "new.sqlite",
+        ),
         (["index", "--corpus", "large.jsonl", "--index", "new"], "new"),
     ],
 )
-def test_a_file_that_finds_no_room_is_named_and_none_is_left(filled: Path, arguments: list[str], name: str) -> None:
+def test_a_file_that_finds_no_room_is_named_and_none_is_left(
+    filled: Path, arguments: list[str], name: str
+) -> None:
     lines = (SAMPLE / "passages.jsonl").read_text()
     text = "".join(lines.replace('"id": "', f'"id": "{n}-') for n in range(20))
     (filled / "large.jsonl").write_text(text)

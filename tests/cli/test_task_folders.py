@@ -52,19 +52,26 @@ def change(folder: Path, **values: object) -> None:
     path = folder / "task.yaml"
     text = path.read_text()
     for name, value in values.items():
-        lines = [f"{name}: {value}" if line.startswith(f"{name}:") else line for line in text.splitlines()]
+        lines = [
+            f"{name}: {value}" if line.startswith(f"{name}:") else line
+            for line in text.splitlines()
+        ]
         text = "\n".join(lines) + "\n"
     path.write_text(text)
 
 
 def write_qrels(run: Path, path: Path) -> Path:
     found = tl.read_run(run / "run.txt")
-    path.write_text("".join(f"{topic} 0 {line[0].document_id} 3\n" for topic, line in found.rankings.items()))
+    path.write_text(
+        "".join(f"{topic} 0 {line[0].document_id} 3\n" for topic, line in found.rankings.items())
+    )
     return path
 
 
 def test_a_copied_task_gives_the_run_of_the_original(touche: Touche, mine: Path) -> None:
-    done = touche("run", "--config", "mine.yaml", *INPUTS, "--out", "runs/own", "--task", "comparative")
+    done = touche(
+        "run", "--config", "mine.yaml", *INPUTS, "--out", "runs/own", "--task", "comparative"
+    )
     assert done.returncode == 0, done.stderr
     assert Path("runs/mine/run.txt").read_bytes() == Path("runs/own/run.txt").read_bytes()
     assert Path("runs/mine/results.tsv").read_bytes() == Path("runs/own/results.tsv").read_bytes()
@@ -144,14 +151,20 @@ def test_a_changed_definition_is_a_changed_setting(touche: Touche, mine: Path) -
     path = mine / "task.yaml"
     path.write_text(f"# A comment.\n{path.read_text()}")
     mine.rename(mine.parent / "moved")
-    assert touche(*RUN, "--task", "moved").returncode == 0, "neither place nor comments change a run"
+    assert touche(*RUN, "--task", "moved").returncode == 0, (
+        "neither place nor comments change a run"
+    )
     change(mine.parent / "moved", documents_per_topic="{min: 0, max: 700}")
     done = touche(*RUN, "--task", "moved")
     assert done.returncode == 2
-    assert [line.strip() for line in done.stderr.splitlines() if "→" in line] == ["task: runs/mine/task → moved"]
+    assert [line.strip() for line in done.stderr.splitlines() if "→" in line] == [
+        "task: runs/mine/task → moved"
+    ]
 
 
-def test_every_command_with_a_task_names_file_and_key_of_a_mistake(touche: Touche, mine: Path) -> None:
+def test_every_command_with_a_task_names_file_and_key_of_a_mistake(
+    touche: Touche, mine: Path
+) -> None:
     change(mine, titel="x", title="")
     run = "runs/mine/run.txt"
     for command in (
@@ -170,9 +183,18 @@ def test_every_command_with_a_task_names_file_and_key_of_a_mistake(touche: Touch
 
 
 def test_the_library_takes_a_folder(mine: Path) -> None:
-    with tl.open_corpus(SAMPLE / "passages.jsonl", task=str(mine), index=mine.parent / "index") as corpus:
+    with tl.open_corpus(
+        SAMPLE / "passages.jsonl", task=str(mine), index=mine.parent / "index"
+    ) as corpus:
         topics = tl.read_topics(SAMPLE / "topics.xml")
         candidates = tl.retrieve(topics, corpus, depth=5)
         assert candidates.task.name == "mine" and candidates.task is not TASKS["comparative"]
-    qrels = tl.read_qrels({"relevance": write_qrels(Path("runs/mine"), mine.parent / "qrels.txt")}, str(mine))
-    assert list(qrels.grades) == ["relevance"] and qrels.labels == ("FIRST", "SECOND", "NEUTRAL", "NO")
+    qrels = tl.read_qrels(
+        {"relevance": write_qrels(Path("runs/mine"), mine.parent / "qrels.txt")}, str(mine)
+    )
+    assert list(qrels.grades) == ["relevance"] and qrels.labels == (
+        "FIRST",
+        "SECOND",
+        "NEUTRAL",
+        "NO",
+    )

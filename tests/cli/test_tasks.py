@@ -62,7 +62,9 @@ def test_a_new_task_replaces_nothing(touche: Touche) -> None:
         assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(("folder", "name"), [("comparative", "my_comparative"), ("2026", "task_2026")])
+@pytest.mark.parametrize(
+    ("folder", "name"), [("comparative", "my_comparative"), ("2026", "task_2026")]
+)
 def test_a_new_task_has_a_name_of_its_own(folder: str, name: str, touche: Touche) -> None:
     done = touche("tasks", "new", folder)
     assert done.returncode == 0
@@ -96,8 +98,17 @@ def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
 
 async def answer_run(task: str, cassette: Path, out: Path) -> None:
     """Answer the requests of a run with the script, and store them as a cassette."""
-    flags = {"task": task, "topics": "essays/topics.xml", "corpus": "essays/opinions.jsonl", "index": out / "index"}
-    flags |= {"cache.file": out / "answers.sqlite", "cache.mode": CacheMode.REUSE, "retriever.method": "lucene"}
+    flags = {
+        "task": task,
+        "topics": "essays/topics.xml",
+        "corpus": "essays/opinions.jsonl",
+        "index": out / "index",
+    }
+    flags |= {
+        "cache.file": out / "answers.sqlite",
+        "cache.mode": CacheMode.REUSE,
+        "retriever.method": "lucene",
+    }
     config, progress = load_config(None, flags), SilentProgress()
     await retrieve_stage(config, out, progress)
     with Cache(config.cache.file) as cache:
@@ -120,17 +131,27 @@ def test_a_task_of_five_labels_and_two_scales_is_run_measured_recorded_and_repla
     assert run == Path("first/run.txt").read_bytes()
     found = tl.read_run("runs/mine/run.txt")
     assert set(found.stances.values()) == set(LABELS)
-    # Document 2 has relevance 2 or 1 and depth 2 or 1; document 4 has relevance 1 or 0 and depth 4 or 3.
+    # Document 2 has relevance 2 or 1 and depth 2 or 1; document 4 has relevance 1 or 0 and depth 4
+    # or 3.
     rows = Path("runs/mine/results.tsv").read_text().splitlines()
     columns = rows[0].split("\t")
     grades = {row.split("\t")[1]: row.split("\t") for row in rows[1:]}
-    assert columns[6:8] == ["relevance", "depth"] and columns[8:] == [f"p_{label}" for label in LABELS]
+    assert columns[6:8] == ["relevance", "depth"] and columns[8:] == [
+        f"p_{label}" for label in LABELS
+    ]
     assert [float(value) for value in grades["opinion-2"][6:8]] == [1.75, 1.75]
     assert [float(value) for value in grades["opinion-4"][6:8]] == [0.75, 3.75]
 
     qrels = write_qrels()
     for command in (
-        ("validate", "runs/mine", "--topics", "essays/topics.xml", "--corpus", "essays/opinions.jsonl"),
+        (
+            "validate",
+            "runs/mine",
+            "--topics",
+            "essays/topics.xml",
+            "--corpus",
+            "essays/opinions.jsonl",
+        ),
         ("evaluate", "runs/mine", *qrels),
         ("show", "runs/mine"),
         ("show", "runs/mine", "--topic", "1"),
@@ -163,7 +184,9 @@ FOREIGN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
-def test_judgments_that_do_not_fit_the_task_are_refused_wherever_they_are_read(touche: Touche) -> None:
+def test_judgments_that_do_not_fit_the_task_are_refused_wherever_they_are_read(
+    touche: Touche,
+) -> None:
     assert touche("tasks", "new", "essays").returncode == 0
     replay = ("--cache", "essays/answers.jsonl", "--cache-mode", "replay")
     assert touche("run", "--task", "essays", *INPUTS, *replay, "--out", "runs/mine").returncode == 0
@@ -171,7 +194,9 @@ def test_judgments_that_do_not_fit_the_task_are_refused_wherever_they_are_read(t
     first, *others = read_records(file, Judgment, "judgments")
     before = Path("runs/mine/run.txt").read_bytes()
     quiet = tl.SilentProgress()
-    with tl.open_corpus("essays/opinions.jsonl", task="essays", index="index", progress=quiet) as corpus:
+    with tl.open_corpus(
+        "essays/opinions.jsonl", task="essays", index="index", progress=quiet
+    ) as corpus:
         candidates = tl.retrieve(tl.read_topics("essays/topics.xml"), corpus)
         judgments = tl.Judgments(candidates, [first, *others])
         assert tl.rank(candidates, judgments)
@@ -181,8 +206,12 @@ def test_judgments_that_do_not_fit_the_task_are_refused_wherever_they_are_read(t
             place = f"topic {first.topic_id}, document {first.document_id}"
             for command in (("rank", "--out", "runs/mine"), ("report", "runs/mine")):
                 done = touche(*command)
-                assert done.returncode == 1 and done.stderr.startswith(f"error: {file}: {place}: "), (command, done)
-                assert len(done.stderr.splitlines()) == 1 and all(value in done.stderr for value in values), done.stderr
+                assert done.returncode == 1 and done.stderr.startswith(
+                    f"error: {file}: {place}: "
+                ), (command, done)
+                assert len(done.stderr.splitlines()) == 1 and all(
+                    value in done.stderr for value in values
+                ), done.stderr
             with raises_at(tl.DataError, "judgments", place, *values):
                 tl.rank(candidates, replace(judgments, judgments=foreign))
     assert Path("runs/mine/run.txt").read_bytes() == before

@@ -22,10 +22,24 @@ from touche_llm.pipeline.config_file import load_config
 
 SAMPLE = Path(touche_llm.__file__).parent / "samples" / "comparative"
 CORPUS, TOPICS = SAMPLE / "passages.jsonl", SAMPLE / "topics.xml"
-RUN = ["run", "--topics", str(TOPICS), "--corpus", str(CORPUS), "--topic", "3", "--depth", "3", "--out", "out"]
+RUN = [
+    "run",
+    "--topics",
+    str(TOPICS),
+    "--corpus",
+    str(CORPUS),
+    "--topic",
+    "3",
+    "--depth",
+    "3",
+    "--out",
+    "out",
+]
 
 
-def test_budgets_of_the_command_line_are_settings_and_reach_the_server(touche: Touche, tmp_path: Path) -> None:
+def test_budgets_of_the_command_line_are_settings_and_reach_the_server(
+    touche: Touche, tmp_path: Path
+) -> None:
     (tmp_path / "config.yaml").write_text("sampling: {thinking: {judge: 8, compare: 9}}\n")
     with FakeServer().in_thread() as server:
         flags = ["--thinking", "judge=512,stance=0", "--chains", "2", "--base-url", server.url]
@@ -36,7 +50,9 @@ def test_budgets_of_the_command_line_are_settings_and_reach_the_server(touche: T
     assert (thinking.judge, thinking.stance, thinking.compare, thinking.chains) == (512, 0, 9, 2)
     # Two chains for each of three documents; there is nothing to compare.
     assert [body["max_tokens"] for body in sent] == [512] * 6
-    counts = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]["requests"]
+    counts = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"][
+        "requests"
+    ]
     assert (counts["requests"], counts["thoughts"]) == (12, 6)
     assert 0 < counts["thought_tokens"] < counts["completion_tokens"]
 
@@ -49,7 +65,16 @@ def test_a_wrong_budget_is_one_line(touche: Touche, value: str) -> None:
 
 
 def test_thoughts_are_shown_when_a_prompt_is_tried(touche: Touche) -> None:
-    about = ["--topics", str(TOPICS), "--corpus", str(CORPUS), "--topic", "3", "--doc", "sample-heating-01___3"]
+    about = [
+        "--topics",
+        str(TOPICS),
+        "--corpus",
+        str(CORPUS),
+        "--topic",
+        "3",
+        "--doc",
+        "sample-heating-01___3",
+    ]
     tried = ["prompts", "try", "judge", *about, "--thinking", "judge=64", "--chains", "2"]
     thoughts = [says("Heat pumps.", finish_reason="length"), says("<think>Boilers.")]
 
@@ -60,7 +85,9 @@ def test_thoughts_are_shown_when_a_prompt_is_tried(touche: Touche) -> None:
         shown = touche(*tried, "--base-url", server.url)
         rows = touche(*tried, "--base-url", server.url, "--format", "json")
     assert (shown.returncode, rows.returncode) == (0, 0), shown.stderr
-    assert {"thought: Heat pumps.", "thought: Boilers."} <= {line.strip() for line in shown.stdout.splitlines()}
+    assert {"thought: Heat pumps.", "thought: Boilers."} <= {
+        line.strip() for line in shown.stdout.splitlines()
+    }
     assert {row["thought"].count(".") for row in json.loads(rows.stdout)} == {2}
 
 
@@ -73,7 +100,14 @@ def reasoned(touche: Touche) -> Path:
         return await (says(hostile)(request, body) if "stop" in body else good(request, body))
 
     with FakeServer(rest=think).in_thread() as server:
-        flags = ["--thinking", "judge=2048,stance=64", "--stance-prompt", "own", "--base-url", server.url]
+        flags = [
+            "--thinking",
+            "judge=2048,stance=64",
+            "--stance-prompt",
+            "own",
+            "--base-url",
+            server.url,
+        ]
         flags += ["--stance-depth", "20"]
         for arguments in ([*RUN, *flags], [*RUN[:-1], "plain", "--base-url", server.url]):
             assert touche(*arguments).returncode == 0
@@ -106,7 +140,9 @@ def test_a_server_that_loses_the_answer_is_one_line(touche: Touche) -> None:
     assert done.returncode == 1 and task.startswith("task: ") and "--reasoning-parser" in error
     # No answer was taken from free text or from the reasoning, not even to be stored.
     assert not Path("out/judgments.jsonl").exists() and stored_answers() == []
-    assert "--reasoning-parser" in str([row["remedy"] for row in json.loads(card.stdout) if row["is_ok"] is False])
+    assert "--reasoning-parser" in str(
+        [row["remedy"] for row in json.loads(card.stdout) if row["is_ok"] is False]
+    )
 
 
 def test_an_answer_in_the_reasoning_later_on_is_a_failure(touche: Touche) -> None:

@@ -33,7 +33,13 @@ Prepare = Callable[[str], Path]
 @pytest.fixture
 def prepared(touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
     """Makes an input folder for a task, and a cache that holds the answers for it."""
-    for name in ("TIRA_INPUT_DATASET", "TIRA_OUTPUT_DIR", "TOUCHE_LLM_MODEL", "TOUCHE_LLM_CONFIG", "CHATNOIR_API_KEY"):
+    for name in (
+        "TIRA_INPUT_DATASET",
+        "TIRA_OUTPUT_DIR",
+        "TOUCHE_LLM_MODEL",
+        "TOUCHE_LLM_CONFIG",
+        "CHATNOIR_API_KEY",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TOUCHE_LLM_CACHE", str(tmp_path / "cache"))
 
@@ -46,14 +52,18 @@ def prepared(touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with gzip.open(folder / f"{sample.corpus.name}.gz", "wb") as stream:
             stream.write(sample.corpus.read_bytes())
         cassette = str(SAMPLES / task / "cassette.jsonl")
-        assert touche("cache", "import", cassette, "--cache", "cache/answers.sqlite").returncode == 0
+        assert (
+            touche("cache", "import", cassette, "--cache", "cache/answers.sqlite").returncode == 0
+        )
         return folder
 
     return prepare
 
 
 def tira(touche: Touche, task: str, *arguments: str) -> Done:
-    return touche("tira", *arguments, "--cache-mode", "replay", "--config", str(SAMPLES / task / "demo.yaml"))
+    return touche(
+        "tira", *arguments, "--cache-mode", "replay", "--config", str(SAMPLES / task / "demo.yaml")
+    )
 
 
 @pytest.mark.parametrize("task", SAMPLE_TASKS)
@@ -116,7 +126,8 @@ def test_the_formats_of_tira_are_read(touche: Touche, prepared: Prepare, tmp_pat
         path.unlink()
     lines = (SAMPLES / "controversial" / "documents.jsonl").read_text().splitlines()
     texts = {each["docno"]: each["text"] for each in map(json.loads, lines)}
-    # The judgments that there are, one document after the other, so that some documents occur for several topics.
+    # The judgments that there are, one document after the other, so that some documents occur for
+    # several topics.
     cassette = (SAMPLES / "controversial" / "cassette.jsonl").read_text().splitlines()
     answered = [
         (each["topic"], each["document"])
@@ -125,20 +136,42 @@ def test_the_formats_of_tira_are_read(touche: Touche, prepared: Prepare, tmp_pat
     ]
     queries = []
     for topic in topics:
-        fields = {"title": topic.title, "description": topic.description, "narrative": topic.narrative}
-        queries.append({"qid": topic.id, "query": topic.title, "original_query": fields | {"query_id": topic.id}})
+        fields = {
+            "title": topic.title,
+            "description": topic.description,
+            "narrative": topic.narrative,
+        }
+        queries.append(
+            {
+                "qid": topic.id,
+                "query": topic.title,
+                "original_query": fields | {"query_id": topic.id},
+            }
+        )
     (given / "queries.jsonl").write_text("".join(json.dumps(each) + "\n" for each in queries))
     with gzip.open(given / "rerank.jsonl.gz", "wt") as stream:
         for rank, (topic_id, name) in enumerate(answered, start=1):
-            line = {"qid": topic_id, "docno": name, "text": texts[name], "rank": rank, "score": -float(rank)}
+            line = {
+                "qid": topic_id,
+                "docno": name,
+                "text": texts[name],
+                "rank": rank,
+                "score": -float(rank),
+            }
             stream.write(json.dumps(line) + "\n")
-    # In another order of the candidates, others would be compared than the cassette has answers for.
-    (tmp_path / "config.yaml").write_text("rank: judge\nstance: {depth: 100}\nengine: {name: server}\n")
+    # In another order of the candidates, others would be compared than the cassette has answers
+    # for.
+    (tmp_path / "config.yaml").write_text(
+        "rank: judge\nstance: {depth: 100}\nengine: {name: server}\n"
+    )
     flags = ("--cache-mode", "replay", "--config", "config.yaml")
     done = touche("tira", "-i", str(given), "-o", "out", *flags)
     assert done.returncode == 0, done.stderr
     assert validate_run(tmp_path / "out" / "run.txt", get_task("controversial")) == []
-    assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["engine"]["name"] == "managed"
+    assert (
+        yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["engine"]["name"]
+        == "managed"
+    )
     assert len(set(answered)) == len(run_lines(tmp_path / "out" / "run.txt")) > len(texts)
 
 
@@ -150,7 +183,9 @@ def test_wrong_usage_is_told(touche: Touche, prepared: Prepare) -> None:
         (["-i", given, "-o", "out"], 2, ["--model"]),
     ):
         done = touche("tira", *arguments)
-        assert done.returncode == code and all(text in done.stderr for text in fragments), done.stderr
+        assert done.returncode == code and all(text in done.stderr for text in fragments), (
+            done.stderr
+        )
     Path(given, "documents.jsonl.gz").unlink()
     done = touche("tira", "-i", given, "-o", "out")
     assert done.returncode == 2 and "no corpus" in done.stderr and "CHATNOIR_API_KEY" in done.stderr
@@ -171,7 +206,11 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 
 def test_with_a_key_topics_alone_are_searched_in_chatnoir_and_its_answers_cached(
-    touche: Touche, prepared: Prepare, tmp_path: Path, configured: list[Config], monkeypatch: pytest.MonkeyPatch
+    touche: Touche,
+    prepared: Prepare,
+    tmp_path: Path,
+    configured: list[Config],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = prepared("controversial")
     (given / "documents.jsonl.gz").unlink()
@@ -183,7 +222,11 @@ def test_with_a_key_topics_alone_are_searched_in_chatnoir_and_its_answers_cached
 
 
 def test_libraries_write_to_the_cache_folder_unless_they_have_one(
-    touche: Touche, prepared: Prepare, tmp_path: Path, configured: list[Config], monkeypatch: pytest.MonkeyPatch
+    touche: Touche,
+    prepared: Prepare,
+    tmp_path: Path,
+    configured: list[Config],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = prepared("comparative")
     names = ("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")

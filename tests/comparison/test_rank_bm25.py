@@ -1,10 +1,11 @@
 """Our index with method `robertson` against `rank_bm25.BM25Okapi`, fed with the same terms.
 
-rank-bm25 multiplies every score by k1 + 1, bm25s does not, so scores are compared after that factor. bm25s adds 32-bit
-floats, rank-bm25 64-bit ones: TOLERANCE, relative, is about four roundings of a 32-bit float (2**-23 is 1.2e-7). On the
-real passages the largest difference seen is 1.5e-7, and no two neighbours in a ranking lie closer than that without
-being tied, so the rankings are compared as they are. Generated corpora are full of sums that are equal or nearly so;
-there two documents may change places where rank-bm25's scores differ by less than the tolerance.
+rank-bm25 multiplies every score by k1 + 1, bm25s does not, so scores are compared after that
+factor. bm25s adds 32-bit floats, rank-bm25 64-bit ones: TOLERANCE, relative, is about four
+roundings of a 32-bit float (2**-23 is 1.2e-7). On the real passages the largest difference seen is
+1.5e-7, and no two neighbours in a ranking lie closer than that without being tied, so the rankings
+are compared as they are. Generated corpora are full of sums that are equal or nearly so; there two
+documents may change places where rank-bm25's scores differ by less than the tolerance.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def quiet(message: str) -> None:
 
 def store_of(folder: Path, documents: list[list[str]]) -> DocumentStore:
     corpus = folder / "corpus.jsonl"
-    lines = (json.dumps({"id": f"d{n}", "contents": " ".join(words)}) for n, words in enumerate(documents))
+    lines = (
+        json.dumps({"id": f"d{n}", "contents": " ".join(words)})
+        for n, words in enumerate(documents)
+    )
     corpus.write_text("\n".join(lines))
     return ensure_store(CorpusFile(corpus, read_passages), folder / "index", warn=quiet)
 
@@ -51,7 +55,9 @@ def rankings(
 
 def assert_same_scores(ours: list[Candidate], theirs: list[Candidate], factor: float) -> None:
     reference = {each.document_id: each.score for each in theirs}
-    assert {each.document_id: each.score * factor for each in ours} == pytest.approx(reference, rel=TOLERANCE, abs=0)
+    assert {each.document_id: each.score * factor for each in ours} == pytest.approx(
+        reference, rel=TOLERANCE, abs=0
+    )
 
 
 # Words that the analyzer leaves alone; the later, the rarer.
@@ -68,9 +74,17 @@ word = st.integers(0, 143).map(lambda n: WORDS[int(n**0.5)])
 )
 @pytest.mark.slow
 def test_generated_rankings_are_the_same_up_to_ties(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[list[str]], query: list[str], k1: float, b: float
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[list[str]],
+    query: list[str],
+    k1: float,
+    b: float,
 ) -> None:
-    rare = [term for term in query if 2 * sum(term in document for document in documents) <= len(documents)]
+    rare = [
+        term
+        for term in query
+        if 2 * sum(term in document for document in documents) <= len(documents)
+    ]
     assume(rare)
     with closing(store_of(tmp_path_factory.mktemp("generated"), documents)) as store:
         ((ours, theirs),) = rankings(store, [Topic("1", " ".join(rare))], k1=k1, b=b)

@@ -29,7 +29,10 @@ def premise(text: str, stance: str = "PRO") -> dict[str, Any]:
 
 
 def row(identifier: str = "S1-A1", **changed: Any) -> list[str]:
-    """A good row; what is changed is written as it is where it is text, else as Python writes it."""
+    """A good row.
+
+    What is changed is written as it is where it is text, else as Python writes it.
+    """
     fields = {
         "id": identifier,
         "conclusion": "Tea",
@@ -85,11 +88,15 @@ DOCUMENTS = [(n + 1, document(f"S{n}-A1")) for n in range(1, 400)]
     [
         bytes,
         gzip.compress,
-        lambda content: gzip.compress(tar_of(("._args.csv", b"finder"), ("args/args.csv", content), ("z.txt", b"z"))),
+        lambda content: gzip.compress(
+            tar_of(("._args.csv", b"finder"), ("args/args.csv", content), ("z.txt", b"z"))
+        ),
     ],
     ids=["plain", "gzip", "tar.gz"],
 )
-def test_the_packing_is_told_by_content_whatever_the_name(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_the_packing_is_told_by_content_whatever_the_name(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
     path = tmp_path / "corpus"
     path.write_bytes(pack(MANY))
     assert list(read_arguments(path)) == DOCUMENTS
@@ -110,7 +117,11 @@ def test_an_argument_has_its_premises_as_text_and_all_sentences_as_parts(tmp_pat
     )
     assert found.text == 'He said: "don\'t". C:\\new\n'
     assert (found.title, found.side) == ("Ban the sale", "CON")
-    assert found.parts == (Part("p2", 'He said: "don\'t".'), Part("c__CONC__1", "Ban it."), Part("p1", "C:\\new\n"))
+    assert found.parts == (
+        Part("p2", 'He said: "don\'t".'),
+        Part("c__CONC__1", "Ban it."),
+        Part("p1", "C:\\new\n"),
+    )
 
 
 BAD: list[tuple[list[str], str]] = [
@@ -123,7 +134,10 @@ BAD: list[tuple[list[str], str]] = [
     (row("x", sentences=[{"sent_id": "a", "sent_text": None}]), "sent_text"),
     (row("x", sentences=[sentence("a\x1b", "t")]), "`sent_id`"),
     (row("x", sentences=[sentence("a", "half \ud800")]), "surrogate"),
-    (row("x", sentences="[{'sent_id': 'a', 'sent_text': __import__('os').getcwd()}]"), "not Python literals"),
+    (
+        row("x", sentences="[{'sent_id': 'a', 'sent_text': __import__('os').getcwd()}]"),
+        "not Python literals",
+    ),
     (row("x", sentences="[{'sent_id': 'a', 'sent_text': '\\x1'}]"), "not Python literals"),
     (row("x", sentences="[" * 50_000), "not Python literals"),
 ]
@@ -169,15 +183,21 @@ def test_a_quotation_mark_that_is_never_closed_does_not_swallow_the_file(
     path = tmp_path / "args.csv"
     # Without quotation marks of its own, so that only the length can end the row.
     filler = b"S9,x,y,z,[]\n" * 1000
-    path.write_bytes(table(row("a")) + b'S2,"open,\n' + filler + table(row("b")).split(b"\r\n", 1)[1])
+    path.write_bytes(
+        table(row("a")) + b'S2,"open,\n' + filler + table(row("b")).split(b"\r\n", 1)[1]
+    )
     collected: list[BadLine] = []
     assert [found.id for _, found in read_arguments(path, collected.append)] == ["a", "b"]
     assert "quotation mark" in str(collected[0])
     assert collected[0].line == 3
 
 
-@pytest.mark.parametrize("content", [b"", table(row(), header=["id", "conclusion", "premises", "context"])])
-def test_a_file_with_another_header_is_refused_even_if_bad_rows_are_left_out(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", table(row(), header=["id", "conclusion", "premises", "context"])]
+)
+def test_a_file_with_another_header_is_refused_even_if_bad_rows_are_left_out(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "args.csv"
     path.write_bytes(content)
     with raises_at(DataError, path, "id,conclusion,premises,context,sentences"):
@@ -191,8 +211,12 @@ def test_an_archive_without_a_table_is_refused(tmp_path: Path) -> None:
         list(read_arguments(path))
 
 
-@pytest.mark.parametrize("pack", [bytes, lambda content: tar_of(("args.csv", content))], ids=["csv.gz", "tar.gz"])
-def test_a_truncated_file_is_named_once_its_rows_are_read(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "pack", [bytes, lambda content: tar_of(("args.csv", content))], ids=["csv.gz", "tar.gz"]
+)
+def test_a_truncated_file_is_named_once_its_rows_are_read(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
     packed = gzip.compress(pack(MANY))
     path = tmp_path / "args.gz"
     path.write_bytes(packed[: len(packed) // 2])
@@ -204,7 +228,9 @@ def test_a_truncated_file_is_named_once_its_rows_are_read(tmp_path: Path, pack: 
 
 
 # Texts that look like the literal around them, and what repr() writes in its several ways.
-pieces = st.sampled_from([*"'\"\\\n\r\0\x7f\u2028é", "', 'stance': 'PRO", "'}]", "}, {'sent_id': '", "\\'", "''"])
+pieces = st.sampled_from(
+    [*"'\"\\\n\r\0\x7f\u2028é", "', 'stance': 'PRO", "'}]", "}, {'sent_id': '", "\\'", "''"]
+)
 texts = st.lists(pieces | st.text(max_size=5), max_size=6).map("".join)
 
 
@@ -217,7 +243,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(["\\", "'\\", "\\\\'", "\"\\'", "'\"\\"])
 def test_what_repr_writes_is_read(folder: Path, given_texts: list[str]) -> None:
     pairs = [(f"s{n}", text) for n, text in enumerate([*given_texts, "last"])]
-    found = one(folder, sentences=[sentence(*pair) for pair in pairs], premises=[premise(text) for _, text in pairs])
+    found = one(
+        folder,
+        sentences=[sentence(*pair) for pair in pairs],
+        premises=[premise(text) for _, text in pairs],
+    )
     assert found.parts == tuple(Part(*pair) for pair in pairs if pair[1].strip())
 
 

@@ -12,7 +12,9 @@ from touche_llm.corpus.json_lines import read_passages
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine
 
-LINES = [json.dumps({"id": f"d{n}", "contents": f"Text {n}, ä."}).encode() + b"\n" for n in range(1, 401)]
+LINES = [
+    json.dumps({"id": f"d{n}", "contents": f"Text {n}, ä."}).encode() + b"\n" for n in range(1, 401)
+]
 DOCUMENTS = [(n, Document(f"d{n}", f"Text {n}, ä.")) for n in range(1, 401)]
 
 
@@ -25,7 +27,9 @@ def in_two_members(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("pack", [plain, gzip.compress, in_two_members])
-def test_gzip_is_told_by_content_whatever_the_name(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_gzip_is_told_by_content_whatever_the_name(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
     for name in ("passages.jsonl", "passages.jsonl.gz"):
         (tmp_path / name).write_bytes(pack(b"".join(LINES)))
         assert list(read_passages(tmp_path / name)) == DOCUMENTS
@@ -34,7 +38,12 @@ def test_gzip_is_told_by_content_whatever_the_name(tmp_path: Path, pack: Callabl
 def test_other_keys_are_ignored_and_the_text_is_kept_as_it_is(tmp_path: Path) -> None:
     records = [
         {"id": "a___1", "contents": " two\n lines \u2028\t", "chatNoirUrl": None},
-        {"contents": "x", "extra": [1, {"id": "no"}], "id": "clueweb12-0000wb-00-00000___7", "chatNoirUrl": "http://x"},
+        {
+            "contents": "x",
+            "extra": [1, {"id": "no"}],
+            "id": "clueweb12-0000wb-00-00000___7",
+            "chatNoirUrl": "http://x",
+        },
     ]
     path = tmp_path / "p.jsonl"
     path.write_text("\n".join(json.dumps(record) for record in records))
@@ -51,7 +60,11 @@ def test_id_and_text_may_have_any_of_their_names(tmp_path: Path) -> None:
         ({"contents": "y"}, {"text": "y"}, {"Clean-Text": "y"}, {"text": "y", "contents": "y"}),
         strict=True,
     ):
-        path.write_text(json.dumps({"URL": "http://x", **text, **identifier, "original_document": {"id": "other"}}))
+        path.write_text(
+            json.dumps(
+                {"URL": "http://x", **text, **identifier, "original_document": {"id": "other"}}
+            )
+        )
         assert list(read_passages(path)) == [(1, Document("x", "y"))]
 
 
@@ -65,7 +78,10 @@ BAD = [
     (b'{"id": "x y", "contents": "y"}', "'x y'"),
     (b'{"id": "x\\u00a0y", "contents": "y"}', "`id`"),
     (b'{"id": 7, "contents": "y"}', "`id`"),
-    (b'{"id": "x", "body": "y"}', "none of the keys `contents`, `text`, `Clean-Text`, but `id`, `body`; "),
+    (
+        b'{"id": "x", "body": "y"}',
+        "none of the keys `contents`, `text`, `Clean-Text`, but `id`, `body`; ",
+    ),
     (b'{"id": "x", "contents": " \\n "}', "document x: `contents`"),
     (b'{"id": "x", "contents": ["y"]}', "document x: `contents`"),
     (b'{"id": "x y", "docno": "x y", "text": "z"}', "`id`"),
@@ -105,7 +121,12 @@ def line(topic: str, document: str, text: str, **more: Any) -> bytes:
     return json.dumps(record | more).encode() + b"\n"
 
 
-RERANKED = [line("1", "a", "Text a"), line("1", "b", "Text b"), line("2", "b", "Text b"), line("2", "c", "Text c")]
+RERANKED = [
+    line("1", "a", "Text a"),
+    line("1", "b", "Text b"),
+    line("2", "b", "Text b"),
+    line("2", "c", "Text c"),
+]
 
 
 def test_each_document_to_rerank_comes_once_where_it_first_occurs(tmp_path: Path) -> None:

@@ -39,10 +39,15 @@ class Stores:
         self.notices: list[str] = []
         self.opened: list[DocumentStore] = []
 
-    def ensure(self, corpus: Path, read: Reader = read_passages, *, skip_bad_lines: bool = False) -> DocumentStore:
+    def ensure(
+        self, corpus: Path, read: Reader = read_passages, *, skip_bad_lines: bool = False
+    ) -> DocumentStore:
         self.notices.clear()
         store = ensure_store(
-            CorpusFile(corpus, read), self.folder, skip_bad_lines=skip_bad_lines, warn=self.notices.append
+            CorpusFile(corpus, read),
+            self.folder,
+            skip_bad_lines=skip_bad_lines,
+            warn=self.notices.append,
         )
         self.opened.append(store)
         return store
@@ -77,16 +82,22 @@ def test_an_id_that_occurs_twice_stops_with_its_line(tmp_path: Path, stores: Sto
 
 def test_lines_left_out_are_reported(tmp_path: Path, stores: Stores) -> None:
     path = tmp_path / "bad.jsonl"
-    path.write_text(lines_of([("x", "one")]) + "broken\n" + lines_of([("x", "again"), ("y", "two")]))
+    path.write_text(
+        lines_of([("x", "one")]) + "broken\n" + lines_of([("x", "again"), ("y", "two")])
+    )
     store = stores.ensure(path, skip_bad_lines=True)
     assert list(store.read_texts()) == ["one", "two"]
     assert store.get_ids([0, 1]) == ["x", "y"]
     assert store.manifest.bad_lines == 2
-    assert f"{path}:2: not JSON" in stores.notices[1] and f"{path}:3: document x" in stores.notices[2]
+    assert (
+        f"{path}:2: not JSON" in stores.notices[1] and f"{path}:3: document x" in stores.notices[2]
+    )
     assert "2 bad lines" in stores.notices[3]
 
 
-def test_an_index_with_lines_left_out_serves_only_those_who_allow_it(tmp_path: Path, stores: Stores) -> None:
+def test_an_index_with_lines_left_out_serves_only_those_who_allow_it(
+    tmp_path: Path, stores: Stores
+) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text("broken\n" + lines_of([("x", "one")]))
     stores.ensure(path, skip_bad_lines=True)
@@ -99,9 +110,13 @@ def test_an_index_with_lines_left_out_serves_only_those_who_allow_it(tmp_path: P
     assert (stores.notices, stores.state()) == ([], before)
 
 
-def test_a_corpus_is_read_again_only_if_it_changed_and_stored_with_a_notice(corpus: Path, stores: Stores) -> None:
+def test_a_corpus_is_read_again_only_if_it_changed_and_stored_with_a_notice(
+    corpus: Path, stores: Stores
+) -> None:
     store = stores.ensure(corpus)
-    assert [store.get(ident) for ident in "abc"] == [Document(ident, TEXTS[ident]) for ident in "abc"]
+    assert [store.get(ident) for ident in "abc"] == [
+        Document(ident, TEXTS[ident]) for ident in "abc"
+    ]
     assert stores.notices == [f"storing the documents of {corpus} in {stores.folder}"]
     before = stores.state()
     stores.ensure(corpus, fails(AssertionError("read again")))
@@ -135,7 +150,9 @@ def test_the_folder_of_another_corpus_or_of_foreign_files_is_refused_and_kept(
 
 
 def fails(error: BaseException) -> Reader:
-    def read(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
+    def read(
+        path: Path, on_bad_line: Callable[[BadLine], None] | None = None
+    ) -> Iterator[tuple[int, Document]]:
         yield 1, Document("new", "text")
         raise error
 
@@ -161,7 +178,9 @@ def test_a_rebuild_that_breaks_off_leaves_the_old_store(
     assert list(store.read_texts()) == list(TEXTS.values())
 
 
-@pytest.mark.parametrize("change", [lambda text: text.replace('"format":4', '"format":99'), lambda text: ""])
+@pytest.mark.parametrize(
+    "change", [lambda text: text.replace('"format":4', '"format":99'), lambda text: ""]
+)
 def test_an_index_of_another_version_is_built_again_with_the_corpus_at_hand(
     corpus: Path, stores: Stores, change: Callable[[str], str]
 ) -> None:
@@ -179,14 +198,18 @@ def test_an_index_of_another_version_is_built_again_with_the_corpus_at_hand(
 
 
 def read_arguments_of(documents: list[Document]) -> Reader:
-    def read(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
+    def read(
+        path: Path, on_bad_line: Callable[[BadLine], None] | None = None
+    ) -> Iterator[tuple[int, Document]]:
         yield from enumerate(documents, start=2)
 
     return read
 
 
 ARGUMENTS = [
-    Document("A1", "One. Two.", "A conclusion", "PRO", (Part("A1_1", "One."), Part("A1_2", "Two."))),
+    Document(
+        "A1", "One. Two.", "A conclusion", "PRO", (Part("A1_1", "One."), Part("A1_2", "Two."))
+    ),
     Document("A2", "Three.", "Another", "CON", (Part("A2_1", "Three."),)),
     Document("A3", "No part."),
 ]
@@ -195,7 +218,9 @@ ARGUMENTS = [
 def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
     path = tmp_path / "arguments"
     path.touch()
-    with ensure_store(CorpusFile(path, read_arguments_of(ARGUMENTS)), tmp_path / "index", warn=lambda _: None) as store:
+    with ensure_store(
+        CorpusFile(path, read_arguments_of(ARGUMENTS)), tmp_path / "index", warn=lambda _: None
+    ) as store:
         assert (len(store), len(store.parts)) == (3, 3)
         assert store.parts.get("A1_2") == Document("A1_2", "Two.", "A conclusion", "PRO")
         assert [store.parts.locate(name) for name in ("A1_2", "A2_1")] == [(0, 1), (1, 2)]
@@ -219,10 +244,14 @@ def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
     ],
     ids=["missing", "pickled"],
 )
-def test_damaged_rows_of_documents_are_named(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_damaged_rows_of_documents_are_named(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     path, folder = tmp_path / "arguments", tmp_path / "index"
     path.touch()
-    with ensure_store(CorpusFile(path, read_arguments_of(ARGUMENTS)), folder, warn=lambda _: None) as store:
+    with ensure_store(
+        CorpusFile(path, read_arguments_of(ARGUMENTS)), folder, warn=lambda _: None
+    ) as store:
         damage(folder / "parents.npy")
         with raises_at(DataError, folder, "damaged index"):
             store.parts.load_parents()
@@ -231,11 +260,19 @@ def test_damaged_rows_of_documents_are_named(tmp_path: Path, damage: Callable[[P
 def test_a_part_that_occurs_twice_is_a_bad_line(tmp_path: Path) -> None:
     path = tmp_path / "arguments"
     path.touch()
-    twice = [ARGUMENTS[0], Document("B", "x", parts=(Part("B_1", "x"), Part("A1_2", "again"))), ARGUMENTS[1]]
+    twice = [
+        ARGUMENTS[0],
+        Document("B", "x", parts=(Part("B_1", "x"), Part("A1_2", "again"))),
+        ARGUMENTS[1],
+    ]
     with raises_at(BadLine, f"{path}:3", "document B"):
-        ensure_store(CorpusFile(path, read_arguments_of(twice)), tmp_path / "index", warn=lambda _: None)
+        ensure_store(
+            CorpusFile(path, read_arguments_of(twice)), tmp_path / "index", warn=lambda _: None
+        )
     read = read_arguments_of(twice)
-    with ensure_store(CorpusFile(path, read), tmp_path / "index", skip_bad_lines=True, warn=lambda _: None) as store:
+    with ensure_store(
+        CorpusFile(path, read), tmp_path / "index", skip_bad_lines=True, warn=lambda _: None
+    ) as store:
         assert store.manifest.bad_lines == 1
         assert store.parts.get_ids([0, 1, 2]) == ["A1_1", "A1_2", "A2_1"]
         assert store.parts.load_parents().tolist() == [0, 0, 1]

@@ -26,7 +26,8 @@ async def test_calls_begin_in_the_order_of_the_items_and_a_slow_one_delays_no_ot
         await turns(1)
         return -item
 
-    # Two at a time: while the first waits the other one does all the rest, and the last of them lets the first go.
+    # Two at a time: while the first waits the other one does all the rest, and the last of them
+    # lets the first go.
     assert await asyncio.wait_for(map_in_order(call, range(6), 2), 30) == [0, -1, -2, -3, -4, -5]
     assert begun == list(range(6))
 

@@ -47,7 +47,9 @@ def test_a_file_that_breaks_off_leaves_the_old_one_or_none(
         stream.write(b"new")
         stream.flush()
         raise error
-    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == ([("file", old)] if old else [])
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == (
+        [("file", old)] if old else []
+    )
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -81,12 +83,20 @@ GOOD = b'{"kept_chars":1,"of_chars":2,"prompt_tokens":3}\n'
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b'{"kept_chars":1,"of_chars":"many","prompt_tokens":3}\n', "Expected `int`, got `str` - at `$.of_chars`"),
-        (b'{"kept_chars":1,"of_chars":2,"prompt_tokens":3,"extra":4}\n', "Object contains unknown field `extra`"),
+        (
+            b'{"kept_chars":1,"of_chars":"many","prompt_tokens":3}\n',
+            "Expected `int`, got `str` - at `$.of_chars`",
+        ),
+        (
+            b'{"kept_chars":1,"of_chars":2,"prompt_tokens":3,"extra":4}\n',
+            "Object contains unknown field `extra`",
+        ),
         (b"\n", "Input data was truncated"),
     ],
 )
-def test_a_line_that_is_no_such_record_is_named_with_its_problem(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_a_line_that_is_no_such_record_is_named_with_its_problem(
+    tmp_path: Path, line: bytes, problem: str
+) -> None:
     path = tmp_path / "cuts.jsonl"
     path.write_bytes(GOOD + GOOD + line + GOOD)
     with pytest.raises(DataError) as caught:

@@ -36,7 +36,11 @@ READERS: dict[Kind, Callable[[Path], object]] = {
     "run": read_run,
 }
 # Kinds that a reader takes besides its own.
-ALSO: dict[Kind, tuple[Kind, ...]] = {"documents": ("rerank",), "arguments": ("argument table",), "run": ("rerank",)}
+ALSO: dict[Kind, tuple[Kind, ...]] = {
+    "documents": ("rerank",),
+    "arguments": ("argument table",),
+    "run": ("rerank",),
+}
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
@@ -76,7 +80,9 @@ def test_a_file_of_another_kind_is_one_error_whether_bad_lines_are_skipped_or_no
         assert caught.value.location == str(path) and "\n" not in str(caught.value)
 
 
-def test_documents_with_the_keys_of_their_task_are_documents_whatever_they_look_like(tmp_path: Path) -> None:
+def test_documents_with_the_keys_of_their_task_are_documents_whatever_they_look_like(
+    tmp_path: Path,
+) -> None:
     record = {"qid": "1", "query": "q", "_id": "d", "text": "t"}
     (tmp_path / "own.jsonl").write_text(json.dumps(record) + "\n")
     for keys in (DocumentKeys(("qid",), (("query",),)), DocumentKeys(("_id",), (("text",),))):

@@ -46,7 +46,9 @@ else:
 def half_written(kind: str, path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that is about to write `path`; killed at the end."""
     command = [sys.executable, "-c", _HALF, kind, str(path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
+    }
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -56,7 +58,9 @@ def half_written(kind: str, path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_a_killed_process_left_goes_with_the_next_output_and_not_before(tmp_path: Path, kind: str) -> None:
+def test_what_a_killed_process_left_goes_with_the_next_output_and_not_before(
+    tmp_path: Path, kind: str
+) -> None:
     path = tmp_path / "output"
     with half_written(kind, path) as process:
         (left,) = tmp_path.iterdir()
@@ -78,7 +82,10 @@ def test_what_a_killed_process_left_goes_with_the_next_output_and_not_before(tmp
 
 
 def name(output: str, host: str = "") -> str:
-    """The name of a temporary folder of a process that has died; of this machine unless `host` is another."""
+    """The name of a temporary folder of a process that has died.
+
+    Of this machine unless `host` is another.
+    """
     with open_scratch(Path(f"/tmp/{output}")) as place:
         own = place.name.rsplit("-", 2)[1]
     return place.name.replace(f"-{own}-", f"-{host or own}-")
@@ -116,12 +123,16 @@ with replace_folder(Path(sys.argv[1]), ["*"]) as building:
 
 
 def killed_between_the_renames(path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
+    }
     done = subprocess.run([sys.executable, "-c", _BETWEEN, str(path)], env=environment, check=False)
     assert (done.returncode, path.exists()) == (-signal.SIGKILL, False)
 
 
-def test_a_folder_whose_replacement_was_killed_between_the_renames_is_put_back(tmp_path: Path) -> None:
+def test_a_folder_whose_replacement_was_killed_between_the_renames_is_put_back(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "folder"
     path.mkdir()
     (path / "old").touch()

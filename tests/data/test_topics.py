@@ -58,11 +58,19 @@ LINE = '{"qid": "1", "query": "Q"}\n'
         (OBJECTS.format("['a', " + "[" * 9_000), "", ["topic 1", "<objects>"]),
         (OBJECTS.format("laptop"), "", ["topic 1", "<objects>", "'laptop'"]),
         (OBJECTS.format("Tea, tea"), "", ["topic 1", "two different", "Tea, tea"]),
-        (SECOND.format("<number>4 2</number><title>T</title>"), "", ["topic at position 2", "'4 2'"]),
+        (
+            SECOND.format("<number>4 2</number><title>T</title>"),
+            "",
+            ["topic at position 2", "'4 2'"],
+        ),
         (SECOND.format("<number>42</number>"), "", ["topic 42", "<title>"]),
         (SECOND.format("<number>1</number><title>T</title>"), "", ["topic 1:", "twice"]),
         (LINE + '{"qid": "2"\n', ":2", ["not JSON"]),
-        (LINE + '{"qid": "2", "query": "Q", "original_query": {"narrative": 1}}\n', "", ["topic 2", "<narrative>"]),
+        (
+            LINE + '{"qid": "2", "query": "Q", "original_query": {"narrative": 1}}\n',
+            "",
+            ["topic 2", "<narrative>"],
+        ),
         *(
             (
                 LINE + f'{{"qid": "2", "query": "Q", "original_query": {{"objects": {bad}}}}}\n',
@@ -73,7 +81,9 @@ LINE = '{"qid": "1", "query": "Q"}\n'
         ),
     ],
 )
-def test_a_bad_file_or_topic_is_named(tmp_path: Path, content: str | bytes, line: str, fragments: list[str]) -> None:
+def test_a_bad_file_or_topic_is_named(
+    tmp_path: Path, content: str | bytes, line: str, fragments: list[str]
+) -> None:
     path = topics_file(tmp_path, content)
     with pytest.raises(DataError) as caught:
         read_topics(path)
@@ -84,7 +94,11 @@ def test_a_bad_file_or_topic_is_named(tmp_path: Path, content: str | bytes, line
 
 def test_topics_of_beir_have_their_text_as_title(tmp_path: Path) -> None:
     lines = [
-        {"_id": "1", "text": "Should teachers get tenure?", "metadata": {"description": "D.", "narrative": " N.\n N."}},
+        {
+            "_id": "1",
+            "text": "Should teachers get tenure?",
+            "metadata": {"description": "D.", "narrative": " N.\n N."},
+        },
         {"_id": "2", "text": "Is vaping safe?", "metadata": {}},
         {"_id": "3", "text": "Ban guns?"},
     ]

@@ -41,7 +41,9 @@ def ignore(_: Transient) -> None:
     pass
 
 
-async def test_a_failure_after_a_long_wait_in_the_queue_of_a_server_is_retried_too(slept: list[float]) -> None:
+async def test_a_failure_after_a_long_wait_in_the_queue_of_a_server_is_retried_too(
+    slept: list[float],
+) -> None:
     failing = Failing(1, None)
 
     async def queued() -> str:
@@ -67,13 +69,17 @@ async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> No
     assert any(wait != top for wait, top in zip(slept, ceilings, strict=True))
 
 
-async def test_the_last_failure_is_raised_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_failure_is_raised_when_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
     with pytest.raises(Transient) as failed:
         await retry(Failing(1000, retry_after=25.0), 0.05, ignore)
     assert failed.value.reason == "HTTP 429: busy"
 
 
-@pytest.mark.parametrize(("header", "seconds"), [(None, None), ("soon", None), ("", None), ("3", 3.0)])
+@pytest.mark.parametrize(
+    ("header", "seconds"), [(None, None), ("soon", None), ("", None), ("3", 3.0)]
+)
 def test_retry_after_is_in_seconds(header: str | None, seconds: float | None) -> None:
     assert parse_retry_after(header) == seconds

@@ -13,7 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from touche_llm.data.records import Candidate, RunLine
-from touche_llm.data.trec_runs import make_strictly_decreasing, read_candidates, read_run, write_candidates, write_run
+from touche_llm.data.trec_runs import (
+    make_strictly_decreasing,
+    read_candidates,
+    read_run,
+    write_candidates,
+    write_run,
+)
 from touche_llm.errors import DataError
 
 # Beyond about 4e9 a 64-bit float has no six decimals left; scores of retrieval stay far below.
@@ -27,7 +33,9 @@ NEAR = [62.089341, 62.08934, 1e6 + 0.00002, 1e6 + 0.00001, 1e9, -20.5, -20.50000
 
 @example([62.089341, 62.08934])
 @example([-20.5, -20.500001])
-@given(falling | st.lists(scores) | st.lists(st.sampled_from([*NEAR, 0.0, -0.0, -1e-7]), max_size=200))
+@given(
+    falling | st.lists(scores) | st.lists(st.sampled_from([*NEAR, 0.0, -0.0, -1e-7]), max_size=200)
+)
 def test_scores_fall_strictly_once_written_also_in_single_precision(values: list[float]) -> None:
     """trec_eval keeps scores as 32-bit floats: what differs in the file only beyond them would be a tie there."""
     decreasing = make_strictly_decreasing(values)
@@ -38,7 +46,9 @@ def test_scores_fall_strictly_once_written_also_in_single_precision(values: list
     assert decreasing == make_strictly_decreasing(values) == list(map(float, texts))
 
 
-words = st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C")), min_size=1, max_size=12)
+words = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Z", "C")), min_size=1, max_size=12
+)
 
 
 @st.composite
@@ -73,14 +83,19 @@ def test_a_written_run_reads_back_the_same_whatever_the_order_of_its_lines(
     assert list(read_candidates(path, 1000).items()) == list(expected.items())
     write_run(path, data.draw(st.permutations(lines)))
     assert read_candidates(path, 1000) == expected
-    assert read_candidates(path, 2) == {topic: candidates[:2] for topic, candidates in expected.items()}
+    assert read_candidates(path, 2) == {
+        topic: candidates[:2] for topic, candidates in expected.items()
+    }
 
 
 def test_candidates_are_written_as_a_run_whose_scores_agree_with_the_ranks(tmp_path: Path) -> None:
     path = tmp_path / "candidates.run.txt"
     tied = [Candidate("2", "a", 1, 7.25), Candidate("2", "b", 2, 7.25)]
     write_candidates(path, [tied, [], [Candidate("1", "a", 1, 3.0)]], "bm25")
-    assert path.read_text() == "2 Q0 a 1 7.250000 bm25\n2 Q0 b 2 7.249999 bm25\n1 Q0 a 1 3.000000 bm25\n"
+    assert (
+        path.read_text()
+        == "2 Q0 a 1 7.250000 bm25\n2 Q0 b 2 7.249999 bm25\n1 Q0 a 1 3.000000 bm25\n"
+    )
     assert [each.document_id for each in read_candidates(path, 10)["2"]] == ["a", "b"]
 
 
@@ -91,7 +106,9 @@ def run_file(folder: Path, content: str | bytes) -> Path:
 
 
 THREE = "2 Q0 a 1 3.0 t\n2 Q0 b 2 2.0 t\n2 Q0 c 3 1.0 t\n"
-EXPECTED = {"2": [Candidate("2", "a", 1, 3.0), Candidate("2", "b", 2, 2.0), Candidate("2", "c", 3, 1.0)]}
+EXPECTED = {
+    "2": [Candidate("2", "a", 1, 3.0), Candidate("2", "b", 2, 2.0), Candidate("2", "c", 3, 1.0)]
+}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +117,9 @@ EXPECTED = {"2": [Candidate("2", "a", 1, 3.0), Candidate("2", "b", 2, 2.0), Cand
         lambda text: text.replace(" ", " \t  "),
         lambda text: text.replace(" t\n", " my run (final)\n"),
         lambda text: text.replace("Q0", "FIRST"),
-        lambda text: text.replace(" 1 3.0", " 0 3.0").replace(" 2 2.0", " 1 2.0").replace(" 3 1.0", " 2 1.0"),
+        lambda text: (
+            text.replace(" 1 3.0", " 0 3.0").replace(" 2 2.0", " 1 2.0").replace(" 3 1.0", " 2 1.0")
+        ),
         lambda text: "".join(sorted(text.splitlines(keepends=True), reverse=True)),
         lambda text: "\ufeff" + text,
         lambda text: text.replace("\n", "\r\n"),
@@ -132,7 +151,9 @@ def test_a_run_of_another_tool_is_read(tmp_path: Path, change: Callable[[str], s
         ("2 Q0 a 1 1.0 t\n2 Q0 b 2 2.0 t\n", ":2", ["topic 2", "document b", "line 1", "agree"]),
     ],
 )
-def test_a_bad_file_or_line_is_named(tmp_path: Path, content: str | bytes, line: str, fragments: list[str]) -> None:
+def test_a_bad_file_or_line_is_named(
+    tmp_path: Path, content: str | bytes, line: str, fragments: list[str]
+) -> None:
     path = run_file(tmp_path, content)
     with pytest.raises(DataError) as caught:
         read_candidates(path, 1)
@@ -143,7 +164,9 @@ def test_a_bad_file_or_line_is_named(tmp_path: Path, content: str | bytes, line:
 
 def rerank_file(folder: Path, *records: dict[str, Any], name: str = "rerank.jsonl") -> Path:
     path = folder / name
-    content = "".join(json.dumps({"query": "q", "text": "t", **record}) + "\n" for record in records).encode()
+    content = "".join(
+        json.dumps({"query": "q", "text": "t", **record}) + "\n" for record in records
+    ).encode()
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     return path
 
@@ -154,13 +177,20 @@ def ranked(document: str, rank: Any, score: Any, topic: Any = "2") -> dict[str, 
 
 @pytest.mark.parametrize("name", ["rerank.jsonl", "rerank.jsonl.gz"])
 def test_the_first_stage_of_a_rerank_file_is_read_as_a_run_is(tmp_path: Path, name: str) -> None:
-    records = [ranked("c", 3, 1), ranked("a", 1, 3.0), ranked("x", 7, -1.5, topic=10), ranked("b", 2, 2.0)]
+    records = [
+        ranked("c", 3, 1),
+        ranked("a", 1, 3.0),
+        ranked("x", 7, -1.5, topic=10),
+        ranked("b", 2, 2.0),
+    ]
     found = read_candidates(rerank_file(tmp_path, *records, name=name), 10)
     assert list(found.items()) == [("2", EXPECTED["2"]), ("10", [Candidate("10", "x", 1, -1.5)])]
     assert read_candidates(tmp_path / name, 1)["2"] == EXPECTED["2"][:1]
 
 
-def test_a_rerank_file_without_ranks_keeps_the_order_of_its_lines_in_each_topic(tmp_path: Path) -> None:
+def test_a_rerank_file_without_ranks_keeps_the_order_of_its_lines_in_each_topic(
+    tmp_path: Path,
+) -> None:
     path = rerank_file(
         tmp_path,
         ranked("z", None, None),
@@ -185,7 +215,9 @@ def test_a_rerank_file_without_ranks_keeps_the_order_of_its_lines_in_each_topic(
         (ranked("b c", 2, 1.0), "`docno`"),
     ],
 )
-def test_a_line_of_a_rerank_file_that_cannot_be_used_is_named(tmp_path: Path, bad: dict[str, Any], reason: str) -> None:
+def test_a_line_of_a_rerank_file_that_cannot_be_used_is_named(
+    tmp_path: Path, bad: dict[str, Any], reason: str
+) -> None:
     path = rerank_file(tmp_path, ranked("a", 1, 3.0), bad)
     with pytest.raises(DataError) as caught:
         read_candidates(path, 1)

@@ -19,7 +19,10 @@ from touche_llm.prompts.prompt import read_header
     [
         ("", None),
         ("a: 1\nb: [x, 2.5, null, true]\n", {"a": 1, "b": ["x", 2.5, None, True]}),
-        ("[NO, yes, off, TRUE, 2024-01-31, 7, False]", ["NO", "yes", "off", "TRUE", "2024-01-31", 7, False]),
+        (
+            "[NO, yes, off, TRUE, 2024-01-31, 7, False]",
+            ["NO", "yes", "off", "TRUE", "2024-01-31", 7, False],
+        ),
         ("1: a\n'1': b", {1: "a", "1": "b"}),
     ],
 )

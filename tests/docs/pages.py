@@ -13,7 +13,10 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts),
+]
 _PARSER = MarkdownIt("commonmark").enable("table")
 _ASSIGNMENT = re.compile(r"[A-Z_]+=")
 
@@ -64,7 +67,9 @@ def _tokens(page: Path) -> Iterator[Any]:
 def list_blocks(page: Path) -> list[Block]:
     blocks = []
     for token in _PARSER.parse(page.read_text()):
-        if token.type == "code_block" or (token.type == "fence" and token.info.strip() in ("sh", "console")):
+        if token.type == "code_block" or (
+            token.type == "fence" and token.info.strip() in ("sh", "console")
+        ):
             language = token.info.strip() or "sh"
             blocks.append(Block(page, (token.map or [0])[0] + 1, language, token.content))
     return blocks

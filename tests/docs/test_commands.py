@@ -58,7 +58,9 @@ def test_a_command_of_a_page_is_parsed(block: Block) -> None:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_what_needs_more_than_this_machine_is_marked(block: Block) -> None:
-    assert bool(block.needs) is bool(BEYOND.search(block.text)), "begin the block with `# needs …`, or leave that out"
+    assert bool(block.needs) is bool(BEYOND.search(block.text)), (
+        "begin the block with `# needs …`, or leave that out"
+    )
 
 
 @pytest.mark.parametrize("page", TRANSCRIPTS, ids=lambda page: str(page.relative_to(DOCS)))
@@ -78,10 +80,14 @@ def test_a_console_prints_what_the_page_says(page: Path, touche: Touche, tmp_pat
 
 @pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: str(page.relative_to(DOCS)))
 @pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
-def test_python_prints_what_the_page_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_prints_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(SAMPLES / "comparative", tmp_path / "sample")
     monkeypatch.chdir(tmp_path)
-    examples = "\n".join(re.findall(r"^```pycon\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+    examples = "\n".join(
+        re.findall(r"^```pycon\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    )
     test = doctest.DocTestParser().get_doctest(examples, {}, str(page), str(page), 0)
     printed: list[str] = []
     failed, attempted = doctest.DocTestRunner(verbose=False).run(test, out=printed.append)
@@ -91,7 +97,12 @@ def test_python_prints_what_the_page_says(page: Path, tmp_path: Path, monkeypatc
 def test_the_runs_of_a_folder_are_all_of_the_sample_or_of_none() -> None:
     """Else the run of a page is refused after that of another one."""
     is_sample: dict[str, bool] = {}
-    commands = [words for block in BLOCKS for words in block.commands() if words[:2] == ["touche-llm", "run"]]
+    commands = [
+        words
+        for block in BLOCKS
+        for words in block.commands()
+        if words[:2] == ["touche-llm", "run"]
+    ]
     for words in commands:
         if "--out" in words and "--topics" in words:
             out, topics = (words[words.index(option) + 1] for option in ("--out", "--topics"))

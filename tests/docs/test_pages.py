@@ -24,9 +24,27 @@ OPTIONS = {
 }
 # Of vLLM, pytest and typer.
 OTHER_OPTIONS = {
-    *("--help", "--fault-seed", "--fault-trial", "--touche-regress", "--structured-outputs-config", "--chat-template"),
-    *("--enable-prompt-tokens-details", "--enable-prefix-caching", "--logprobs-mode", "--reasoning-parser"),
-    *("--tokenizer-mode", "--enable-lora", "--lora-modules", "--quantization", "--speculative-config"),
+    *(
+        "--help",
+        "--fault-seed",
+        "--fault-trial",
+        "--touche-regress",
+        "--structured-outputs-config",
+        "--chat-template",
+    ),
+    *(
+        "--enable-prompt-tokens-details",
+        "--enable-prefix-caching",
+        "--logprobs-mode",
+        "--reasoning-parser",
+    ),
+    *(
+        "--tokenizer-mode",
+        "--enable-lora",
+        "--lora-modules",
+        "--quantization",
+        "--speculative-config",
+    ),
     *("--tensor-parallel-size", "--data-parallel-size"),
 }
 SETTINGS = {name for name, _ in list_fields(Config)}
@@ -35,7 +53,9 @@ MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 # What a page says of the past.
 HISTORY = {DOCS / "changelog.md"}
 BY_PAGE = pytest.mark.parametrize(
-    "page", [page for page in PAGES if page not in HISTORY], ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    [page for page in PAGES if page not in HISTORY],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 
 
@@ -49,10 +69,16 @@ def test_an_option_of_a_page_exists(page: Path) -> None:
 
 @BY_PAGE
 def test_a_setting_of_a_page_exists(page: Path) -> None:
-    named = {name for code in list_code(page) for name in re.findall(r"(?<![\w./-])([a-z]+(?:\.[a-z_0-9]+)+)", code)}
+    named = {
+        name
+        for code in list_code(page)
+        for name in re.findall(r"(?<![\w./-])([a-z]+(?:\.[a-z_0-9]+)+)", code)
+    }
     unknown = {name for name in named if name.partition(".")[0] in SECTIONS} - SETTINGS
     # Files, keys of a dictionary, and keys of task.yaml.
-    unknown = {name for name in unknown if not re.search(r"\.(jinja|yaml|jsonl|sqlite|txt|py)$", name)}
+    unknown = {
+        name for name in unknown if not re.search(r"\.(jinja|yaml|jsonl|sqlite|txt|py)$", name)
+    }
     of_tasks = {f"stance.{name}" for name in ("labels", "no_side", "swapped", "unanswered")}
     assert not {name for name in unknown if name.rpartition(".")[0] not in SETTINGS} - of_tasks
 
@@ -65,7 +91,9 @@ def test_a_link_of_a_page_leads_to_a_file(page: Path) -> None:
 
 
 def test_a_message_on_the_page_of_errors_is_one_of_the_program() -> None:
-    rows = re.findall(r"^\| `([^`]+)` \| (?!.*exit)", (DOCS / "reference" / "errors.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([^`]+)` \| (?!.*exit)", (DOCS / "reference" / "errors.md").read_text(), re.MULTILINE
+    )
     source = "".join(path.read_text() for path in sorted((ROOT / "touche_llm").rglob("*.py")))
     assert rows and not [row for row in rows if row not in source]
 
@@ -74,7 +102,9 @@ def test_the_page_of_errors_has_a_remedy_for_each_exception_and_each_kind_of_fai
     page = (DOCS / "reference" / "errors.md").read_text()
     before, after = page.split("## Kinds of failures")
     exceptions = {
-        name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, ToucheError)
+        name
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, ToucheError)
     }
     assert set(re.findall(r"^\| `(\w+)` \| \S", before, re.MULTILINE)) == exceptions
     kinds = {name for part in get_args(FailureKind) for name in (get_args(part) or [part])}

@@ -14,11 +14,16 @@ from touche_llm.tasks import get_task
 TASK = get_task("comparative")
 
 
-def run_of(rankings: Mapping[str, Sequence[str]], stances: Mapping[tuple[str, str], str] | None = None) -> ParsedRun:
+def run_of(
+    rankings: Mapping[str, Sequence[str]], stances: Mapping[tuple[str, str], str] | None = None
+) -> ParsedRun:
     """A run with these documents, in their order, by topic."""
     return ParsedRun(
         {
-            topic: [Candidate(topic, document, rank, float(-rank)) for rank, document in enumerate(documents, start=1)]
+            topic: [
+                Candidate(topic, document, rank, float(-rank))
+                for rank, document in enumerate(documents, start=1)
+            ]
             for topic, documents in rankings.items()
         },
         dict(stances or {}),
@@ -26,7 +31,8 @@ def run_of(rankings: Mapping[str, Sequence[str]], stances: Mapping[tuple[str, st
 
 
 def qrels_of(
-    grades: Mapping[str, Mapping[str, float]], stances: Mapping[str, Mapping[str, str]] | None = None
+    grades: Mapping[str, Mapping[str, float]],
+    stances: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Qrels:
     """Judgments of relevance, and of stances where there are some."""
     plain = {topic: dict(judged) for topic, judged in grades.items()}
@@ -39,7 +45,10 @@ def evaluated(folder: Path, run: str, qrels: str) -> Evaluation:
     (folder / "run.txt").write_text(run)
     (folder / "qrels.txt").write_text(qrels)
     return evaluate_run(
-        "run", read_run(folder / "run.txt"), read_qrels({"relevance": folder / "qrels.txt"}, TASK), depth=10
+        "run",
+        read_run(folder / "run.txt"),
+        read_qrels({"relevance": folder / "qrels.txt"}, TASK),
+        depth=10,
     )
 
 

@@ -45,8 +45,8 @@ def set_of(examples: Sequence[Example]) -> CalibrationSet:
 def gated(topics: int, seed: int = 0) -> list[Example]:
     """Documents of a model that says NO too readily and NEUTRAL too rarely.
 
-    Those that are NO have 0.8 or more of it, the others up to 0.7; of what is left, NEUTRAL ones have 0.3 to 0.4 and
-    the others up to 0.2: only thresholds between these separate all.
+    Those that are NO have 0.8 or more of it, the others up to 0.7; of what is left, NEUTRAL ones
+    have 0.3 to 0.4 and the others up to 0.2: only thresholds between these separate all.
     """
     draw = random.Random(seed)
     found: list[Example] = []
@@ -55,7 +55,9 @@ def gated(topics: int, seed: int = 0) -> list[Example]:
             no = draw.uniform(0.8, 1.0) if stance == "NO" else draw.uniform(0.4, 0.7)
             neutral = draw.uniform(0.3, 0.4) if stance == "NEUTRAL" else draw.uniform(0.0, 0.2)
             most = draw.uniform(0.8, 1.0) * (1.0 - neutral)
-            sides = (most, 1.0 - neutral - most) if stance == "FIRST" else (1.0 - neutral - most, most)
+            sides = (
+                (most, 1.0 - neutral - most) if stance == "FIRST" else (1.0 - neutral - most, most)
+            )
             given = [*((1.0 - no) * each for each in (*sides, neutral)), no]
             found.append((str(topic), f"d{next(NUMBERS)}", stance, given))
     return found
@@ -65,7 +67,12 @@ def noisy(topics: int, seed: int = 0) -> CalibrationSet:
     """Twenty documents for each topic, whose labels are drawn from their probabilities."""
     draw = np.random.default_rng(seed)
     rows = draw.dirichlet([0.5] * 4, size=20 * topics).tolist()
-    return set_of([(str(n % topics), "d", TASK.stances[draw.choice(4, p=row)], row) for n, row in enumerate(rows)])
+    return set_of(
+        [
+            (str(n % topics), "d", TASK.stances[draw.choice(4, p=row)], row)
+            for n, row in enumerate(rows)
+        ]
+    )
 
 
 def plain_macro_f1(chosen: list[int], true: list[int]) -> float:
@@ -80,7 +87,9 @@ def plain_macro_f1(chosen: list[int], true: list[int]) -> float:
 
 EXAMPLES = st.lists(
     st.tuples(
-        st.lists(st.integers(1, 20), min_size=4, max_size=4).map(lambda each: [n / sum(each) for n in each]),
+        st.lists(st.integers(1, 20), min_size=4, max_size=4).map(
+            lambda each: [n / sum(each) for n in each]
+        ),
         st.sampled_from(TASK.stances),
     ).map(lambda drawn: ("1", "d", drawn[1], drawn[0])),
     min_size=1,
@@ -89,7 +98,9 @@ EXAMPLES = st.lists(
 
 
 @given(EXAMPLES, st.floats(0, 1), st.floats(0, 1))
-def test_scores_agree_with_the_textbook(examples: CalibrationSet, no: float, neutral: float) -> None:
+def test_scores_agree_with_the_textbook(
+    examples: CalibrationSet, no: float, neutral: float
+) -> None:
     chosen = choose_stances(examples.probabilities, {"NO": no, "NEUTRAL": neutral}, TASK)
     macro_f1, accuracy = score_labels(chosen, examples.truth, TASK)
     assert macro_f1 == pytest.approx(plain_macro_f1(chosen.tolist(), examples.truth.tolist()))
@@ -100,7 +111,9 @@ def test_scores_agree_with_the_textbook(examples: CalibrationSet, no: float, neu
 @given(EXAMPLES)
 def test_no_combination_of_the_grid_is_better_than_the_one_fitted(examples: CalibrationSet) -> None:
     def measure(thresholds: dict[str, float]) -> float:
-        return score_labels(choose_stances(examples.probabilities, thresholds, TASK), examples.truth, TASK)[0]
+        return score_labels(
+            choose_stances(examples.probabilities, thresholds, TASK), examples.truth, TASK
+        )[0]
 
     coarse = GRID[4::9]
     with pytest.MonkeyPatch.context() as patch:
@@ -137,7 +150,12 @@ def judgment(topic: str, document: str, probabilities: dict[str, float] | None) 
 
 def stance_reading(topic: str, document: str, probabilities: dict[str, float]) -> StanceReading:
     return StanceReading(
-        topic_id=topic, document_id=document, probabilities=probabilities, orders=2, prompt="stance", keys=["a", "b"]
+        topic_id=topic,
+        document_id=document,
+        probabilities=probabilities,
+        orders=2,
+        prompt="stance",
+        keys=["a", "b"],
     )
 
 
@@ -150,7 +168,10 @@ def documents_of(examples: CalibrationSet) -> list[tuple[str, list[float], str]]
 
 
 def test_where_the_stance_prompt_was_asked_its_documents_are_used(tmp_path: Path) -> None:
-    write_records(tmp_path / "j", [judgment("1", "a", JUDGED), judgment("1", "b", JUDGED), judgment("1", "c", None)])
+    write_records(
+        tmp_path / "j",
+        [judgment("1", "a", JUDGED), judgment("1", "b", JUDGED), judgment("1", "c", None)],
+    )
     truth = {"1": {"a": "NO", "b": "FIRST", "c": "NO"}}
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
     judged, read = list(JUDGED.values()), list(READ.values())

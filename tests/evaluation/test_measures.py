@@ -76,7 +76,8 @@ CASES = {
 
 documents = st.sampled_from([f"d{number:02}" for number in range(20)])
 judgments: st.SearchStrategy[Grades] = st.dictionaries(
-    st.sampled_from("12345"), st.dictionaries(documents, st.sampled_from([-2.0, -1.0, 0.0, 1.0, 2.0, 3.0]), min_size=1)
+    st.sampled_from("12345"),
+    st.dictionaries(documents, st.sampled_from([-2.0, -1.0, 0.0, 1.0, 2.0, 3.0]), min_size=1),
 ).filter(bool)
 rankings = st.dictionaries(st.sampled_from("12345"), st.lists(documents, unique=True, min_size=1))
 
@@ -90,7 +91,9 @@ def test_each_edge_case_has_its_value(tmp_path: Path, case: str) -> None:
 
 
 def test_topics_that_count_in_another_way_are_told(tmp_path: Path) -> None:
-    found = evaluated(tmp_path, "1 Q0 a 1 3 t\n3 Q0 a 1 1 t\n9 Q0 a 1 1 t\n", QRELS + "2 0 a 1\n3 0 a 0\n")
+    found = evaluated(
+        tmp_path, "1 Q0 a 1 3 t\n3 Q0 a 1 1 t\n9 Q0 a 1 1 t\n", QRELS + "2 0 a 1\n3 0 a 0\n"
+    )
     assert all(note.startswith("relevance: ") for note in found.notes)
     missing, foreign, without = found.notes
     assert "not in the run" in missing and missing.endswith(": 2")
@@ -108,7 +111,8 @@ def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
     few = {key: label for key, label in every.items() if key[1] == "a"}
     qrels = qrels_of({}, truth)
     whole, part = (
-        evaluate_run(name, run_of(rankings, labels), qrels) for name, labels in (("all", every), ("few", few))
+        evaluate_run(name, run_of(rankings, labels), qrels)
+        for name, labels in (("all", every), ("few", few))
     )
     assert part.estimates["stance accuracy"].value == 1.0
     assert whole.estimates["stance accuracy"].value == pytest.approx(1 / 3)
@@ -116,7 +120,10 @@ def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
     row = frame.set_index("measure").loc["stance accuracy"]
     assert (row["value"], row["baseline_value"], row["difference"]) == (1.0, 1.0, 0.0)
     assert (row["n"], row["documents"], row["ties"]) == (2, 2, 2)
-    assert any("over the 2 judged documents that both label; it labels 2, and all 6" in each for each in notes)
+    assert any(
+        "over the 2 judged documents that both label; it labels 2, and all 6" in each
+        for each in notes
+    )
 
 
 def test_the_share_of_judged_documents_is_at_the_cutoff_of_each_measure() -> None:
@@ -125,10 +132,18 @@ def test_the_share_of_judged_documents_is_at_the_cutoff_of_each_measure() -> Non
     stances = {("1", name): "FIRST" for name in "abxy"}
     found = evaluate_run("run", run_of({"1": list("axbycdzefg")}, stances), qrels, 8)
     judged = found.summary().set_index("measure")["judged"]
-    expected = {"nDCG@5": 3 / 5, "nDCG@10": 7 / 10, "P@5": 3 / 5, "R@8": 5 / 8, "touche_nDCG@5": 3 / 5}
+    expected = {
+        "nDCG@5": 3 / 5,
+        "nDCG@10": 7 / 10,
+        "P@5": 3 / 5,
+        "R@8": 5 / 8,
+        "touche_nDCG@5": 3 / 5,
+    }
     assert {name: judged[f"relevance {name}"] for name in expected} == pytest.approx(expected)
     # Without a cutoff the whole ranking counts; stances are judged apart.
-    assert (judged["stance macro-F1"], judged["stance macro-F1@5"]) == pytest.approx((2 / 10, 2 / 5))
+    assert (judged["stance macro-F1"], judged["stance macro-F1@5"]) == pytest.approx(
+        (2 / 10, 2 / 5)
+    )
     assert judged["stance precision FIRST"] == pytest.approx(2 / 10)
 
 
@@ -140,13 +155,26 @@ def test_a_difference_that_the_judging_could_make_is_told() -> None:
     )
     (note,) = compare_runs(unknown, [known])[1]
     assert "known: relevance judged@5 is 1.000, and 0.200 for new" in note
-    assert compare_runs(known, [evaluate_run("same", run_of({"1": list("bacde")}), qrels, 5)])[1] == []
+    assert (
+        compare_runs(known, [evaluate_run("same", run_of({"1": list("bacde")}), qrels, 5)])[1] == []
+    )
 
 
 def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
     found = evaluated(tmp_path, "1 Q0 a 1 3 t\n", QRELS + "2 0 a 1\n")
     summary, per_topic = found.summary(), found.per_topic()
-    columns = ["run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics", "judged"]
+    columns = [
+        "run",
+        "measure",
+        "value",
+        "low",
+        "high",
+        "n",
+        "topics",
+        "missing",
+        "judged_topics",
+        "judged",
+    ]
     assert list(summary.columns) == columns
     assert set(summary[columns[-4:-1]].itertuples(index=False, name=None)) == {(2, 1, 2)}
     assert list(per_topic.columns) == ["run", "measure", "topic", "value", "judged"]
@@ -159,8 +187,14 @@ def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
 
 @given(judgments, rankings)
 @settings(max_examples=25, deadline=None)
-def test_ndcg_precision_and_recall_are_those_of_the_textbook(grades: Grades, ranked: dict[str, list[str]]) -> None:
-    if not any(document in grades.get(topic, {}) for topic, ranking in ranked.items() for document in ranking):
+def test_ndcg_precision_and_recall_are_those_of_the_textbook(
+    grades: Grades, ranked: dict[str, list[str]]
+) -> None:
+    if not any(
+        document in grades.get(topic, {})
+        for topic, ranking in ranked.items()
+        for document in ranking
+    ):
         return
     found = evaluate_run("run", run_of(ranked), qrels_of(grades), depth=7)
     for topic, judged in grades.items():
@@ -180,26 +214,46 @@ def test_ndcg_precision_and_recall_are_those_of_the_textbook(grades: Grades, ran
 
 @st.composite
 def judged_runs(draw: st.DrawFn) -> tuple[Grades, dict[str, list[str]]]:
-    """Judgments and a run of the same topics; in some, all of the first 5 are judged, in some only a part of them."""
+    """Judgments and a run of the same topics.
+
+    In some, all of the first 5 are judged, in some only a part of them.
+    """
     grades, ranked = {}, {}
     for topic in map(str, range(draw(st.integers(1, 4)))):
         names = [f"d{number}" for number in range(draw(st.integers(5, 9)))]
         ranked[topic] = draw(st.permutations(names))
-        judged = names if draw(st.booleans()) else draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
-        grades[topic] = {name: float(draw(st.integers(-2, 3))) for name in (*judged, "not in the run")}
+        judged = (
+            names
+            if draw(st.booleans())
+            else draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+        )
+        grades[topic] = {
+            name: float(draw(st.integers(-2, 3))) for name in (*judged, "not in the run")
+        }
     return grades, ranked
 
 
 @given(judged_runs())
 @settings(max_examples=25, deadline=None)
-def test_ours_and_ir_measures_agree_where_they_define_the_same(both: tuple[Grades, dict[str, list[str]]]) -> None:
+def test_ours_and_ir_measures_agree_where_they_define_the_same(
+    both: tuple[Grades, dict[str, list[str]]],
+) -> None:
     grades, ranked = both
     found = evaluate_run("run", run_of(ranked), qrels_of(grades))
-    whole = {topic: {name: max(int(grade), 0) for name, grade in each.items()} for topic, each in grades.items()}
+    whole = {
+        topic: {name: max(int(grade), 0) for name, grade in each.items()}
+        for topic, each in grades.items()
+    }
 
     def theirs(measure: Any, rankings: Mapping[str, list[str]]) -> dict[str, float]:
-        scored = {topic: {name: -float(place) for place, name in enumerate(each)} for topic, each in rankings.items()}
-        return {metric.query_id: metric.value for metric in ir_measures.iter_calc([measure], whole, scored)}
+        scored = {
+            topic: {name: -float(place) for place, name in enumerate(each)}
+            for topic, each in rankings.items()
+        }
+        return {
+            metric.query_id: metric.value
+            for metric in ir_measures.iter_calc([measure], whole, scored)
+        }
 
     def ours(measure: str) -> dict[str, float]:
         figure = found.estimates[f"relevance {measure}"]
@@ -207,7 +261,10 @@ def test_ours_and_ir_measures_agree_where_they_define_the_same(both: tuple[Grade
 
     assert ours("judged@5") == pytest.approx(theirs(ir_measures.Judged @ 5, ranked))
     # The script's value is nDCG of what is left when the unjudged of the first 5 are dropped.
-    left = {topic: [name for name in each[:5] if name in grades[topic]] for topic, each in ranked.items()}
+    left = {
+        topic: [name for name in each[:5] if name in grades[topic]]
+        for topic, each in ranked.items()
+    }
     expected = theirs(ir_measures.nDCG @ 5, left)
     counted = [topic for topic in grades if left[topic] and max(grades[topic].values()) > 0]
     event(f"topics that count: {len(counted)} of {len(grades)}")

@@ -30,7 +30,10 @@ def qrels_of(folder: Path, **content: str) -> Qrels:
 
 @pytest.mark.parametrize("head", ["query-id\tcorpus-id\tscore", "query_id\tdoc_id\tscore"])
 def test_tables_of_beir_have_a_head_and_three_columns(tmp_path: Path, head: str) -> None:
-    assert grades_of(tmp_path, f"{head}\r\n1\ta\t2\n1\tb\t0\n2\ta\t1\n") == {"1": {"a": 2.0, "b": 0.0}, "2": {"a": 1.0}}
+    assert grades_of(tmp_path, f"{head}\r\n1\ta\t2\n1\tb\t0\n2\ta\t1\n") == {
+        "1": {"a": 2.0, "b": 0.0},
+        "2": {"a": 1.0},
+    }
     with raises_at(DataError, f"{tmp_path / 'qrels.txt'}:3", "2 columns"):
         grades_of(tmp_path, f"{head}\n1\ta\t2\n1\tb\n")
     with raises_at(DataError, f"{tmp_path / 'qrels.txt'}:2", "3 columns"):
@@ -54,7 +57,9 @@ def test_what_is_no_grade_is_told_with_its_line(tmp_path: Path, grade: str) -> N
         ("", "", ["qid 0 doc grade"]),
     ],
 )
-def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: str | bytes, line: str, values: list[str]) -> None:
+def test_a_bad_line_is_told_with_its_number(
+    tmp_path: Path, content: str | bytes, line: str, values: list[str]
+) -> None:
     with raises_at(DataError, f"{tmp_path / 'qrels.txt'}{line}", *values):
         grades_of(tmp_path, content)
 
@@ -69,7 +74,9 @@ def test_files_are_joined_by_aspect_and_a_packed_one_is_read(tmp_path: Path) -> 
 
 def test_an_aspect_that_the_task_does_not_have_is_told(tmp_path: Path) -> None:
     (tmp_path / "qrels.txt").write_text("1 0 a,b 1\n")
-    assert read_qrels({"coherence": tmp_path / "qrels.txt"}, PAIRS).grades == {"coherence": {"1": {"a,b": 1.0}}}
+    assert read_qrels({"coherence": tmp_path / "qrels.txt"}, PAIRS).grades == {
+        "coherence": {"1": {"a,b": 1.0}}
+    }
     with pytest.raises(UsageError, match="coherence.*comparative.*relevance, quality, stance"):
         read_qrels({"coherence": tmp_path / "qrels.txt"}, TASK)
     with pytest.raises(UsageError, match="relevance, quality, stance"):
@@ -77,11 +84,13 @@ def test_an_aspect_that_the_task_does_not_have_is_told(tmp_path: Path) -> None:
 
 
 def test_judgments_of_some_topics_are_grades_and_stances_of_those_alone(tmp_path: Path) -> None:
-    judged = qrels_of(tmp_path, relevance="1 0 a 1\n2 0 c 2\n", stance="1 0 a NO\n2 0 c FIRST\n3 0 d NO\n")
+    judged = qrels_of(
+        tmp_path, relevance="1 0 a 1\n2 0 c 2\n", stance="1 0 a NO\n2 0 c FIRST\n3 0 d NO\n"
+    )
     some = judged.restrict_to({"2", "4"})
     assert some.grades == {"relevance": {"2": {"c": 2.0}}}
     assert some.stances == {"2": {"c": "FIRST"}}
-    assert judged.restrict_to({"3"}).grades == {"relevance": {}} and judged.restrict_to({"3"}).stances == {
-        "3": {"d": "NO"}
-    }
+    assert judged.restrict_to({"3"}).grades == {"relevance": {}} and judged.restrict_to(
+        {"3"}
+    ).stances == {"3": {"d": "NO"}}
     assert set(judged.stances) == {"1", "2", "3"}, "the judgments themselves stay as they were"

@@ -29,7 +29,9 @@ def problems_of(folder: Path, content: str | bytes) -> list[RunProblem]:
         path,
         TASK,
         topic_ids={"2", "10"},
-        unknown_documents=lambda ids: [each for each in ids if each not in ("d1", "d2", "d3", "d4")],
+        unknown_documents=lambda ids: [
+            each for each in ids if each not in ("d1", "d2", "d3", "d4")
+        ],
     )
 
 
@@ -48,36 +50,78 @@ def swap(line: int, old: str, new: str) -> str:
     ("content", "line", "fragment"),
     [
         pytest.param(swap(5, " tag", ""), 5, "5 columns", id="five columns"),
-        pytest.param("2 FIRST d1 1 3.5 my tag\n", 1, "7 columns, not six: a tag", id="tag with a space"),
+        pytest.param(
+            "2 FIRST d1 1 3.5 my tag\n", 1, "7 columns, not six: a tag", id="tag with a space"
+        ),
         pytest.param(swap(2, "SECOND d2", "SECOND\td2"), 2, "single spaces", id="tab"),
         pytest.param(at(2, lambda text: " " + text), 2, "single spaces", id="leading space"),
-        pytest.param(swap(2, "SECOND", "Q0"), 2, "stance 'Q0' is none of FIRST, SECOND, NEUTRAL, NO", id="Q0"),
-        pytest.param("2 NO d1 0 2 t\n2 NO d2 1 1 t\n", 1, "topic 2: ranks begin at 0", id="rank from 0"),
-        pytest.param(swap(2, " 2 ", " 1 ").replace("d3 3", "d3 2"), 2, "rank 1, expected 2", id="rank twice"),
-        pytest.param(swap(5, " 2 ", " ٢ "), 5, "rank '٢' is not an integer", id="rank in other digits"),
+        pytest.param(
+            swap(2, "SECOND", "Q0"), 2, "stance 'Q0' is none of FIRST, SECOND, NEUTRAL, NO", id="Q0"
+        ),
+        pytest.param(
+            "2 NO d1 0 2 t\n2 NO d2 1 1 t\n", 1, "topic 2: ranks begin at 0", id="rank from 0"
+        ),
+        pytest.param(
+            swap(2, " 2 ", " 1 ").replace("d3 3", "d3 2"), 2, "rank 1, expected 2", id="rank twice"
+        ),
+        pytest.param(
+            swap(5, " 2 ", " ٢ "), 5, "rank '٢' is not an integer", id="rank in other digits"
+        ),
         pytest.param(swap(2, "2.5", "3.5"), 2, "ties with line 1", id="tie"),
-        pytest.param(swap(2, "2.5", "3.49999999"), 2, "ties with line 1", id="tie in single precision"),
+        pytest.param(
+            swap(2, "2.5", "3.49999999"), 2, "ties with line 1", id="tie in single precision"
+        ),
         pytest.param(swap(2, "2.5", "4.5"), 2, "is above that of line 1", id="growing score"),
         pytest.param(swap(2, "2.5", "nan"), 2, "score 'nan' is not a finite number", id="nan"),
-        pytest.param(swap(5, "-2e0", "-2,5"), 5, "score '-2,5' is not a finite number", id="decimal comma"),
+        pytest.param(
+            swap(5, "-2e0", "-2,5"), 5, "score '-2,5' is not a finite number", id="decimal comma"
+        ),
         # Python takes these two for numbers; trec_eval's atof reads 0 and -2.
-        pytest.param(swap(5, "-2e0", "-２"), 5, "score '-２' is not a finite number", id="score in other digits"),
-        pytest.param(swap(5, "-2e0", "-2_0"), 5, "score '-2_0' is not a finite number", id="score with underscore"),
-        pytest.param(swap(2, "d2", "d1"), 2, "topic 2: document d1 is already in line 1", id="duplicate"),
-        pytest.param(swap(2, "tag", "other"), 2, "tag 'other' differs from 'tag' in line 1", id="two tags"),
-        pytest.param(VALID.removesuffix("\n"), 5, "does not end with a line feed", id="no last line feed"),
+        pytest.param(
+            swap(5, "-2e0", "-２"),
+            5,
+            "score '-２' is not a finite number",
+            id="score in other digits",
+        ),
+        pytest.param(
+            swap(5, "-2e0", "-2_0"),
+            5,
+            "score '-2_0' is not a finite number",
+            id="score with underscore",
+        ),
+        pytest.param(
+            swap(2, "d2", "d1"), 2, "topic 2: document d1 is already in line 1", id="duplicate"
+        ),
+        pytest.param(
+            swap(2, "tag", "other"), 2, "tag 'other' differs from 'tag' in line 1", id="two tags"
+        ),
+        pytest.param(
+            VALID.removesuffix("\n"), 5, "does not end with a line feed", id="no last line feed"
+        ),
         pytest.param(swap(2, "\n", "\r\n"), 2, "single spaces", id="CRLF"),
         pytest.param("\ufeff" + VALID, 1, "single spaces", id="BOM"),
         pytest.param(at(2, lambda text: "\n" + text), 2, "an empty line", id="empty line"),
         pytest.param(VALID.encode() + b"10 NO d\xff 3 -3 tag\n", 6, "not UTF-8", id="not UTF-8"),
-        pytest.param(VALID + "10 NO d3 3 -3 " + "t" * 20_000 + "\n", 6, "longer than 10,000 bytes", id="over-long"),
+        pytest.param(
+            VALID + "10 NO d3 3 -3 " + "t" * 20_000 + "\n",
+            6,
+            "longer than 10,000 bytes",
+            id="over-long",
+        ),
         pytest.param("2 FIRST d1 1 3.5 tag\x07\n", 1, "single spaces", id="control character"),
         pytest.param("", 0, "the file is empty", id="empty file"),
-        pytest.param(VALID + "7 NO d1 1 2 tag\n7 NO d2 2 1 tag\n", 6, "topic 7 is not in the topics", id="topic"),
+        pytest.param(
+            VALID + "7 NO d1 1 2 tag\n7 NO d2 2 1 tag\n",
+            6,
+            "topic 7 is not in the topics",
+            id="topic",
+        ),
         pytest.param(swap(2, "d2", "d9"), 2, "document d9 is not in the corpus", id="document"),
     ],
 )
-def test_one_defect_is_one_problem_at_its_line(tmp_path: Path, content: str | bytes, line: int, fragment: str) -> None:
+def test_one_defect_is_one_problem_at_its_line(
+    tmp_path: Path, content: str | bytes, line: int, fragment: str
+) -> None:
     problems = problems_of(tmp_path, content)
     assert [each.line for each in problems] == [line]
     assert fragment in problems[0].message
@@ -86,13 +130,17 @@ def test_one_defect_is_one_problem_at_its_line(tmp_path: Path, content: str | by
 def test_topics_and_documents_are_only_checked_where_they_are_given_and_the_first_line_too_many_is_named(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "run.txt").write_text("".join(f"99 NO nowhere{n} {n} {-n} tag\n" for n in range(1, 1004)))
+    (tmp_path / "run.txt").write_text(
+        "".join(f"99 NO nowhere{n} {n} {-n} tag\n" for n in range(1, 1004))
+    )
     (problem,) = validate_run(tmp_path / "run.txt", TASK)
     assert problem.line == 1001 and "topic 99: more than 1000 lines" in problem.message
 
 
 def test_a_message_holds_nothing_that_a_terminal_would_act_on(tmp_path: Path) -> None:
-    problems = problems_of(tmp_path, "2\x1b[2J NO d\x1b[2J 1 1 t\x1b[2J\n2\x1b[2J NO d\x1b[2J 3 2 t\n")
+    problems = problems_of(
+        tmp_path, "2\x1b[2J NO d\x1b[2J 1 1 t\x1b[2J\n2\x1b[2J NO d\x1b[2J 3 2 t\n"
+    )
     assert problems
     assert [each.message for each in problems if not each.message.isprintable()] == []
 

@@ -43,9 +43,13 @@ def accuracies(right: list[int], size: int = 30) -> Estimate:
 def test_the_interval_of_a_mean_is_that_of_student(topics: int) -> None:
     values = np.random.default_rng(topics).beta(2, 3, size=topics)
     expected = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    assert compute_interval(means(*values)) == pytest.approx((expected.low, expected.high), rel=1e-12)
+    assert compute_interval(means(*values)) == pytest.approx(
+        (expected.low, expected.high), rel=1e-12
+    )
     other = np.random.default_rng(topics + 1).random(topics)
-    (row,) = compare("b", {"a": {"m": means(*values)}, "b": {"m": means(*other)}}).to_dict("records")
+    (row,) = compare("b", {"a": {"m": means(*values)}, "b": {"m": means(*other)}}).to_dict(
+        "records"
+    )
     paired = scipy.stats.ttest_rel(values, other).confidence_interval(0.95)
     assert (row["low"], row["high"]) == pytest.approx((paired.low, paired.high), rel=1e-12)
 
@@ -53,7 +57,9 @@ def test_the_interval_of_a_mean_is_that_of_student(topics: int) -> None:
 def test_few_topics_have_no_interval() -> None:
     values = np.random.default_rng(1).random(20)
     for topics in range(6):
-        assert all(map(math.isnan, compute_interval(means(*values[:topics])))) is (topics < MIN_TOPICS)
+        assert all(map(math.isnan, compute_interval(means(*values[:topics])))) is (
+            topics < MIN_TOPICS
+        )
     right = [1 + topic % 30 for topic in range(MIN_TOPICS_POOLED)]
     for topics in (1, 5, MIN_TOPICS_POOLED - 1, MIN_TOPICS_POOLED):
         some, all_right = accuracies(right[:topics]), accuracies([30] * topics)
@@ -84,10 +90,23 @@ def test_the_interval_of_pooled_documents_is_that_of_scipy() -> None:
 
 
 def test_differences_have_wins_ties_and_losses() -> None:
-    runs = {"base": {"m": means(0.1, 0.5, 0.5, 0.3, 0.2)}, "new": {"m": means(0.9, 0.5, 0.4, 0.6, 0.3)}}
+    runs = {
+        "base": {"m": means(0.1, 0.5, 0.5, 0.3, 0.2)},
+        "new": {"m": means(0.9, 0.5, 0.4, 0.6, 0.3)},
+    }
     table = compare("base", runs)
     values = ["value", "baseline_value", "difference", "low", "high", "p", "p_holm"]
-    assert list(table) == ["run", "baseline", "measure", *values, "wins", "ties", "losses", "n", "documents"]
+    assert list(table) == [
+        "run",
+        "baseline",
+        "measure",
+        *values,
+        "wins",
+        "ties",
+        "losses",
+        "n",
+        "documents",
+    ]
     (row,) = table.to_dict("records")
     assert (row["run"], row["baseline"], row["measure"]) == ("new", "base", "m")
     assert row["difference"] == pytest.approx((0.8 + 0 - 0.1 + 0.3 + 0.1) / 5)

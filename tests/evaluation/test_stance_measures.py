@@ -28,8 +28,8 @@ QRELS = qrels_of({}, TRUTH)
 
 def test_judged_documents_that_carry_a_label_count() -> None:
     estimates = estimate_stances(RUN, QRELS, 5)
-    # Of topic 1 a (right) and b (NO taken for FIRST): c has no label, x no judgment; of topic 2 f (right), in place 6.
-    # F1 is 2/3 for FIRST, 0 for NO, 1 for SECOND; NEUTRAL is nowhere.
+    # Of topic 1 a (right) and b (NO taken for FIRST): c has no label, x no judgment; of topic 2 f
+    # (right), in place 6. F1 is 2/3 for FIRST, 0 for NO, 1 for SECOND; NEUTRAL is nowhere.
     assert estimates["stance macro-F1"].value == pytest.approx((2 / 3 + 0 + 1) / 3)
     assert estimates["stance accuracy"].value == pytest.approx(2 / 3)
     assert estimates["stance macro-F1"].n == 3
@@ -42,15 +42,27 @@ def test_judged_documents_that_carry_a_label_count() -> None:
 def test_precision_and_recall_are_over_the_documents_with_the_label() -> None:
     estimates = estimate_labels(RUN, QRELS)
     # Of each label the value, and the documents that it is over.
-    precision = {"FIRST": (1 / 2, 2), "SECOND": (1.0, 1), "NEUTRAL": (math.nan, 0), "NO": (math.nan, 0)}
+    precision = {
+        "FIRST": (1 / 2, 2),
+        "SECOND": (1.0, 1),
+        "NEUTRAL": (math.nan, 0),
+        "NO": (math.nan, 0),
+    }
     recall = {"FIRST": (1.0, 1), "SECOND": (1.0, 1), "NEUTRAL": (math.nan, 0), "NO": (0.0, 1)}
     for name, expected in (("precision", precision), ("recall", recall)):
         for label, (value, documents) in expected.items():
             estimate = estimates[f"stance {name} {label}"]
             assert (estimate.value, estimate.n) == pytest.approx((value, documents), nan_ok=True)
     # No resample of topics is without such a document.
-    assert estimates["stance recall NO"].topics == estimates["stance precision FIRST"].topics == ("1",)
-    assert count_confusion(RUN, QRELS).tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
+    assert (
+        estimates["stance recall NO"].topics == estimates["stance precision FIRST"].topics == ("1",)
+    )
+    assert count_confusion(RUN, QRELS).tolist() == [
+        [1, 0, 0, 0],
+        [0, 1, 0, 0],
+        [0, 0, 0, 0],
+        [1, 0, 0, 0],
+    ]
 
 
 def test_a_run_without_labels_has_no_value() -> None:
@@ -70,7 +82,10 @@ def test_a_label_of_another_task_is_an_error() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_kappa_is_that_of_the_whole_table(seed: int) -> None:
     drawn = np.random.default_rng(seed).integers(0, 4, (5, 7, 2)).astype(float)
-    topics = {str(topic): [(float(one), float(other)) for one, other in pairs] for topic, pairs in enumerate(drawn)}
+    topics = {
+        str(topic): [(float(one), float(other)) for one, other in pairs]
+        for topic, pairs in enumerate(drawn)
+    }
     table = np.zeros((4, 4))
     for one, other in (pair for pairs in topics.values() for pair in pairs):
         table[int(one), int(other)] += 1
@@ -81,5 +96,13 @@ def test_kappa_is_that_of_the_whole_table(seed: int) -> None:
 
 
 def test_expected_grades_are_rounded_and_there_is_none_below_0() -> None:
-    assert [round_grade(grade) for grade in (-2.0, 0.49, 0.5, 1.5, 2.49, 2.5, 3.0)] == [0, 0, 1, 2, 2, 3, 3]
+    assert [round_grade(grade) for grade in (-2.0, 0.49, 0.5, 1.5, 2.49, 2.5, 3.0)] == [
+        0,
+        0,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
     assert estimate_kappa({"a": [(0.4, -2.0), (2.6, 3.0), (1.4, 1.0)]}).value == 1.0

@@ -23,7 +23,9 @@ SAMPLE = SAMPLES / "comparative"
 def touche(*arguments: object) -> str:
     """Call the installed program; return what it prints."""
     program = Path(sys.executable).with_name("touche-llm")
-    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -51,7 +53,14 @@ def elasticsearch() -> None:
 
     corpus, topics = SAMPLE / "passages.jsonl", SAMPLE / "topics.xml"
     with FakeElasticsearch().running() as server:
-        there = ("--task", "comparative", "--retriever", "elasticsearch", "--elasticsearch", server.url)
+        there = (
+            "--task",
+            "comparative",
+            "--retriever",
+            "elasticsearch",
+            "--elasticsearch",
+            server.url,
+        )
         touche("index", *there, "--corpus", corpus)
         touche("retrieve", *there, "--topics", topics, "--out", "found", "--depth", 5)
     assert len(Path("found/candidates.run.txt").read_text().splitlines()) == 20
@@ -61,7 +70,9 @@ def pyterrier() -> None:
     import pandas as pd
 
     transformers: Any = import_module("touche_llm.integrations.pyterrier")
-    topics = pd.DataFrame({"qid": ["20"], "query": ["Which is better in the morning, tea or coffee?"]})
+    topics = pd.DataFrame(
+        {"qid": ["20"], "query": ["Which is better in the morning, tea or coffee?"]}
+    )
     with tl.open_corpus(SAMPLE / "passages.jsonl", task="comparative", index="pt-index") as corpus:
         found = transformers.BM25(corpus, depth=5)(topics)
     assert list(found["rank"]) == [0, 1, 2, 3, 4]
@@ -74,14 +85,29 @@ def search_dataset(dataset: str, write: str, task: str) -> list[str]:
     home = Path("datasets").absolute()
     getattr(ir_datasets_home, write)(home)
     os.environ["IR_DATASETS_HOME"] = str(home)
-    touche("retrieve", "--task", task, "--dataset", dataset, "--out", "found", "--depth", 3, "--overwrite")
+    touche(
+        "retrieve",
+        "--task",
+        task,
+        "--dataset",
+        dataset,
+        "--out",
+        "found",
+        "--depth",
+        3,
+        "--overwrite",
+    )
     return Path("found/candidates.run.txt").read_text().splitlines()
 
 
 def ir_datasets() -> None:
-    assert len(search_dataset("clueweb12/touche-2022-task-2", "write_passages", "comparative")) == 12
+    assert (
+        len(search_dataset("clueweb12/touche-2022-task-2", "write_passages", "comparative")) == 12
+    )
     # Arguments of args.me come from JSON, which needs another library.
-    assert search_dataset("argsme/2020-04-01/touche-2020-task-1", "write_arguments", "arguments_2020")
+    assert search_dataset(
+        "argsme/2020-04-01/touche-2020-task-1", "write_arguments", "arguments_2020"
+    )
 
 
 def warc() -> None:
@@ -122,7 +148,11 @@ def main() -> None:
     assert touche("--version") == f"touche-llm {tl.__version__}\n"
     assert "nDCG@5" in touche("demo", "--out", "demo")
     FEATURES[extra]()
-    print(f"touche-llm[{extra}]: installed alone, demo and feature work" if extra else "touche-llm: without extras")
+    print(
+        f"touche-llm[{extra}]: installed alone, demo and feature work"
+        if extra
+        else "touche-llm: without extras"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A process that has everything imported and forks a child for each command, which then starts within milliseconds.
 
-`python -m tests.faults.fork_server` reads a job (`Job`) a line from standard input and answers with a line.
+`python -m tests.faults.fork_server` reads a job (`Job`) a line from standard input and answers with
+a line.
 """
 
 from __future__ import annotations
@@ -33,7 +34,16 @@ import orjson
 _PIPE_SIZE = 2**20
 # A command of the samples takes about a second; one that takes this long hangs.
 HANG_SECONDS = 120.0
-_FILE_EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link", "os.symlink"}
+_FILE_EVENTS = {
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.truncate",
+    "os.chmod",
+    "os.link",
+    "os.symlink",
+}
 # What tempfile adds to a name.
 _RANDOM = re.compile(r"^(\..*[.-])[a-z0-9_]{8}$")
 
@@ -47,7 +57,8 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
         error: with an error number, this one and every later one fails so.
         size: Killed when a file would grow beyond so many bytes: the file ends there.
         after: Killed so many seconds after its start.
-        limits: Soft limits by their names in `resource`; those of memory and open files beyond what is in use.
+        limits: Soft limits by their names in `resource`; those of memory and open files beyond what
+            is in use.
     """
 
     event: str = ""
@@ -63,7 +74,10 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A command line, where it runs, and how it is disturbed. The trace is what `Events` counted."""
+    """A command line, where it runs, and how it is disturbed.
+
+    The trace is what `Events` counted.
+    """
 
     arguments: list[str]
     folder: str
@@ -88,14 +102,18 @@ class Done(msgspec.Struct, frozen=True):
     def refuses(self) -> bool:
         """Whether the command ended with one line that says why, and no traceback."""
         errors = [line for line in self.stderr.splitlines() if line.startswith("error: ")]
-        return self.code in (1, 2) and len(errors) == 1 and "Traceback" not in self.stderr + self.stdout
+        return (
+            self.code in (1, 2)
+            and len(errors) == 1
+            and "Traceback" not in self.stderr + self.stdout
+        )
 
 
 class Events:
     """Counts file operations by event and name; kills this process before the chosen one.
 
-    Audit events cover opening for writing, renaming, removing and the like; statements of SQLite and `fsync` have no
-    audit events and are added here.
+    Audit events cover opening for writing, renaming, removing and the like; statements of SQLite
+    and `fsync` have no audit events and are added here.
     """
 
     def __init__(self, fault: Fault | None) -> None:
@@ -179,7 +197,9 @@ def _run_child(job: Job, stdout: int, stderr: int) -> int:
         os.dup2(given, descriptor)
         os.close(given)
     # The parent's may have been files, in which their streams would still seek.
-    sys.stdout, sys.stderr = (open(descriptor, "w", encoding="utf-8", closefd=False) for descriptor in (1, 2))
+    sys.stdout, sys.stderr = (
+        open(descriptor, "w", encoding="utf-8", closefd=False) for descriptor in (1, 2)
+    )
     sys.argv = ["touche-llm", *job.arguments]
     if job.fault is not None:
         _limit(job.fault)
@@ -267,7 +287,9 @@ class ForkServer:
     def __enter__(self) -> ForkServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self._process.communicate()
 
     def run(self, job: Job) -> Done:

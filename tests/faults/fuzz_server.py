@@ -29,7 +29,9 @@ def honest(path: str, body: bytes) -> bytes:
         tokens = list("".join(contents).encode())
         return orjson.dumps({"count": 10 + sum(map(len, contents)) // 4, "tokens": tokens})
     if path == "/tokenize":
-        return orjson.dumps({"count": len(request["prompt"]), "tokens": list(request["prompt"].encode())})
+        return orjson.dumps(
+            {"count": len(request["prompt"]), "tokens": list(request["prompt"].encode())}
+        )
     if path == "/detokenize":
         return orjson.dumps({"prompt": bytes(request["tokens"]).decode(errors="replace")})
     return b"vllm:num_requests_waiting 0\nvllm:num_requests_running 1\n"
@@ -74,7 +76,11 @@ class FuzzServer:
     async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; returns whether the connection stays open."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        lengths = [line.partition(":")[2] for line in head.split("\r\n") if line.lower().startswith("content-length:")]
+        lengths = [
+            line.partition(":")[2]
+            for line in head.split("\r\n")
+            if line.lower().startswith("content-length:")
+        ]
         body = await reader.readexactly(int(lengths[0]) if lengths else 0)
         self.replies += 1
         for piece in self.plan(head.split(" ")[1], body):
@@ -100,8 +106,14 @@ def probe(body: bytes) -> bytes | None:
     if list(fields) != ["word"]:
         return None
     text = spell(request, {"word": fields["word"]["enum"][0]})
-    tokens = [{"token": c, "logprob": -0.1, "top_logprobs": [{"token": c, "logprob": -0.1}]} for c in text]
-    choice = {"message": {"content": text}, "finish_reason": "stop", "logprobs": {"content": tokens}}
+    tokens = [
+        {"token": c, "logprob": -0.1, "top_logprobs": [{"token": c, "logprob": -0.1}]} for c in text
+    ]
+    choice = {
+        "message": {"content": text},
+        "finish_reason": "stop",
+        "logprobs": {"content": tokens},
+    }
     words = sum(len(message["content"].split()) for message in request["messages"])
     usage = {"prompt_tokens": words, "completion_tokens": 9}
     return orjson.dumps({"id": "chatcmpl-1", "model": "fake", "choices": [choice], "usage": usage})

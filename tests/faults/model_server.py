@@ -37,10 +37,15 @@ def _drawn(fields: dict[str, Any], seed: str) -> dict[str, Any]:
         if "enum" in schema:
             drawn[name] = chance.choice(schema["enum"])
         elif name == "order":
-            labels = [chr(code) for code in range(ord("A"), ord(max(re.findall("[A-Z]", schema["pattern"]))) + 1)]
+            labels = [
+                chr(code)
+                for code in range(ord("A"), ord(max(re.findall("[A-Z]", schema["pattern"]))) + 1)
+            ]
             drawn[name] = " > ".join(chance.sample(labels, len(labels)))
         else:
-            drawn[name] = f"query {chance.choice(['heat', 'pump', 'school', 'energy', 'car'])} {name}"
+            drawn[name] = (
+                f"query {chance.choice(['heat', 'pump', 'school', 'energy', 'car'])} {name}"
+            )
     return drawn
 
 

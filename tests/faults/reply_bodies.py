@@ -43,13 +43,29 @@ def _noise(rng: random.Random, reply: Good) -> bytes:
 @body_kind("JSON", LOST)
 def _other_json(rng: random.Random, reply: Good) -> bytes:
     return rng.choice(
-        [b"null", b"[]", b"{}", b"0", b'""', b"true", b'{"error": "busy"}', b'{"choices": {}}', b"[" * 100_000]
+        [
+            b"null",
+            b"[]",
+            b"{}",
+            b"0",
+            b'""',
+            b"true",
+            b'{"error": "busy"}',
+            b'{"choices": {}}',
+            b"[" * 100_000,
+        ]
     )
 
 
 def _walk(value: Any, inside: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return every place in a JSON value, as container and key."""
-    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []:
+    for key in (
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else []
+    ):
         inside.append((value, key))
         _walk(value[key], inside)
     return inside
@@ -65,7 +81,23 @@ def _missing_field(rng: random.Random, reply: Good) -> None:
 @body_kind("JSON", ANY, exact=None, named=False)
 def _wrong_type(rng: random.Random, reply: Good) -> bytes:
     reply.body.pop("model", None)
-    odd: list[Any] = [None, True, 0, -1, 1.5, 2**62, "", "x", [], {}, [[]], {"a": None}, "\x00", "ﬁ", -1e300]
+    odd: list[Any] = [
+        None,
+        True,
+        0,
+        -1,
+        1.5,
+        2**62,
+        "",
+        "x",
+        [],
+        {},
+        [[]],
+        {"a": None},
+        "\x00",
+        "ﬁ",
+        -1e300,
+    ]
     container, key = rng.choice(_walk(reply.body, []))
     container[key] = rng.choice(odd)
     return orjson.dumps(reply.body)
@@ -91,7 +123,9 @@ def _refusal(rng: random.Random, reply: Good) -> None:
 
 @body_kind("choices", LOST)
 def _finish_odd(rng: random.Random, reply: Good) -> None:
-    reply.choice["finish_reason"] = rng.choice(["abort", "error", "tool_calls", "", "STOP", "stop ", None, 7, {}])
+    reply.choice["finish_reason"] = rng.choice(
+        ["abort", "error", "tool_calls", "", "STOP", "stop ", None, 7, {}]
+    )
 
 
 def _answer(relevance: str = "1", stance: str = "NO") -> str:
@@ -122,20 +156,36 @@ def _repeated_key(rng: random.Random, reply: Good) -> None:
 
 @body_kind("labels", {"not_json"})
 def _not_a_number(rng: random.Random, reply: Good) -> None:
-    word = rng.choice(["NaN", "Infinity", "-Infinity", "nan", "00", "+1", "1.", "0x1", "1_0", "undefined", "١"])
+    word = rng.choice(
+        ["NaN", "Infinity", "-Infinity", "nan", "00", "+1", "1.", "0x1", "1_0", "undefined", "١"]
+    )
     reply.say(_answer(word))
 
 
 @body_kind("labels", {"not_json"})
 def _text_around_answer(rng: random.Random, reply: Good) -> None:
     text = reply.choice["message"]["content"]
-    reply.say(rng.choice([f"```json\n{text}\n```", f"Sure: {text}", f"{text} I hope so", f"{text}{text}", text[:-1]]))
+    reply.say(
+        rng.choice(
+            [
+                f"```json\n{text}\n```",
+                f"Sure: {text}",
+                f"{text} I hope so",
+                f"{text}{text}",
+                text[:-1],
+            ]
+        )
+    )
 
 
 @body_kind("labels", {"not_json", "answer"}, exact=None)
 def _white_space(rng: random.Random, reply: Good) -> None:
     text = reply.choice["message"]["content"]
-    reply.say(rng.choice([" " * 2**20 + text, text + "\n" * 2**20, text.replace(":", " : "), "\u00a0" + text]))
+    reply.say(
+        rng.choice(
+            [" " * 2**20 + text, text + "\n" * 2**20, text.replace(":", " : "), "\u00a0" + text]
+        )
+    )
 
 
 def _label(rng: random.Random, reply: Good) -> dict[str, Any]:
@@ -172,7 +222,11 @@ def _tokens_do_not_join(rng: random.Random, reply: Good) -> None:
 
 @body_kind("log-probabilities", ANSWER)
 def _tokens_around_answer(rng: random.Random, reply: Good) -> None:
-    extra = {"token": rng.choice(["<think>", "\n", '{"relevance":3', "</s>"]), "logprob": -0.5, "top_logprobs": []}
+    extra = {
+        "token": rng.choice(["<think>", "\n", '{"relevance":3', "</s>"]),
+        "logprob": -0.5,
+        "top_logprobs": [],
+    }
     for place in rng.choice([[0], [len(reply.tokens)], [0, len(reply.tokens) + 1]]):
         reply.tokens.insert(place, dict(extra))
 
@@ -191,14 +245,20 @@ def _positive(rng: random.Random, reply: Good) -> None:
 def _not_finite(rng: random.Random, reply: Good) -> bytes:
     token = _label(rng, reply)
     place = rng.choice([token, token["top_logprobs"][0]])
-    return _with_number(reply, place, rng.choice(["NaN", "Infinity", "-Infinity", "1e400", "nan", "1" + "0" * 400]))
+    return _with_number(
+        reply, place, rng.choice(["NaN", "Infinity", "-Infinity", "1e400", "nan", "1" + "0" * 400])
+    )
 
 
 @body_kind("log-probabilities", LOST | IMPOSSIBLE | ANSWER, exact=None)
 def _lowest(rng: random.Random, reply: Good) -> bytes:
     token = _label(rng, reply)
     place = rng.choice([token, *token["top_logprobs"]])
-    return _with_number(reply, place, rng.choice(["-1e400", "-1e308", "-9999.0", "-5e-324", "-0.0", "-1" + "0" * 400]))
+    return _with_number(
+        reply,
+        place,
+        rng.choice(["-1e400", "-1e308", "-9999.0", "-5e-324", "-0.0", "-1" + "0" * 400]),
+    )
 
 
 @body_kind("log-probabilities", IMPOSSIBLE)
@@ -236,7 +296,9 @@ def _label_without_alternatives(rng: random.Random, reply: Good) -> None:
 @body_kind("log-probabilities", ANSWER)
 def _written_token_not_among_alternatives(rng: random.Random, reply: Good) -> None:
     token = _label(rng, reply)
-    token["top_logprobs"] = [each for each in token["top_logprobs"] if each["token"] != token["token"]]
+    token["top_logprobs"] = [
+        each for each in token["top_logprobs"] if each["token"] != token["token"]
+    ]
 
 
 @body_kind("log-probabilities", ANSWER, exact=None)

@@ -19,7 +19,16 @@ LABELS = get_labels(ComparativeJudgment)
 LOST = frozenset({"server_error"})
 ANSWER = frozenset({"answer"})
 ANY = frozenset(
-    {"answer", "refused", "cut_off", "not_json", "outside_schema", "impossible_logprobs", "server_error", "timeout"}
+    {
+        "answer",
+        "refused",
+        "cut_off",
+        "not_json",
+        "outside_schema",
+        "impossible_logprobs",
+        "server_error",
+        "timeout",
+    }
 )
 
 
@@ -43,7 +52,8 @@ class Good(NamedTuple):
         """Replace the answer, and its tokens by characters."""
         self.choice["message"]["content"] = text
         self.choice["logprobs"]["content"] = [
-            {"token": c, "logprob": -0.1, "top_logprobs": [{"token": c, "logprob": -0.1}]} for c in (text or "")[:300]
+            {"token": c, "logprob": -0.1, "top_logprobs": [{"token": c, "logprob": -0.1}]}
+            for c in (text or "")[:300]
         ]
 
 
@@ -53,11 +63,16 @@ def good(
     fields: Mapping[str, Sequence[int | str]] = LABELS,
     form: AnswerForm = AnswerForm.OBJECT,
 ) -> Good:
-    """Return a completion with probabilities of all labels of the fields; `serial` is its fingerprint."""
+    """Return a completion with probabilities of all labels of the fields.
+
+    `serial` is its fingerprint.
+    """
     shares: dict[str, dict[int | str, float]] = {}
     for field, labels in fields.items():
         weights = [rng.uniform(0.01, 1.0) ** 3 for _ in labels]
-        shares[field] = {label: weight / sum(weights) for label, weight in zip(labels, weights, strict=True)}
+        shares[field] = {
+            label: weight / sum(weights) for label, weight in zip(labels, weights, strict=True)
+        }
     text, tokens = spell(shares, Layout(form, tuple(shares)))
     content = [
         {
@@ -82,7 +97,13 @@ def good(
         "usage": {"prompt_tokens": 50, "completion_tokens": len(tokens)},
         "system_fingerprint": serial,
     }
-    return Good(body, {field: {str(label): share for label, share in each.items()} for field, each in shares.items()})
+    return Good(
+        body,
+        {
+            field: {str(label): share for label, share in each.items()}
+            for field, each in shares.items()
+        },
+    )
 
 
 class End(Enum):
@@ -102,8 +123,10 @@ class Kind:
 
     Attributes:
         make: Returns what to send, given the good completion.
-        outcomes: What may become of a request that gets nothing else: "answer", "ends" (the run) or kinds of failure.
-        exact: Whether an answer has the probabilities that were sent (False: it has none); None if either is fine.
+        outcomes: What may become of a request that gets nothing else: "answer", "ends" (the run) or
+            kinds of failure.
+        exact: Whether an answer has the probabilities that were sent (False: it has none); None if
+            either is fine.
         named: Whether the fingerprint is left as it was.
     """
 
@@ -138,7 +161,12 @@ def body_kind(
 
 
 def wire_kind(
-    family: str, outcomes: _Outcomes, *, exact: bool | None = True, named: bool = True, name: str = ""
+    family: str,
+    outcomes: _Outcomes,
+    *,
+    exact: bool | None = True,
+    named: bool = True,
+    name: str = "",
 ) -> Callable[[_Make], _Make]:
     """Register a function that returns what to send."""
 

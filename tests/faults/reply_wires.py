@@ -20,7 +20,20 @@ _PROBLEMS = [
     b"x" * 100_000,
     b"[" * 100_000,
 ]
-_WAITS = ["1", "0", "-5", "1e9", "9" * 400, "soon", "", "Wed, 21 Oct 2065 07:28:00 GMT", "1.5", "\u00b2", "nan", "inf"]
+_WAITS = [
+    "1",
+    "0",
+    "-5",
+    "1e9",
+    "9" * 400,
+    "soon",
+    "",
+    "Wed, 21 Oct 2065 07:28:00 GMT",
+    "1.5",
+    "\u00b2",
+    "nan",
+    "inf",
+]
 
 
 def _whole(reply: Good) -> bytes:
@@ -33,19 +46,29 @@ def _end(rng: random.Random) -> End:
 
 @wire_kind("statuses", LOST)
 def _client_error(rng: random.Random, reply: Good) -> Pieces:
-    status = rng.choice([400, 402, 405, 406, 408, 409, 410, 411, 413, 414, 415, 418, 422, 431, 451, 499])
+    status = rng.choice(
+        [400, 402, 405, 406, 408, 409, 410, 411, 413, 414, 415, 418, 422, 431, 451, 499]
+    )
     return [http(rng.choice(_PROBLEMS), status=f"{status} Refused")]
 
 
 @wire_kind("statuses", LOST)
 def _busy(rng: random.Random, reply: Good) -> Pieces:
     wait = f"Retry-After: {rng.choice(_WAITS)}"
-    return [http(rng.choice(_PROBLEMS), *rng.choice([[wait], [], [wait, wait]]), status=rng.choice(["429 X", "503 X"]))]
+    return [
+        http(
+            rng.choice(_PROBLEMS),
+            *rng.choice([[wait], [], [wait, wait]]),
+            status=rng.choice(["429 X", "503 X"]),
+        )
+    ]
 
 
 @wire_kind("statuses", LOST)
 def _server_error(rng: random.Random, reply: Good) -> Pieces:
-    return [http(rng.choice(_PROBLEMS), status=f"{rng.choice([500, 501, 502, 504, 507, 520, 599])} X")]
+    return [
+        http(rng.choice(_PROBLEMS), status=f"{rng.choice([500, 501, 502, 504, 507, 520, 599])} X")
+    ]
 
 
 @wire_kind("statuses", LOST)
@@ -66,7 +89,13 @@ def _not_served(rng: random.Random, reply: Good) -> Pieces:
 def _redirect(rng: random.Random, reply: Good) -> Pieces:
     places = ["http://127.0.0.1:9/", "http://[", "/v1/x", ""]
     location = [f"Location: {rng.choice(places)}"] if rng.random() < 0.9 else []
-    return [http(rng.choice([b"", _whole(reply)]), *location, status=f"{rng.choice([300, 301, 302, 303, 307, 308])} X")]
+    return [
+        http(
+            rng.choice([b"", _whole(reply)]),
+            *location,
+            status=f"{rng.choice([300, 301, 302, 303, 307, 308])} X",
+        )
+    ]
 
 
 @wire_kind("statuses that end the run", ENDS)
@@ -78,7 +107,16 @@ def _other_model(rng: random.Random, reply: Good) -> Pieces:
 @wire_kind("connections", LOST)
 def _disconnect(rng: random.Random, reply: Good) -> Pieces:
     whole = http(_whole(reply))
-    at = rng.choice([0, 5, 12, whole.index(b"\r\n\r\n"), whole.index(b"\r\n\r\n") + 4, rng.randrange(len(whole) - 1)])
+    at = rng.choice(
+        [
+            0,
+            5,
+            12,
+            whole.index(b"\r\n\r\n"),
+            whole.index(b"\r\n\r\n") + 4,
+            rng.randrange(len(whole) - 1),
+        ]
+    )
     return [whole[:at], _end(rng)]
 
 
@@ -123,5 +161,7 @@ def _chunked(rng: random.Random, body: bytes) -> bytes:
 
 @wire_kind("transfer", ANSWER)
 def _compressed(rng: random.Random, reply: Good) -> Pieces:
-    name, packed = rng.choice([("gzip", gzip.compress(_whole(reply))), ("deflate", zlib.compress(_whole(reply)))])
+    name, packed = rng.choice(
+        [("gzip", gzip.compress(_whole(reply))), ("deflate", zlib.compress(_whole(reply)))]
+    )
     return [http(packed, f"Content-Encoding: {name}")]

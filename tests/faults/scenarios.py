@@ -20,7 +20,8 @@ class Scenario:
         name: As in the counts.
         before: Commands that make the state in which it starts.
         command: The command line.
-        then: Commands that come next; given right after a kill, each refuses or gives what it gives undisturbed.
+        then: Commands that come next; given right after a kill, each refuses or gives what it gives
+            undisturbed.
         asks: Whether the command asks the model.
     """
 
@@ -34,7 +35,9 @@ class Scenario:
     def task(self) -> str:
         """The shared task whose topics its commands rank."""
         lines = " ".join(part for line in (*self.before, self.command) for part in line)
-        return next((task for task in ("controversial", "sentence_pairs") if task in lines), "comparative")
+        return next(
+            (task for task in ("controversial", "sentence_pairs") if task in lines), "comparative"
+        )
 
 
 # As many requests as may be in flight when a command is killed.
@@ -54,12 +57,18 @@ _JUDGE = command(f"judge --out run --stance-depth 3 {_SERVER}")
 _JUDGE_PAIRS = command(f"judge --out run --judge-pairs 6 --both-orders 2 {_SERVER}")
 _RANK = command("rank --out run")
 _STAGES = (_RETRIEVE["comparative"], _JUDGE, _RANK)
-_SMALL = {"comparative": "--stance-depth 3", "controversial": "--stance-depth 2", "sentence_pairs": "--judge-pairs 6"}
+_SMALL = {
+    "comparative": "--stance-depth 3",
+    "controversial": "--stance-depth 2",
+    "sentence_pairs": "--judge-pairs 6",
+}
 _QRELS = "--relevance qrels/relevance --stance qrels/stance"
 
 
 def _run(task: str, steps: str, more: str = "") -> Command:
-    return command(f"run {_DATA[task]} --depth 6 {_SMALL[task]} --rank {steps} --out run {_SERVER} {more}")
+    return command(
+        f"run {_DATA[task]} --depth 6 {_SMALL[task]} --rank {steps} --out run {_SERVER} {more}"
+    )
 
 
 def _index(task: str, more: str = "") -> Command:
@@ -81,7 +90,10 @@ _REPORT = command(f"report run {_QRELS}")
 SCENARIOS = (
     Scenario("index", (), _index("comparative"), (_RETRIEVE["comparative"],)),
     Scenario(
-        "index, built anew", (_index("comparative"),), _index("comparative", "--k1 0.9"), (_RETRIEVE["comparative"],)
+        "index, built anew",
+        (_index("comparative"),),
+        _index("comparative", "--k1 0.9"),
+        (_RETRIEVE["comparative"],),
     ),
     Scenario("index, sentences", (), _index("sentence_pairs"), (_RETRIEVE["sentence_pairs"],)),
     Scenario("retrieve", (), _RETRIEVE["comparative"], (_JUDGE, _RANK)),
@@ -103,7 +115,12 @@ SCENARIOS = (
         (_REPORT[:2],),
         asks=True,
     ),
-    Scenario("rank again, other weights", _STAGES, command("rank --out run --weight-relevance 0.1"), (_REPORT[:2],)),
+    Scenario(
+        "rank again, other weights",
+        _STAGES,
+        command("rank --out run --weight-relevance 0.1"),
+        (_REPORT[:2],),
+    ),
     Scenario(
         "rank again, by lists",
         (*_STAGES, command(f"rank --out run --rank judge,pairwise:3 {_SERVER}")),
@@ -113,20 +130,49 @@ SCENARIOS = (
     ),
     Scenario("run", (), _run("comparative", "judge,pairwise:4"), (_RANK,), asks=True),
     Scenario(
-        "run, pages", (), _run("controversial", "judge,listwise:4,balance:4", "--query-expansion"), (_RANK,), asks=True
+        "run, pages",
+        (),
+        _run("controversial", "judge,listwise:4,balance:4", "--query-expansion"),
+        (_RANK,),
+        asks=True,
     ),
     Scenario("run, sentences", (), _run("sentence_pairs", "judge,setwise:4"), (_RANK,), asks=True),
-    Scenario("run again", (_run("comparative", "judge"),), _run("comparative", "judge"), (_RANK,), asks=True),
-    Scenario("batch export", (_RETRIEVE["comparative"],), _EXPORT, (ANSWER_BATCH, _IMPORT, _REPLAY, _RANK)),
-    Scenario("batch import", (_RETRIEVE["comparative"], _EXPORT, ANSWER_BATCH), _IMPORT, (_REPLAY, _RANK)),
-    Scenario("cache export", _STAGES, command("cache export answers.jsonl"), (command("cache import answers.jsonl"),)),
+    Scenario(
+        "run again",
+        (_run("comparative", "judge"),),
+        _run("comparative", "judge"),
+        (_RANK,),
+        asks=True,
+    ),
+    Scenario(
+        "batch export",
+        (_RETRIEVE["comparative"],),
+        _EXPORT,
+        (ANSWER_BATCH, _IMPORT, _REPLAY, _RANK),
+    ),
+    Scenario(
+        "batch import", (_RETRIEVE["comparative"], _EXPORT, ANSWER_BATCH), _IMPORT, (_REPLAY, _RANK)
+    ),
+    Scenario(
+        "cache export",
+        _STAGES,
+        command("cache export answers.jsonl"),
+        (command("cache import answers.jsonl"),),
+    ),
     Scenario(
         "cache import",
         (*_STAGES, command("cache export answers.jsonl")),
         command("cache import answers.jsonl --cache other.sqlite"),
-        (command("judge --out run --stance-depth 3 --cache other.sqlite --cache-mode replay"), _RANK),
+        (
+            command("judge --out run --stance-depth 3 --cache other.sqlite --cache-mode replay"),
+            _RANK,
+        ),
     ),
-    Scenario("fuse", (*_STAGES, _SECOND_RUN), command("fuse run/run.txt second/run.txt --out fused/run.txt")),
+    Scenario(
+        "fuse",
+        (*_STAGES, _SECOND_RUN),
+        command("fuse run/run.txt second/run.txt --out fused/run.txt"),
+    ),
     Scenario(
         "calibrate",
         (*_STAGES, WRITE_QRELS),
@@ -157,7 +203,11 @@ SCENARIOS = (
     ),
     Scenario(
         "regress update",
-        (*_STAGES, command("regress record run first"), command("rank --out run --weight-relevance 0.1")),
+        (
+            *_STAGES,
+            command("regress record run first"),
+            command("rank --out run --weight-relevance 0.1"),
+        ),
         command("regress update first --run run --yes"),
         (command("regress check first"),),
     ),

@@ -6,7 +6,10 @@ from collections import Counter
 
 
 class Tally:
-    """Counts by what is tried and by outcome; the fixture `tally` (tests/conftest.py) prints the sums."""
+    """Counts by what is tried and by outcome.
+
+    The fixture `tally` (tests/conftest.py) prints the sums.
+    """
 
     def __init__(self) -> None:
         self.lines: dict[str, Counter[str]] = {}

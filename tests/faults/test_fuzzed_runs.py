@@ -28,7 +28,14 @@ from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.stages import RunResult
 from touche_llm.tasks import get_task
 
-_OF_ANY_JSON = ("JSON", "statuses", "statuses that end the run", "connections", "headers", "transfer")
+_OF_ANY_JSON = (
+    "JSON",
+    "statuses",
+    "statuses that end the run",
+    "connections",
+    "headers",
+    "transfer",
+)
 GENERAL = [kind for kind in KINDS.values() if kind.family in _OF_ANY_JSON]
 PASSING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"}]
 
@@ -39,7 +46,9 @@ def start_up_plan(kind: Kind, endpoint: str, rng: random.Random) -> Plan:
     def plan(path: str, body: bytes) -> Pieces:
         payload = probe(body) if path == "/v1/chat/completions" else honest(path, body)
         assert payload is not None
-        return kind.make(rng, Good(orjson.loads(payload), {})) if path == endpoint else [http(payload)]
+        return (
+            kind.make(rng, Good(orjson.loads(payload), {})) if path == endpoint else [http(payload)]
+        )
 
     return plan
 
@@ -71,12 +80,16 @@ def run_plan(share: float, rng: random.Random) -> Plan:
 @pytest.mark.parametrize(
     "rounds", [pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.nightly)]
 )
-@pytest.mark.parametrize("endpoint", ["/v1/models", "/version", "/tokenize", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "endpoint", ["/v1/models", "/version", "/tokenize", "/v1/chat/completions"]
+)
 async def test_a_malformed_reply_at_start_up_is_one_error_or_none(
     endpoint: str, rounds: int, fault_seed: int, tally: Tally
 ) -> None:
     for number, kind in enumerate(GENERAL * rounds):
-        server = FuzzServer(start_up_plan(kind, endpoint, random.Random(f"{fault_seed}/{endpoint}/{number}")))
+        server = FuzzServer(
+            start_up_plan(kind, endpoint, random.Random(f"{fault_seed}/{endpoint}/{number}"))
+        )
         client = ChatServer("", concurrency=4, request_timeout=60.0, chat_template_kwargs={})
         outcome = "answers"
         async with server.running(), client, asyncio.timeout(120):
@@ -91,7 +104,9 @@ async def test_a_malformed_reply_at_start_up_is_one_error_or_none(
         tally.add("replies: start-up", replies=server.replies, tried=1, held=1, **{outcome: 1})
 
 
-@pytest.mark.parametrize("runs", [pytest.param(2, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "runs", [pytest.param(2, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.nightly)]
+)
 async def test_a_run_ends_whole_or_with_one_error_and_replays(
     runs: int, tmp_path: Path, fault_seed: int, tally: Tally
 ) -> None:
@@ -116,11 +131,15 @@ async def test_a_run_ends_whole_or_with_one_error_and_replays(
 
 async def check_replay(config: Config, folder: Path, outcome: RunResult) -> None:
     """Check that a run comes out the same from its cache alone, or that failures are all that is missing."""
-    replay = config.model_copy(update={"cache": config.cache.model_copy(update={"mode": CacheMode.REPLAY})})
+    replay = config.model_copy(
+        update={"cache": config.cache.model_copy(update={"mode": CacheMode.REPLAY})}
+    )
     try:
         again = await pipeline.run_all(replay, folder / "again", Silent())
     except ReplayMiss:
         assert outcome.failures
     else:
         assert again.failures == outcome.failures
-        assert (folder / "again" / "run.txt").read_bytes() == (folder / "out" / "run.txt").read_bytes()
+        assert (folder / "again" / "run.txt").read_bytes() == (
+            folder / "out" / "run.txt"
+        ).read_bytes()

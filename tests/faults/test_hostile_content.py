@@ -25,10 +25,26 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.tasks import get_task
 
-# What tends to break readers: nothing, white space, controls, the other direction, half a pair, brackets, digits.
+# What tends to break readers: nothing, white space, controls, the other direction, half a pair,
+# brackets, digits.
 TEXTS = st.one_of(
     st.sampled_from(
-        ["", " ", "\x00", "\ufeff", "\u202e", "\u2028", "\x85", "a\tb", "1e999", "-0", "NaN", "null", "١", "<|im_end|>"]
+        [
+            "",
+            " ",
+            "\x00",
+            "\ufeff",
+            "\u202e",
+            "\u2028",
+            "\x85",
+            "a\tb",
+            "1e999",
+            "-0",
+            "NaN",
+            "null",
+            "١",
+            "<|im_end|>",
+        ]
     ),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
     st.integers(10**3, 10**5).map(lambda length: "x" * length),
@@ -56,7 +72,12 @@ def damaged(content: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
             return data
         start = draw(st.integers(0, len(data)))
         stop = draw(st.integers(start, min(len(data), start + 40)))
-        inside = draw(st.one_of(st.binary(max_size=6), st.sampled_from([b"\xff\xfe", b"\xed\xa0\x80", b"\r", b"\x00"])))
+        inside = draw(
+            st.one_of(
+                st.binary(max_size=6),
+                st.sampled_from([b"\xff\xfe", b"\xed\xa0\x80", b"\r", b"\x00"]),
+            )
+        )
         return data[:start] + inside + data[stop:]
 
     return change()
@@ -67,7 +88,9 @@ def records(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
     wrong = st.dictionaries(st.one_of(st.sampled_from(sorted(fields)), TEXTS), JSON, max_size=1)
     most = st.fixed_dictionaries({}, optional=fields)
     whole = st.fixed_dictionaries(fields)
-    return st.one_of(whole, whole, most, st.tuples(whole, wrong).map(lambda pair: pair[0] | pair[1]))
+    return st.one_of(
+        whole, whole, most, st.tuples(whole, wrong).map(lambda pair: pair[0] | pair[1])
+    )
 
 
 def json_lines(record: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
@@ -75,7 +98,9 @@ def json_lines(record: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
 
     def written(values: list[Any]) -> bytes:
         # Half a surrogate pair and 1e400 are written as they are.
-        return "".join(json.dumps(value) + "\n" for value in values).encode("utf-8", "surrogatepass")
+        return "".join(json.dumps(value) + "\n" for value in values).encode(
+            "utf-8", "surrogatepass"
+        )
 
     return damaged(st.lists(record, max_size=5).map(written))
 
@@ -87,7 +112,9 @@ def columns(*kinds: st.SearchStrategy[str]) -> st.SearchStrategy[bytes]:
     )
     ends = st.sampled_from(["\n", "\r\n", "\r", ""])
     return damaged(
-        st.tuples(st.lists(line, max_size=6), ends).map(lambda pair: (pair[1] or "\n").join(pair[0]).encode())
+        st.tuples(st.lists(line, max_size=6), ends).map(
+            lambda pair: (pair[1] or "\n").join(pair[0]).encode()
+        )
     )
 
 
@@ -96,7 +123,10 @@ ELEMENTS = st.sampled_from(
 )
 # Some texts are markup, so that entities and declarations occur as well.
 MARKUP = st.one_of(
-    TEXTS, st.sampled_from(["&amp;", "&x;", "<!DOCTYPE t>", "<![CDATA[a]]>", "<!-- a -->", "('a', 'b')", "a,b"])
+    TEXTS,
+    st.sampled_from(
+        ["&amp;", "&x;", "<!DOCTYPE t>", "<![CDATA[a]]>", "<!-- a -->", "('a', 'b')", "a,b"]
+    ),
 )
 XML = st.recursive(
     MARKUP,
@@ -106,17 +136,28 @@ XML = st.recursive(
     max_leaves=10,
 )
 TOPICS = st.one_of(
-    damaged(st.lists(XML, max_size=4).map(lambda parts: f"<topics>{''.join(parts)}</topics>".encode())),
+    damaged(
+        st.lists(XML, max_size=4).map(lambda parts: f"<topics>{''.join(parts)}</topics>".encode())
+    ),
     damaged(
         st.lists(st.tuples(WORDS, TEXTS, MARKUP), max_size=4).map(
             lambda topics: "".join(
                 ["<topics>"]
-                + [f"<topic><number>{n}</number><title>{t}</title><objects>{o}</objects></topic>" for n, t, o in topics]
+                + [
+                    f"<topic><number>{n}</number><title>{t}</title><objects>{o}</objects></topic>"
+                    for n, t, o in topics
+                ]
                 + ["</topics>"]
             ).encode()
         )
     ),
-    json_lines(records(qid=st.one_of(WORDS, NUMBERS), query=TEXTS, original_query=records(title=TEXTS, objects=JSON))),
+    json_lines(
+        records(
+            qid=st.one_of(WORDS, NUMBERS),
+            query=TEXTS,
+            original_query=records(title=TEXTS, objects=JSON),
+        )
+    ),
 )
 PASSAGES = json_lines(records(id=WORDS, contents=TEXTS))
 ARGUMENTS = damaged(
@@ -136,14 +177,22 @@ RERANKS = json_lines(records(qid=WORDS, docno=WORDS, rank=NUMBERS, score=NUMBERS
 QRELS = columns(WORDS, WORDS, WORDS, st.one_of(NUMBERS.map(str), WORDS))
 KEYS = st.integers(0, 10**64 - 1).map(lambda number: f"{number:064d}")
 CASSETTES = json_lines(
-    records(key=KEYS, kind=WORDS, model=WORDS, sample=NUMBERS, value=st.dictionaries(TEXTS, JSON, max_size=3))
+    records(
+        key=KEYS,
+        kind=WORDS,
+        model=WORDS,
+        sample=NUMBERS,
+        value=st.dictionaries(TEXTS, JSON, max_size=3),
+    )
 )
-# The characters that mean something to YAML, in any order, or values that it wrote, with tails of that kind.
+# The characters that mean something to YAML, in any order, or values that it wrote, with tails of
+# that kind.
 SIGNS = st.text(st.sampled_from("[]{}:,-?&*!|>'\"%@`#~<= \n\tab01_.e\u2028\x00"), max_size=60)
 YAML = damaged(
-    st.one_of(SIGNS, st.tuples(st.dictionaries(WORDS, JSON, max_size=4).map(json.dumps), SIGNS).map("\n".join)).map(
-        lambda text: text.encode("utf-8", "surrogatepass")
-    )
+    st.one_of(
+        SIGNS,
+        st.tuples(st.dictionaries(WORDS, JSON, max_size=4).map(json.dumps), SIGNS).map("\n".join),
+    ).map(lambda text: text.encode("utf-8", "surrogatepass"))
 )
 
 TASK = get_task("comparative")
@@ -169,8 +218,18 @@ READERS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any], t
     "runs": ("run.txt", RUNS, read_run, DataError),
     "runs, validated": ("run.txt", RUNS, lambda path: validate_run(path, TASK), DataError),
     "rerank files": ("rerank.jsonl", RERANKS, read_run, DataError),
-    "graded qrels": ("qrels.txt", QRELS, lambda path: read_qrels({"relevance": path}, TASK), DataError),
-    "stance qrels": ("qrels.txt", QRELS, lambda path: read_qrels({"stance": path}, TASK), DataError),
+    "graded qrels": (
+        "qrels.txt",
+        QRELS,
+        lambda path: read_qrels({"relevance": path}, TASK),
+        DataError,
+    ),
+    "stance qrels": (
+        "qrels.txt",
+        QRELS,
+        lambda path: read_qrels({"stance": path}, TASK),
+        DataError,
+    ),
     "YAML": ("any.yaml", YAML, lambda path: parse_yaml(path.read_bytes()), YamlError),
     "configurations": ("config.yaml", YAML, lambda path: load_config(path, {}), ToucheError),
     "thresholds": ("thresholds.yaml", YAML, read_thresholds, ToucheError),
@@ -182,7 +241,9 @@ def check(name: str, folder: Path, tally: Tally, trials: int, start: int) -> Non
     file, contents, read, kind = READERS[name]
 
     @seed(start)
-    @settings(max_examples=trials, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=trials, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(contents)
     def trial(content: bytes) -> None:
         path = folder / file
@@ -204,7 +265,9 @@ def check(name: str, folder: Path, tally: Tally, trials: int, start: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
-def test_whatever_a_file_holds_it_is_read_or_refused(name: str, tmp_path: Path, tally: Tally, fault_seed: int) -> None:
+def test_whatever_a_file_holds_it_is_read_or_refused(
+    name: str, tmp_path: Path, tally: Tally, fault_seed: int
+) -> None:
     check(name, tmp_path, tally, 100, fault_seed)
 
 

@@ -16,7 +16,8 @@ from tests.faults.tally import Tally
 from tests.faults.trials import Trial, Undisturbed, plan_kill, plan_want, prepare, try_fault
 from tests.faults.workplace import Workplace
 
-# Trials per scenario, twice as many with requests to a model: enough to kill more than 400 commands.
+# Trials per scenario, twice as many with requests to a model: enough to kill more than 400
+# commands.
 _KILLS = 14
 # Of each scenario: each kind once.
 _WANTS = 7
@@ -29,7 +30,13 @@ pytestmark = pytest.mark.parametrize("name", SLUGS)
 
 
 def _try_faults(
-    place: Workplace, tally: Tally, plan: Plan, name: str, seed: int, numbers: Iterable[int], one: int | None = None
+    place: Workplace,
+    tally: Tally,
+    plan: Plan,
+    name: str,
+    seed: int,
+    numbers: Iterable[int],
+    one: int | None = None,
 ) -> None:
     scenario, problems = SLUGS[name], []
     undisturbed = prepare(place, scenario)
@@ -38,11 +45,17 @@ def _try_faults(
         if trial.space is not None and not _can_mount(place.folder.parent):
             tally.add(trial.kind, impossible=1)
             continue
-        outcome, *found = try_fault(place, scenario, undisturbed, trial, random.Random(f"{seed} {number}"))
+        outcome, *found = try_fault(
+            place, scenario, undisturbed, trial, random.Random(f"{seed} {number}")
+        )
         line = f"kill: {scenario.name}" if plan is plan_kill else f"want: {trial.kind}"
         tally.add(line, tried=1, held=not found, **{outcome: 1})
         if found:
-            problems.append("\n  ".join([f"trial {number}, {trial}:", *found[:_SHOWN], f"({len(found)} in all)"]))
+            problems.append(
+                "\n  ".join(
+                    [f"trial {number}, {trial}:", *found[:_SHOWN], f"({len(found)} in all)"]
+                )
+            )
     which = "killed_at" if plan is plan_kill else "starved_of"
     repeat = f"pytest -m '' tests/faults/test_kills.py -k '{which} and {name}' --fault-seed {seed} --fault-trial NUMBER"
     assert not problems, "\n".join([*problems, f"to repeat one: {repeat}"])
@@ -53,7 +66,12 @@ def _can_mount(folder: Path) -> bool:
     """Whether this user may make a small disk."""
     disk = folder / "disk"
     disk.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], stderr=subprocess.DEVNULL).returncode == 0
+    made = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "tmpfs", disk], stderr=subprocess.DEVNULL
+        ).returncode
+        == 0
+    )
     if made:
         subprocess.run(["umount", disk], check=True)
     return made

@@ -98,8 +98,13 @@ def request_for(number: int) -> Request:
 
 
 @asynccontextmanager
-async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tuple[ChatServer, EngineInfo]]:
-    """A client that has passed the start-up check; nothing is left to the loop's exception handler."""
+async def connected(
+    fuzz: FuzzServer, timeout: float = 60.0
+) -> AsyncIterator[tuple[ChatServer, EngineInfo]]:
+    """A client that has passed the start-up check.
+
+    Nothing is left to the loop's exception handler.
+    """
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     client = ChatServer(fuzz.url, concurrency=8, request_timeout=timeout, chat_template_kwargs={})
@@ -109,13 +114,24 @@ async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tu
 
 
 async def answers(
-    fuzz: Fuzz, numbers: list[int], server: ChatServer, facts: EngineInfo, cache: Cache, retry_for: float
+    fuzz: Fuzz,
+    numbers: list[int],
+    server: ChatServer,
+    facts: EngineInfo,
+    cache: Cache,
+    retry_for: float,
 ) -> list[Result]:
-    """What becomes of requests, in batches that are each a run of their own; a batch that hangs is an error."""
+    """What becomes of requests, in batches that are each a run of their own.
+
+    A batch that hangs is an error.
+    """
     found: list[Result] = []
     for start in range(0, len(numbers), BATCH):
         model = ModelClient(engine_info=facts, engine=server, cache=cache, retry_for=retry_for)
-        batch = [model.request(request_for(number), ComparativeJudgment) for number in numbers[start : start + BATCH]]
+        batch = [
+            model.request(request_for(number), ComparativeJudgment)
+            for number in numbers[start : start + BATCH]
+        ]
         async with asyncio.timeout(120):
             found += await asyncio.gather(*batch)
     return found
@@ -143,7 +159,9 @@ def check(sent: list[Sent], result: Result) -> str:
         assert json.loads(source.text) == result.value.model_dump()
     for name, labels in LABELS.items():
         label = getattr(result.value, name)
-        reading = read_label(result.answer.text, result.answer.tokens, result.layout, name, labels, label)
+        reading = read_label(
+            result.answer.text, result.answer.tokens, result.layout, name, labels, label
+        )
         if reading.probabilities is not None:
             assert sum(reading.probabilities.values()) == pytest.approx(1.0, abs=1e-6)
             assert all(0.0 <= share <= 1.0 for share in reading.probabilities.values())
@@ -160,7 +178,9 @@ def is_short(error: EngineError) -> bool:
     return len(str(error)) < 1000 and "\n" not in str(error)
 
 
-async def check_replay(cache: Path, facts: EngineInfo, numbers: list[int], results: list[Result]) -> None:
+async def check_replay(
+    cache: Path, facts: EngineInfo, numbers: list[int], results: list[Result]
+) -> None:
     """Check that the cache holds usable answers alone, and gives them again."""
     with Cache(cache, CacheMode.REPLAY) as stored:
         for entry in stored.find("answer"):
@@ -189,7 +209,9 @@ async def trial(folder: Path, fuzz: Fuzz, tally: Tally, retry_for: float) -> lis
         try:
             outcome = check(sent, result)
         except AssertionError as error:
-            broken.append(f"{[each.kind.name for each in sent]} (document {number}): {str(error)[:500]}")
+            broken.append(
+                f"{[each.kind.name for each in sent]} (document {number}): {str(error)[:500]}"
+            )
         else:
             tally.add(family, held=1, **{"answers" if outcome == "answer" else "failures": 1})
     assert not broken, "\n".join(broken)
@@ -206,7 +228,9 @@ async def each_kind(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
 
 async def bad_then_good(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
     """After a failure that may pass, or that another sample may not have, the good reply is the answer."""
-    documents = {number: [kind, KINDS["good"]] for number, kind in enumerate([*LASTING, *LEAVING] * rounds)}
+    documents = {
+        number: [kind, KINDS["good"]] for number, kind in enumerate([*LASTING, *LEAVING] * rounds)
+    }
     results = await trial(folder, Fuzz(seed, documents), tally, retry_for=30.0)
     for number, result in enumerate(results):
         assert isinstance(result, AnsweredRequest) or documents[number][0].name == "client error"
@@ -240,7 +264,9 @@ async def test_a_fault_of_the_whole_server_ends_the_run_with_one_error(
                     await answers(fuzz, [number + 1], client, facts, cache, 30.0)
         assert is_short(ended.value)
         await check_replay(tmp_path / f"{number}.sqlite", facts, [0], before)
-        tally.add(f"replies: {kind.family}", replies=len(fuzz.sent[number + 1]), tried=1, held=1, ended=1)
+        tally.add(
+            f"replies: {kind.family}", replies=len(fuzz.sent[number + 1]), tried=1, held=1, ended=1
+        )
 
 
 MIB = 2**20
@@ -257,13 +283,23 @@ def _dripped(text: bytes) -> Pieces:
 
 ENDLESS: dict[str, tuple[Callable[[], Pieces], str]] = {
     "silence": (lambda: [3600.0], "timeout"),
-    "silence after the headers": (lambda: [_HEAD + b"Content-Length: 10\r\n\r\n", 3600.0], "timeout"),
+    "silence after the headers": (
+        lambda: [_HEAD + b"Content-Length: 10\r\n\r\n", 3600.0],
+        "timeout",
+    ),
     "dripping body": (lambda: itertools.chain([_HEAD + b"\r\n"], _dripped(b" ")), "timeout"),
-    "100 MB": (lambda: [_HEAD + b"Content-Length: 104857600\r\n\r\n", *[b" " * MIB] * 100], "server_error"),
-    "body": (lambda: itertools.chain([_HEAD + b"\r\n"], itertools.repeat(b" " * MIB)), "server_error"),
+    "100 MB": (
+        lambda: [_HEAD + b"Content-Length: 104857600\r\n\r\n", *[b" " * MIB] * 100],
+        "server_error",
+    ),
+    "body": (
+        lambda: itertools.chain([_HEAD + b"\r\n"], itertools.repeat(b" " * MIB)),
+        "server_error",
+    ),
     "chunks": (
         lambda: itertools.chain(
-            [_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"], itertools.repeat(b"100000\r\n" + b" " * MIB + b"\r\n")
+            [_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"],
+            itertools.repeat(b"100000\r\n" + b" " * MIB + b"\r\n"),
         ),
         "server_error",
     ),
@@ -276,7 +312,9 @@ ENDLESS: dict[str, tuple[Callable[[], Pieces], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENDLESS)
-async def test_a_reply_without_end_is_given_up_in_bounded_memory(name: str, tmp_path: Path, tally: Tally) -> None:
+async def test_a_reply_without_end_is_given_up_in_bounded_memory(
+    name: str, tmp_path: Path, tally: Tally
+) -> None:
     make, expected = ENDLESS[name]
 
     def plan(path: str, body: bytes) -> Pieces:

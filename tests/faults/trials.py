@@ -19,7 +19,18 @@ from tests.faults.scenarios import IN_FLIGHT, Scenario
 from tests.faults.workplace import Snapshot, Workplace, differences, is_temporary, lasting
 
 # Of ten kills so many are before a file operation, at a size and at a time.
-_KILLS = ("operation", "size", "operation", "time", "operation", "size", "operation", "operation", "operation", "time")
+_KILLS = (
+    "operation",
+    "size",
+    "operation",
+    "time",
+    "operation",
+    "size",
+    "operation",
+    "operation",
+    "operation",
+    "time",
+)
 # What the system refuses from a file operation on.
 _ERRORS = {"no space": errno.ENOSPC, "read-only": errno.EROFS, "broken disk": errno.EIO}
 _WANTS = ("RLIMIT_FSIZE", *_ERRORS, "RLIMIT_NOFILE", "RLIMIT_AS", "full disk")
@@ -27,7 +38,13 @@ _DATABASE_SIZE = 50_000
 _METADATA = "ir-metadata.yml"
 _OUTPUTS = {
     "retrieve": ("queries.jsonl", "query_failures.jsonl", "sentences.run.txt"),
-    "judge": ("judgments.jsonl", "stances.jsonl", "failures.jsonl", "objects.jsonl", "sentence_judgments.jsonl"),
+    "judge": (
+        "judgments.jsonl",
+        "stances.jsonl",
+        "failures.jsonl",
+        "objects.jsonl",
+        "sentence_judgments.jsonl",
+    ),
     "rank": ("run.txt", "results.tsv", "comparisons.jsonl", "comparison_failures.jsonl"),
 }
 # Commands that only read, which must work or refuse at any time.
@@ -44,7 +61,8 @@ class Undisturbed:
 
     Attributes:
         before: The files before the command, `after` it, and `final` after those that come next.
-        skipped: The files where those that come next follow without the command; None where one of them refuses.
+        skipped: The files where those that come next follow without the command; None where one of
+            them refuses.
         events: File operations of the command, by name.
         seconds: How long the command took.
         requests: How often each request is sent by the command and those that come next.
@@ -94,7 +112,9 @@ def prepare(place: Workplace, scenario: Scenario) -> Undisturbed:
     final, requests = place.snapshot(), place.model.take()
     place.restore(scenario.name)
     skipped = place.snapshot() if _run_next(place, scenario) is None else None
-    return Undisturbed(before, after, final, skipped, orjson.loads(trace.read_bytes()), done.seconds, requests)
+    return Undisturbed(
+        before, after, final, skipped, orjson.loads(trace.read_bytes()), done.seconds, requests
+    )
 
 
 def _run_next(place: Workplace, scenario: Scenario) -> Done | None:
@@ -112,7 +132,9 @@ def plan_kill(scenario: Scenario, undisturbed: Undisturbed, seed: int, number: i
     chance = random.Random(f"{seed} {scenario.name} {number}")
     kind = _KILLS[number % len(_KILLS)]
     if kind == "operation":
-        turn = number // len(_KILLS) * _KILLS.count(kind) + _KILLS[: number % len(_KILLS)].count(kind)
+        turn = number // len(_KILLS) * _KILLS.count(kind) + _KILLS[: number % len(_KILLS)].count(
+            kind
+        )
         return Trial(kind, _at_operation(scenario, undisturbed, seed, turn, chance))
     if kind == "size":
         return Trial(kind, Fault(size=_size(undisturbed, chance)))
@@ -130,14 +152,17 @@ def plan_want(scenario: Scenario, undisturbed: Undisturbed, seed: int, number: i
         return Trial(kind, Fault(), space=chance.randint(1, max(sum(_written(undisturbed)), 1)))
     amount = {
         "RLIMIT_FSIZE": _size(undisturbed, chance),
-        # With fewer, an event loop that could not be made complains when it is removed: that is Python's.
+        # With fewer, an event loop that could not be made complains when it is removed: that is
+        # Python's.
         "RLIMIT_NOFILE": chance.randint(3, 18),
         "RLIMIT_AS": int(2 ** chance.uniform(16, 28)),
     }[kind]
     return Trial(kind, Fault(limits={kind: amount}))
 
 
-def _at_operation(scenario: Scenario, undisturbed: Undisturbed, seed: int, turn: int, chance: random.Random) -> Fault:
+def _at_operation(
+    scenario: Scenario, undisturbed: Undisturbed, seed: int, turn: int, chance: random.Random
+) -> Fault:
     names = sorted(undisturbed.events)
     random.Random(f"{seed} {scenario.name}").shuffle(names)
     name = names[turn % len(names)]
@@ -152,11 +177,17 @@ def _written(undisturbed: Undisturbed) -> list[int]:
     """Sizes of the files that the command changes; of a database that of a small one."""
     before, after = undisturbed.before, undisturbed.after
     changed = [content for path, content in after.items() if content != before.get(path)]
-    return [len(content) if isinstance(content, bytes) else _DATABASE_SIZE for content in changed] or [0]
+    return [
+        len(content) if isinstance(content, bytes) else _DATABASE_SIZE for content in changed
+    ] or [0]
 
 
 def try_fault(
-    place: Workplace, scenario: Scenario, undisturbed: Undisturbed, trial: Trial, chance: random.Random
+    place: Workplace,
+    scenario: Scenario,
+    undisturbed: Undisturbed,
+    trial: Trial,
+    chance: random.Random,
 ) -> Iterator[str]:
     """Disturb the command, check the files, resume; yield the outcome, then the violations."""
     place.restore(scenario.name, trial.space)
@@ -166,7 +197,11 @@ def try_fault(
     yield "killed" if done.code < 0 else "finished" if done.works else "refused"
     if done.code >= 0 and not done.works and not (done.refuses and trial.kind in _WANTS):
         yield f"ended with {done.code}: {done.stderr}"
-    if done.refuses and trial.kind in _ERRORS and os.strerror(_ERRORS[trial.kind]) not in done.stderr:
+    if (
+        done.refuses
+        and trial.kind in _ERRORS
+        and os.strerror(_ERRORS[trial.kind]) not in done.stderr
+    ):
         yield f"the message does not say why: {done.stderr}"
     yield from _check_files(place.copied(), undisturbed)
     reader = tuple(chance.choice(_READERS).format(task=scenario.task).split())
@@ -193,7 +228,10 @@ def _try_next(place: Workplace, scenario: Scenario, undisturbed: Undisturbed) ->
         found = lasting(place.snapshot())
         if undisturbed.skipped is not None and _is_skipped(found, undisturbed):
             return []
-        return [f"after the next commands, {each}" for each in differences(found, lasting(undisturbed.final))]
+        return [
+            f"after the next commands, {each}"
+            for each in differences(found, lasting(undisturbed.final))
+        ]
     return [] if ended.refuses else [f"the next command ended with {ended.code}: {ended.stderr}"]
 
 
@@ -242,7 +280,9 @@ def _check_files(found: Snapshot, undisturbed: Undisturbed) -> Iterator[str]:
             yield f"{path}: neither old nor new: {content!r:.300}"
 
 
-def _check_metadata(path: str, content: Any, found: Snapshot, states: tuple[Snapshot, ...]) -> Iterator[str]:
+def _check_metadata(
+    path: str, content: Any, found: Snapshot, states: tuple[Snapshot, ...]
+) -> Iterator[str]:
     folder = Path(path).parent
     for stage, facts in content["stages"].items():
         files = [str(folder / name) for name in _OUTPUTS[stage]]

@@ -25,13 +25,17 @@ Snapshot = dict[str, Any]
 _METADATA, _ACCESSES = "ir-metadata.yml", "hold_out_accesses.jsonl"
 # Of a stage: how long it took, and what of it came from the cache.
 _VOLATILE = re.compile(r"^time$|seconds|peak memory|per second|^requests$|documents cut")
-# What SQLite keeps beside a database is part of it; `evaluate`, with which the harness reads runs, keeps its values.
+# What SQLite keeps beside a database is part of it; `evaluate`, with which the harness reads runs,
+# keeps its values.
 _IGNORED = ("-wal", "-shm", "-journal", EVALUATION)
 _GRADES = 4
 
 
 class Workplace:
-    """A folder with the samples; everything in it is named by relative paths, so that copies are alike."""
+    """A folder with the samples.
+
+    Everything in it is named by relative paths, so that copies are alike.
+    """
 
     def __init__(self, folder: Path, forks: ForkServer, model: Model) -> None:
         self.folder, self.forks, self.model = folder, forks, model
@@ -90,7 +94,9 @@ class Workplace:
         if not requests.exists():
             return Done(1, stderr="error: no requests")
         lines = [
-            batch_replies.replied(each["custom_id"], batch_replies.body(steady_text(each["body"]), model="fake"))
+            batch_replies.replied(
+                each["custom_id"], batch_replies.body(steady_text(each["body"]), model="fake")
+            )
             for each in batch_replies.read(requests)
         ]
         batch_replies.write(self.folder / "responses.jsonl", lines)
@@ -98,11 +104,16 @@ class Workplace:
 
     def _write_qrels(self) -> Done:
         (self.folder / "qrels").mkdir()
-        lines = [line.split() for line in (self.folder / "run" / "run.txt").read_text().splitlines()]
+        lines = [
+            line.split() for line in (self.folder / "run" / "run.txt").read_text().splitlines()
+        ]
         labels = ("FIRST", "SECOND", "NEUTRAL", "NO")
         for aspect in ("relevance", "stance"):
             values = labels if aspect == "stance" else range(_GRADES)
-            text = "".join(f"{topic} 0 {doc} {values[int(rank) % _GRADES]}\n" for topic, _, doc, rank, *_ in lines)
+            text = "".join(
+                f"{topic} 0 {doc} {values[int(rank) % _GRADES]}\n"
+                for topic, _, doc, rank, *_ in lines
+            )
             (self.folder / "qrels" / aspect).write_text(text)
         return Done(0)
 
@@ -127,16 +138,28 @@ def is_temporary(path: str) -> bool:
 
 def environment(home: Path) -> dict[str, str]:
     """The variables of a command: those of this process, less what would reach for something outside."""
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "LANG", "TMPDIR")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("PATH", "PYTHONPATH", "LANG", "TMPDIR")
+    }
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**kept, **single, "HOME": str(home)}
 
 
 def _snapshot(folder: Path) -> Snapshot:
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(_IGNORED)]
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.endswith(_IGNORED)
+    ]
     names = {path: str(path.relative_to(folder)) for path in paths}
     contents = {path: None if is_temporary(name) else _read(path) for path, name in names.items()}
-    return {names[path]: content for path, content in contents.items() if path.name != _ACCESSES or content}
+    return {
+        names[path]: content
+        for path, content in contents.items()
+        if path.name != _ACCESSES or content
+    }
 
 
 def _read(path: Path) -> Any:
@@ -159,7 +182,9 @@ def _read(path: Path) -> Any:
 def _rows(path: Path) -> list[tuple[Any, ...]]:
     database = sqlite3.connect(path)
     try:
-        tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+        tables = database.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+        ).fetchall()
         rows = [row for (table,) in tables for row in database.execute(f'SELECT * FROM "{table}"')]
         return sorted(rows, key=repr)
     finally:
@@ -168,7 +193,9 @@ def _rows(path: Path) -> list[tuple[Any, ...]]:
 
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _timeless(each) for name, each in value.items() if not _VOLATILE.search(str(name))}
+        return {
+            name: _timeless(each) for name, each in value.items() if not _VOLATILE.search(str(name))
+        }
     return [_timeless(each) for each in value] if isinstance(value, list) else value
 
 
@@ -197,7 +224,8 @@ def _difference(found: Any, wanted: Any) -> str:
         return f"{name}: {_difference(found.get(name), wanted.get(name))}"
     if isinstance(found, bytes | list) and isinstance(wanted, bytes | list):
         place = next(
-            (n for n, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted))
+            (n for n, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b),
+            min(len(found), len(wanted)),
         )
         return f"at {place}: {found[place : place + 100]!r:.300} instead of {wanted[place : place + 100]!r:.300}"
     return f"{found!r:.300} instead of {wanted!r:.300}"

@@ -66,14 +66,24 @@ class Kind(NamedTuple):
 
 
 KINDS = [
-    Kind(home.ARGUMENTS_2021, "arguments_2021", 5, "S2-A1", "Conclusion: Homework should be banned"),
+    Kind(
+        home.ARGUMENTS_2021, "arguments_2021", 5, "S2-A1", "Conclusion: Homework should be banned"
+    ),
     Kind(home.BEIR, "webis_touche2020_v2", 5, "S2-A1", "Conclusion: Homework should be banned"),
-    Kind(home.PAGES_2021, "comparative_2021", 5, "clueweb12-0000tw-00-00000", "contains less caffeine"),
+    Kind(
+        home.PAGES_2021,
+        "comparative_2021",
+        5,
+        "clueweb12-0000tw-00-00000",
+        "contains less caffeine",
+    ),
 ]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.dataset for kind in KINDS])
-async def test_a_dataset_is_run_and_measured_with_its_own_judgments(kind: Kind, touche: Touche, tmp_path: Path) -> None:
+async def test_a_dataset_is_run_and_measured_with_its_own_judgments(
+    kind: Kind, touche: Touche, tmp_path: Path
+) -> None:
     shown: dict[str, str] = {}
 
     def script(request: Request) -> dict[str, Any]:
@@ -88,7 +98,9 @@ async def test_a_dataset_is_run_and_measured_with_its_own_judgments(kind: Kind, 
     assert validate_run(tmp_path / "out/run.txt", TASKS[kind.task]) == []
     assert kind.text in shown[kind.best]
     described = (tmp_path / "out/ir-metadata.yml").read_text()
-    assert f"ir_datasets: {kind.dataset}" in described and f"documents: {kind.documents}" in described
+    assert (
+        f"ir_datasets: {kind.dataset}" in described and f"documents: {kind.documents}" in described
+    )
 
     done = touche("evaluate", "out", "--format", "json")
     assert done.returncode == 0, done.stderr
@@ -105,9 +117,14 @@ def test_documents_are_those_of_the_readers_of_published_files(files: Path) -> N
     ]
     assert documents_of(home.ARGUMENTS_2020) == documents_of(home.ARGUMENTS_2021) == arguments
     assert len(arguments) == len(home.ARGUMENTS)
-    pairs = [document for _, document in read_arguments(SAMPLES / "sentence_pairs/args_processed_04_01.csv")]
+    pairs = [
+        document
+        for _, document in read_arguments(SAMPLES / "sentence_pairs/args_processed_04_01.csv")
+    ]
     assert documents_of(home.PAIRS) == pairs and pairs[0].parts
-    assert documents_of(home.PASSAGES) == [document for _, document in read_passages(SAMPLE / "passages.jsonl")]
+    assert documents_of(home.PASSAGES) == [
+        document for _, document in read_passages(SAMPLE / "passages.jsonl")
+    ]
     assert {document.side for document in documents_of(home.BEIR)} == {"PRO", "CON"}
 
 
@@ -165,7 +182,9 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 def test_any_dataset_with_texts_is_run_for_a_task_that_is_named(
     register: Callable[..., str], touche: Touche, tmp_path: Path
 ) -> None:
-    (tmp_path / "docs.tsv").write_text("d1\tTea is mild.\nd2\tCoffee is strong.\nd3\tRain is wet.\nd4\tSnow\n")
+    (tmp_path / "docs.tsv").write_text(
+        "d1\tTea is mild.\nd2\tCoffee is strong.\nd3\tRain is wet.\nd4\tSnow\n"
+    )
     (tmp_path / "queries.tsv").write_text("q1\ttea or coffee\n")
     (tmp_path / "qrels.txt").write_text("q1 0 d1 1\nq1 0 d2 0\n")
     local = ir_datasets.create_dataset("docs.tsv", "queries.tsv", "qrels.txt")
@@ -176,10 +195,16 @@ def test_any_dataset_with_texts_is_run_for_a_task_that_is_named(
     assert done.returncode == 0, done.stderr
     run = tmp_path / "out/candidates.run.txt"
     assert {line.document_id for line in run_lines(run)} == {"d1", "d2"}
-    measured = touche("evaluate", str(run), "--task", "comparative", "--dataset", name, "--format", "json")
+    measured = touche(
+        "evaluate", str(run), "--task", "comparative", "--dataset", name, "--format", "json"
+    )
     assert {row["measure"].split()[0] for row in json.loads(measured.stdout)} == {"relevance"}
     wrong = touche("retrieve", "--dataset", name, "--task", "sentence_pairs", "--out", "pairs")
-    assert wrong.returncode == 2 and "sentences" in wrong.stderr and len(wrong.stderr.splitlines()) <= 2
+    assert (
+        wrong.returncode == 2
+        and "sentences" in wrong.stderr
+        and len(wrong.stderr.splitlines()) <= 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +218,9 @@ def test_any_dataset_with_texts_is_run_for_a_task_that_is_named(
 def test_a_bad_document_is_named_and_can_be_left_out(
     register: Callable[..., str], row: Row, reason: str, tmp_path: Path
 ) -> None:
-    dataset = tl.Dataset(register(Rows([Row("d1", "Tea."), row, Row("d3", "Coffee.")])), "comparative")
+    dataset = tl.Dataset(
+        register(Rows([Row("d1", "Tea."), row, Row("d3", "Coffee.")])), "comparative"
+    )
     with pytest.raises(BadLine, match=reason) as caught:
         tl.open_corpus(dataset)
     assert (str(caught.value.source), caught.value.line) == ("irds:mine", 2)
@@ -208,11 +235,16 @@ def test_a_bad_document_is_named_and_can_be_left_out(
         (("run", "--dataset", "clueweb12/touche-2022-task2"), "touche-llm tasks list"),
         (("run", "--dataset", "../up", "--task", "comparative"), "no such dataset"),
         (("run", "--dataset", home.PASSAGES, "--topics", "t.xml"), "leave out"),
-        (("evaluate", "run.txt", "--dataset", home.PASSAGES, "--relevance", "q.txt"), "leave it out"),
+        (
+            ("evaluate", "run.txt", "--dataset", home.PASSAGES, "--relevance", "q.txt"),
+            "leave it out",
+        ),
         (("validate", "run.txt", "--dataset", home.PASSAGES, "--topics", "t.xml"), "--topics"),
     ],
 )
-def test_a_wrong_dataset_is_one_line(touche: Touche, tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
+def test_a_wrong_dataset_is_one_line(
+    touche: Touche, tmp_path: Path, arguments: tuple[str, ...], expected: str
+) -> None:
     (tmp_path / "run.txt").write_text("3 FIRST sample-heating-01___3 1 1 tag\n")
     out = ("--out", "out") if arguments[0] == "run" else ()
     done = touche(*arguments, *out)
@@ -230,9 +262,15 @@ def test_a_missing_download_is_one_line_that_says_where_the_file_belongs(
         raise requests.exceptions.ConnectionError("no route\nto host")
 
     monkeypatch.setattr(requests, "get", fail)
-    topics = touche("retrieve", "--dataset", "antique/test", "--task", "comparative", "--out", "out")
+    topics = touche(
+        "retrieve", "--dataset", "antique/test", "--task", "comparative", "--out", "out"
+    )
     (line,) = topics.stderr.splitlines()
-    assert topics.returncode == 1 and "no route to host" in line and os.environ["IR_DATASETS_HOME"] in line
+    assert (
+        topics.returncode == 1
+        and "no route to host" in line
+        and os.environ["IR_DATASETS_HOME"] in line
+    )
     # A collection that is not downloaded at all.
     with pytest.raises(DataError, match="clueweb09/corpus"):
         list(DatasetDocuments("clueweb09/en/trec-web-2009", "text").read())

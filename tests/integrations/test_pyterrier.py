@@ -44,8 +44,12 @@ def read_frame(task: str) -> pd.DataFrame:
 def sample(tmp_path: Path) -> Iterator[Any]:
     """The sample of the task `comparative`: topics, corpus, model."""
     with (
-        tl.open_corpus(SAMPLES / "comparative/passages.jsonl", task="comparative", index=tmp_path / "index") as corpus,
-        tl.LanguageModel(cache=SAMPLES / "comparative/cassette.jsonl", cache_mode="replay") as model,
+        tl.open_corpus(
+            SAMPLES / "comparative/passages.jsonl", task="comparative", index=tmp_path / "index"
+        ) as corpus,
+        tl.LanguageModel(
+            cache=SAMPLES / "comparative/cassette.jsonl", cache_mode="replay"
+        ) as model,
     ):
         yield SimpleNamespace(topics=read_frame("comparative"), corpus=corpus, model=model)
 
@@ -80,7 +84,9 @@ def test_a_pipeline_makes_the_run_of_the_command_line(task: str, tmp_path: Path)
     pd.testing.assert_frame_equal(to_results(whole, expected.columns), expected, check_dtype=False)
     # Without `judge`, the order of the frame is ranked further, with other scores.
     columns = [name for name in expected.columns if name != "score"]
-    pd.testing.assert_frame_equal(to_results(comparisons, columns), expected[columns], check_dtype=False)
+    pd.testing.assert_frame_equal(
+        to_results(comparisons, columns), expected[columns], check_dtype=False
+    )
 
 
 def test_inspection_finds_the_columns_that_a_frame_has(sample: Any) -> None:
@@ -97,7 +103,17 @@ def test_inspection_finds_the_columns_that_a_frame_has(sample: Any) -> None:
         again = pt.inspect.transformer_apply_attributes(transformer)
         assert repr(again) == repr(transformer)
     assert pt.inspect.transformer_outputs(bm25 >> judge >> rerank, list(sample.topics.columns))
-    assert {"score", "rank", "stance", "relevance", "quality", "p_FIRST", "p_NO", "text", "objects"} <= set(columns)
+    assert {
+        "score",
+        "rank",
+        "stance",
+        "relevance",
+        "quality",
+        "p_FIRST",
+        "p_NO",
+        "text",
+        "objects",
+    } <= set(columns)
     assert frame.groupby("qid")["rank"].apply(list).tolist() == [[0, 1, 2]] * len(sample.topics)
 
 
@@ -108,21 +124,28 @@ def test_an_experiment_compares_the_stages(sample: Any) -> None:
     system = bm25 >> judge >> LLMRerank(sample.model, ["pairwise:5"], "comparative")
     qrels = system(sample.topics).query("rank == 0")[["qid", "docno"]].assign(label=1)
     names = ["bm25", "rerank"]
-    table = terrier.Experiment([bm25, system], sample.topics, qrels, [terrier.measures.RR], names=names, plan="tree")
+    table = terrier.Experiment(
+        [bm25, system], sample.topics, qrels, [terrier.measures.RR], names=names, plan="tree"
+    )
     assert table.set_index("name")["RR"]["rerank"] == 1.0
 
 
 def test_the_corpus_holds_the_texts_that_a_frame_lacks(sample: Any) -> None:
     frame = BM25(sample.corpus, depth=2)(sample.topics)
     judged = LLMJudge(sample.model, sample.corpus)(frame.drop(columns="text"))
-    pd.testing.assert_frame_equal(judged, LLMJudge(sample.model, "comparative")(frame).drop(columns="text"))
+    pd.testing.assert_frame_equal(
+        judged, LLMJudge(sample.model, "comparative")(frame).drop(columns="text")
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "values"),
     [
         (lambda frame: frame.assign(text=float("nan")), ["no text"]),
-        (lambda frame: frame.assign(text=range(len(frame)), docno="d").astype({"text": str}), ["two of them"]),
+        (
+            lambda frame: frame.assign(text=range(len(frame)), docno="d").astype({"text": str}),
+            ["two of them"],
+        ),
         (lambda frame: frame.assign(score=float("nan")), ["score"]),
     ],
 )
@@ -168,7 +191,12 @@ def test_topics_without_objects_are_not_compared_and_named(sample: Any) -> None:
 @pytest.mark.parametrize(
     ("task", "step", "grades", "stances"),
     [
-        ("comparative", "balance:2", {"relevance": 1.0, "quality": 1.0, "stance": "NO"}, {"stance"}),
+        (
+            "comparative",
+            "balance:2",
+            {"relevance": 1.0, "quality": 1.0, "stance": "NO"},
+            {"stance"},
+        ),
         ("arguments_2020", "fusion:2", {"relevance": 1.0}, set()),
     ],
 )
@@ -178,7 +206,9 @@ def test_only_documents_without_grades_get_a_stance(
 ) -> None:
     frame = BM25(sample.corpus, depth=3)(sample.topics)
     rerank = LLMRerank(None, [step], task)
-    assert set(rerank(frame).columns) == set(rerank(frame[:0]).columns) == {*frame.columns, *stances}
+    assert (
+        set(rerank(frame).columns) == set(rerank(frame[:0]).columns) == {*frame.columns, *stances}
+    )
     judged = frame.assign(**grades)
     # Columns that a transformer adds or replaces are the last.
     assert rerank(judged).columns[-2:].tolist() == ["score", "rank"]
@@ -195,7 +225,9 @@ def test_grades_that_are_none_are_refused(sample: Any) -> None:
         assert len(rerank(judged.assign(relevance=None, quality=None))) == len(judged)
 
 
-def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_message_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "touche_llm.integrations.pyterrier")
     monkeypatch.setitem(sys.modules, "pyterrier", None)
     with pytest.raises(tl.UsageError, match=r"touche-llm\[pyterrier\]"):

@@ -14,7 +14,9 @@ from touche_llm.tasks import get_task
 def frame_of(*rows: tuple[str, str], **columns: list[Any]) -> pd.DataFrame:
     """Rows of topic and document, whose texts are their ids."""
     qids, docnos = zip(*rows, strict=True)
-    return pd.DataFrame({"qid": qids, "query": "Is tea good?", "docno": docnos, "text": docnos, **columns})
+    return pd.DataFrame(
+        {"qid": qids, "query": "Is tea good?", "docno": docnos, "text": docnos, **columns}
+    )
 
 
 FOUR = (("1", "a"), ("1", "b"), ("1", "c"), ("2", "a"))
@@ -45,12 +47,22 @@ def test_candidates_are_in_the_order_of_scores_ranks_or_rows(
 
 @pytest.mark.parametrize(
     ("task", "grades", "stances"),
-    [("controversial", ("relevance", "quality"), ["PRO", "NO"]), ("arguments_2020", ("relevance",), ["Q0", "Q0"])],
+    [
+        ("controversial", ("relevance", "quality"), ["PRO", "NO"]),
+        ("arguments_2020", ("relevance",), ["Q0", "Q0"]),
+    ],
 )
-def test_rows_without_grades_have_no_judgment(task: str, grades: tuple[str, ...], stances: list[str]) -> None:
+def test_rows_without_grades_have_no_judgment(
+    task: str, grades: tuple[str, ...], stances: list[str]
+) -> None:
     values = {name: [None, 2.0, float("nan"), 1.0] for name in grades}
     frame = frame_of(*FOUR, stance=["CON", "PRO", "CON", "NO"], **values)
     judgments = read_judgments(frame, get_task(task))
-    assert [(judgment.topic_id, judgment.document_id) for judgment in judgments] == [("1", "b"), ("2", "a")]
-    assert [dict(judgment.grades) for judgment in judgments] == [dict.fromkeys(grades, grade) for grade in (2.0, 1.0)]
+    assert [(judgment.topic_id, judgment.document_id) for judgment in judgments] == [
+        ("1", "b"),
+        ("2", "a"),
+    ]
+    assert [dict(judgment.grades) for judgment in judgments] == [
+        dict.fromkeys(grades, grade) for grade in (2.0, 1.0)
+    ]
     assert [judgment.stance for judgment in judgments] == stances

@@ -32,7 +32,9 @@ def folder_with(folder: Path, topics: str, *names: str) -> Path:
         (PLAIN, "corpus.jsonl", "controversial"),
     ],
 )
-def test_the_task_is_told_by_the_corpus_and_by_the_topics(tmp_path: Path, topics: str, name: str, task: str) -> None:
+def test_the_task_is_told_by_the_corpus_and_by_the_topics(
+    tmp_path: Path, topics: str, name: str, task: str
+) -> None:
     found = detect_input(folder_with(tmp_path, topics, name))
     assert (found.task.name, found.corpus, found.candidates) == (task, tmp_path / name, None)
     assert found.topics == tmp_path / "topics.xml"
@@ -40,9 +42,15 @@ def test_the_task_is_told_by_the_corpus_and_by_the_topics(tmp_path: Path, topics
 
 @pytest.mark.parametrize(
     ("topics", "others", "task"),
-    [(PLAIN, [], "controversial"), (COMPARED, [], "comparative"), (PLAIN, ["passages.jsonl"], "comparative")],
+    [
+        (PLAIN, [], "controversial"),
+        (COMPARED, [], "comparative"),
+        (PLAIN, ["passages.jsonl"], "comparative"),
+    ],
 )
-def test_a_rerank_file_is_corpus_and_candidates(tmp_path: Path, topics: str, others: list[str], task: str) -> None:
+def test_a_rerank_file_is_corpus_and_candidates(
+    tmp_path: Path, topics: str, others: list[str], task: str
+) -> None:
     found = detect_input(folder_with(tmp_path, topics, *others, "rerank.jsonl.gz"))
     assert found.task.name == task
     assert found.corpus == found.candidates == tmp_path / "rerank.jsonl.gz"

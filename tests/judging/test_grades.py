@@ -15,7 +15,13 @@ def judgment(*masses: float | None) -> Judgment:
     """Return a judgment with a field for each mass."""
     readings = {f"f{n}": Reading(answered=1, off_label_mass=mass) for n, mass in enumerate(masses)}
     return Judgment(
-        topic_id="1", document_id="d", grades={}, stance="NO", readings=readings, source="value", prompt="test"
+        topic_id="1",
+        document_id="d",
+        grades={},
+        stance="NO",
+        readings=readings,
+        source="value",
+        prompt="test",
     )
 
 
@@ -29,7 +35,9 @@ def judgment(*masses: float | None) -> Judgment:
         ([], None),
     ],
 )
-def test_the_mean_is_over_the_fields_with_probabilities(judgments: list[Judgment], expected: float | None) -> None:
+def test_the_mean_is_over_the_fields_with_probabilities(
+    judgments: list[Judgment], expected: float | None
+) -> None:
     assert mean_off_label_mass(judgments) == expected
 
 
@@ -41,15 +49,31 @@ def test_the_mean_is_over_the_fields_with_probabilities(judgments: list[Judgment
         ("comparative", False, {"relevance": 3.0}, "PRO", ("stance PRO",)),
         ("sentence_pairs", False, {"coherence": 2.5}, "CON", None),
         ("sentence_pairs", True, {"relevance": 2.5}, "NONE", None),
-        ("sentence_pairs", True, {"coherence": 2.5}, "NONE", ("coherence 2.5", "relevance 0, 1, 2, 3; quality")),
+        (
+            "sentence_pairs",
+            True,
+            {"coherence": 2.5},
+            "NONE",
+            ("coherence 2.5", "relevance 0, 1, 2, 3; quality"),
+        ),
     ],
 )
 def test_a_judgment_has_grades_and_labels_of_the_question(
-    task: str, of_sentence: bool, grades: dict[str, float], stance: str, values: tuple[str, ...] | None
+    task: str,
+    of_sentence: bool,
+    grades: dict[str, float],
+    stance: str,
+    values: tuple[str, ...] | None,
 ) -> None:
     question = TASKS[task].sentence_question if of_sentence else TASKS[task].question
     assert question is not None
-    judged = Judgment(topic_id="1", document_id="d", grades=grades, stance=stance, source="value", prompt="p")
-    expected = nullcontext() if values is None else raises_at(DataError, "file", "topic 1", "document d", *values)
+    judged = Judgment(
+        topic_id="1", document_id="d", grades=grades, stance=stance, source="value", prompt="p"
+    )
+    expected = (
+        nullcontext()
+        if values is None
+        else raises_at(DataError, "file", "topic 1", "document d", *values)
+    )
     with expected:
         check_judgments([judged], question, "file")

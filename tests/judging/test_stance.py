@@ -34,11 +34,15 @@ def shares(first: int, second: int, neutral: int, no: int) -> dict[str, float]:
 PROBABILITIES = st.lists(st.integers(0, 64), min_size=3, max_size=3).map(
     lambda cuts: shares(*np.diff([0, *sorted(cuts), 64]).tolist())
 )
-THRESHOLDS = st.dictionaries(st.sampled_from(["NO", "NEUTRAL"]), st.integers(0, 64).map(lambda n: n / 64))
+THRESHOLDS = st.dictionaries(
+    st.sampled_from(["NO", "NEUTRAL"]), st.integers(0, 64).map(lambda n: n / 64)
+)
 
 
 @given(PROBABILITIES, THRESHOLDS)
-def test_the_rule_is_the_one_that_is_described(probabilities: dict[str, float], thresholds: dict[str, float]) -> None:
+def test_the_rule_is_the_one_that_is_described(
+    probabilities: dict[str, float], thresholds: dict[str, float]
+) -> None:
     left = {label: Fraction(share) for label, share in probabilities.items()}
     expected = None
     for label in TASK.no_stances:
@@ -51,16 +55,22 @@ def test_the_rule_is_the_one_that_is_described(probabilities: dict[str, float], 
     assert choose_stance(probabilities, thresholds, TASK) == expected
 
 
-@given(st.lists(PROBABILITIES, min_size=1, max_size=5), st.lists(st.integers(0, 64), min_size=1, max_size=5))
+@given(
+    st.lists(PROBABILITIES, min_size=1, max_size=5),
+    st.lists(st.integers(0, 64), min_size=1, max_size=5),
+)
 def test_many_documents_and_thresholds_at_once_are_decided_one_by_one(
     documents: list[dict[str, float]], grid: list[int]
 ) -> None:
     probabilities = np.array([[each[label] for label in TASK.stances] for each in documents])
     before = probabilities.copy()
-    table = choose_stances(probabilities, {"NO": 0.5, "NEUTRAL": np.array(grid)[:, None] / 64}, TASK)
+    table = choose_stances(
+        probabilities, {"NO": 0.5, "NEUTRAL": np.array(grid)[:, None] / 64}, TASK
+    )
     assert (probabilities == before).all()
     assert [[TASK.stances[place] for place in row] for row in table] == [
-        [choose_stance(each, {"NO": 0.5, "NEUTRAL": n / 64}, TASK) for each in documents] for n in grid
+        [choose_stance(each, {"NO": 0.5, "NEUTRAL": n / 64}, TASK) for each in documents]
+        for n in grid
     ]
 
 
@@ -72,7 +82,13 @@ def test_a_threshold_of_a_label_that_cannot_have_one_is_told(label: str) -> None
 
 @pytest.mark.parametrize(
     "values",
-    [{"thresholds": {"NO": float("nan")}}, {"depth": -1}, {"order": True}, {"prompt": "shared"}, {"prompt": "own"}],
+    [
+        {"thresholds": {"NO": float("nan")}},
+        {"depth": -1},
+        {"order": True},
+        {"prompt": "shared"},
+        {"prompt": "own"},
+    ],
 )
 def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
@@ -82,7 +98,10 @@ def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "thresholds.yaml"
     write_thresholds(
-        path, {"NO": 0.377541, "NEUTRAL": 0.000335}, ["2", "12", "on", "0x1f"], "comparative/stance@1-0123"
+        path,
+        {"NO": 0.377541, "NEUTRAL": 0.000335},
+        ["2", "12", "on", "0x1f"],
+        "comparative/stance@1-0123",
     )
     settings = read_thresholds(path)
     assert settings.thresholds == {"NO": 0.377541, "NEUTRAL": 0.000335}
@@ -90,14 +109,21 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     # Written by hand they need no quotation marks.
     path.write_text("stance: {thresholds: {NO: 0.4, NEUTRAL: 0.2}, calibrated_on: [2, 12]}\n")
     settings = read_thresholds(path)
-    assert (settings.thresholds, settings.calibrated_on) == ({"NO": 0.4, "NEUTRAL": 0.2}, ("2", "12"))
+    assert (settings.thresholds, settings.calibrated_on) == (
+        {"NO": 0.4, "NEUTRAL": 0.2},
+        ("2", "12"),
+    )
     with raises_at(UsageError, tmp_path / "none.yaml"):
         read_thresholds(tmp_path / "none.yaml")
 
 
 def test_a_stance_is_no_position_or_a_position_times_a_side() -> None:
-    position = Reading(answered="YES", probabilities={"YES": 0.6, "NO": 0.4}, off_label_mass=0.1, shared=0.0)
-    side = Reading(answered="PRO", probabilities={"PRO": 0.75, "CON": 0.25}, off_label_mass=0.5, shared=0.2)
+    position = Reading(
+        answered="YES", probabilities={"YES": 0.6, "NO": 0.4}, off_label_mass=0.1, shared=0.0
+    )
+    side = Reading(
+        answered="PRO", probabilities={"PRO": 0.75, "CON": 0.25}, off_label_mass=0.5, shared=0.2
+    )
     found = combine_position(position, side, ["PRO", "CON", "NO"], "NO")
     assert found.answered == "PRO"
     assert found.probabilities == pytest.approx({"NO": 0.4, "PRO": 0.45, "CON": 0.15})
@@ -110,5 +136,7 @@ def test_a_stance_is_no_position_or_a_position_times_a_side() -> None:
             "NO",
         )
         assert half.off_label_mass == pytest.approx(0.1)
-    plain = combine_position(Reading(answered="NO"), Reading(answered="PRO"), ["PRO", "CON", "NO"], "NO")
+    plain = combine_position(
+        Reading(answered="NO"), Reading(answered="PRO"), ["PRO", "CON", "NO"], "NO"
+    )
     assert plain == Reading(answered="NO")

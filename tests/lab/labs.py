@@ -43,7 +43,9 @@ def reading(blind: Blind, delay: float = 0.0) -> Any:
         found = _DOCUMENT.search(body["messages"][-1]["content"])
         assert found is not None
         grade = int(found[2]) % 3
-        if any(word in words and misread(found[1], int(found[2])) for word, misread in blind.items()):
+        if any(
+            word in words and misread(found[1], int(found[2])) for word, misread in blind.items()
+        ):
             grade = 2 - grade
         shares: dict[str, Any] = {
             name: {each: 0.8 if each == grade else 0.2 / 3 for each in range(4)}
@@ -58,10 +60,15 @@ def reading(blind: Blind, delay: float = 0.0) -> Any:
 
 
 def make_config(folder: Path, text: str = "", topics: int = 16, **settings: Any) -> Config:
-    """The configuration of a run over 16 topics, half of them held out; its qrels are files named as the aspects."""
+    """The configuration of a run over 16 topics, half of them held out.
+
+    Its qrels are files named as the aspects.
+    """
     files = collection(folder, topics=topics, text=text)
     lines = (
-        f"{topic} Q0 {topic}-{n} {n + 1} {9 - n} first\n" for topic in range(1, topics + 1) for n in range(DOCUMENTS)
+        f"{topic} Q0 {topic}-{n} {n + 1} {9 - n} first\n"
+        for topic in range(1, topics + 1)
+        for n in range(DOCUMENTS)
     )
     (folder / "candidates.txt").write_text("".join(lines))
     given = {"candidates": folder / "candidates.txt", "engine__retry_for": 0.5, "stance__depth": 0}
@@ -91,15 +98,22 @@ class LabClient:
 
     def __post_init__(self) -> None:
         origin = f"http://127.0.0.1:{self.address.port}"
-        self.headers = {"Cookie": f"touche-llm-lab-{self.address.port}={self.address.token}", "Origin": origin}
+        self.headers = {
+            "Cookie": f"touche-llm-lab-{self.address.port}={self.address.token}",
+            "Origin": origin,
+        }
 
     async def send(self, method: str, path: str, body: Any = None, **query: Any) -> tuple[int, Any]:
         """Status and content of a reply."""
         url = f"http://127.0.0.1:{self.address.port}{path}"
         data = None if body is None else orjson.dumps(body)
-        async with self.session.request(method, url, params=query, data=data, headers=self.headers) as response:
+        async with self.session.request(
+            method, url, params=query, data=data, headers=self.headers
+        ) as response:
             content = await response.read()
-            return response.status, orjson.loads(content) if "json" in response.content_type else content.decode()
+            return response.status, orjson.loads(
+                content
+            ) if "json" in response.content_type else content.decode()
 
     async def get(self, path: str, **query: Any) -> Any:
         """Content of a reply that succeeds."""
@@ -120,7 +134,9 @@ class LabClient:
     async def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
         """The lines of a reply with one JSON object a line."""
         url = f"http://127.0.0.1:{self.address.port}{path}"
-        async with self.session.post(url, data=orjson.dumps(body), headers=self.headers) as response:
+        async with self.session.post(
+            url, data=orjson.dumps(body), headers=self.headers
+        ) as response:
             assert response.status == 200, await response.text()
             return [orjson.loads(line) async for line in response.content]
 

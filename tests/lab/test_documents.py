@@ -15,7 +15,9 @@ from touche_llm.prompt_lab.holdout import access_log, read_accesses
 RUN = {"run": "first"}
 
 
-async def test_rows_hold_what_model_and_assessors_said(folder: Path, qrels: dict[str, Path]) -> None:
+async def test_rows_hold_what_model_and_assessors_said(
+    folder: Path, qrels: dict[str, Path]
+) -> None:
     async with open_lab(folder / "runs", qrels=qrels) as lab:
         about = await lab.get("/api/topics", **RUN)
         assert [topic["half"] for topic in about["topics"]] == ["choice", "hold-out"] * 8
@@ -24,23 +26,33 @@ async def test_rows_hold_what_model_and_assessors_said(folder: Path, qrels: dict
         run = read_run(folder / "runs" / "first" / "run.txt").rankings["1"]
         assert [row["document"] for row in found["rows"]] == [each.document_id for each in run]
         best = found["rows"][0]
-        assert best["assessors"] == {"relevance": "2", "quality": "2", "stance": "NEUTRAL"} and best["differs"] == []
+        assert (
+            best["assessors"] == {"relevance": "2", "quality": "2", "stance": "NEUTRAL"}
+            and best["differs"] == []
+        )
         assert best["grades"]["relevance"] == pytest.approx(1.867, abs=0.001)
         assert (best["stance"], best["p"]) == ("NEUTRAL", pytest.approx(0.7))
         assert best["snippet"].startswith(f"passage {best['document']}")
 
 
-async def test_a_document_shows_its_request_as_it_was_sent(folder: Path, qrels: dict[str, Path]) -> None:
+async def test_a_document_shows_its_request_as_it_was_sent(
+    folder: Path, qrels: dict[str, Path]
+) -> None:
     async with open_lab(folder / "runs", qrels=qrels) as lab:
         found = await lab.get("/api/document", **RUN, topic="1", document="1-2")
         assert found["text"] == "passage 1-2 " and found["seen"] is None
         assert found["fields"]["relevance"]["probabilities"]["2"] == pytest.approx(0.8)
         (request,) = found["requests"]
-        assert "passage 1-2" in request["messages"][-1]["text"] and request["answer"] == '[2,2,"Y","N"]'
+        assert (
+            "passage 1-2" in request["messages"][-1]["text"]
+            and request["answer"] == '[2,2,"Y","N"]'
+        )
         assert len(request["key"]) == 64 and found["failures"] == []
 
 
-async def test_a_prompt_that_changed_since_the_run_is_not_shown_as_sent(folder: Path, qrels: dict[str, Path]) -> None:
+async def test_a_prompt_that_changed_since_the_run_is_not_shown_as_sent(
+    folder: Path, qrels: dict[str, Path]
+) -> None:
     config = folder / "runs" / "first" / "config.yaml"
     mine = folder / "mine.jinja"
     wording(mine, "OTHER")
@@ -80,15 +92,21 @@ async def test_labels_are_stored_beside_the_run_and_exported_as_qrels(folder: Pa
             for each in run.rankings[topic]:
                 labels = {"relevance": int(each.document_id[-1]) % 3, "stance": "FIRST"}
                 where = {**RUN, "topic": topic, "document": each.document_id}
-                assert (await lab.put("/api/labels", **where, labels=labels, note=""))["own"] == labels
+                assert (await lab.put("/api/labels", **where, labels=labels, note=""))[
+                    "own"
+                ] == labels
         where = {**RUN, "topic": "3", "document": "3-0"}
         await lab.put("/api/labels", **where, labels={"relevance": 0}, note=" unclear ")
         for field in ("relevance", "stance"):
-            (folder / f"own-{field}.txt").write_text(await lab.get("/api/qrels", **RUN, field=field))
+            (folder / f"own-{field}.txt").write_text(
+                await lab.get("/api/qrels", **RUN, field=field)
+            )
     async with open_lab(folder / "runs") as again:
         found = await again.get("/api/document", **where)
         assert (found["own"], found["note"]) == ({"relevance": 0}, "unclear")
-    own = read_qrels({field: folder / f"own-{field}.txt" for field in ("relevance", "stance")}, "comparative")
+    own = read_qrels(
+        {field: folder / f"own-{field}.txt" for field in ("relevance", "stance")}, "comparative"
+    )
     assert sum(map(len, own.stances.values())) == 11
     evaluation = evaluate_run("run", run, own.restrict_to({"1", "3"}))
     assert evaluation.estimates["relevance nDCG@5"].value == pytest.approx(1.0)
@@ -96,8 +114,16 @@ async def test_labels_are_stored_beside_the_run_and_exported_as_qrels(folder: Pa
 
 async def test_a_wrong_label_is_refused(folder: Path) -> None:
     right = {**RUN, "topic": "1", "document": "1-0", "labels": {"relevance": 1}, "note": ""}
-    wrong: list[dict[str, Any]] = [{"document": "9-9"}, {"topic": "99"}, {"note": 1}, {"labels": {"stance": "MAYBE"}}]
-    wrong += [{"labels": labels} for labels in ({"relevance": 4}, {"relevance": "2"}, {"relevance": None}, {"b": 1})]
+    wrong: list[dict[str, Any]] = [
+        {"document": "9-9"},
+        {"topic": "99"},
+        {"note": 1},
+        {"labels": {"stance": "MAYBE"}},
+    ]
+    wrong += [
+        {"labels": labels}
+        for labels in ({"relevance": 4}, {"relevance": "2"}, {"relevance": None}, {"b": 1})
+    ]
     async with open_lab(folder / "runs") as lab:
         for each in wrong:
             status, content = await lab.send("PUT", "/api/labels", right | each)

@@ -34,17 +34,30 @@ async def next_rows(lab: LabClient, number: int) -> list[dict[str, Any]]:
     return rows
 
 
-async def test_runs_are_measured_over_the_topics_to_choose_on(folder: Path, qrels: dict[str, Path]) -> None:
+async def test_runs_are_measured_over_the_topics_to_choose_on(
+    folder: Path, qrels: dict[str, Path]
+) -> None:
     async with open_lab(folder / "runs", qrels=qrels) as lab:
         (row,) = (await lab.get("/api/runs"))["rows"]
-        assert (row["run"], row["state"], row["model"], row["requests"]) == ("first", "complete", "fake", 96)
+        assert (row["run"], row["state"], row["model"], row["requests"]) == (
+            "first",
+            "complete",
+            "fake",
+            96,
+        )
         assert row["pending"] and row["measures"] == {}
         row = await lab.get("/api/run", run="first")
-        chosen = read_qrels(qrels, "comparative").restrict_to({str(topic) for topic in range(1, 17, 2)})
-        measured = evaluate_run("run", read_run(folder / "runs" / "first" / "run.txt"), chosen).estimates
+        chosen = read_qrels(qrels, "comparative").restrict_to(
+            {str(topic) for topic in range(1, 17, 2)}
+        )
+        measured = evaluate_run(
+            "run", read_run(folder / "runs" / "first" / "run.txt"), chosen
+        ).estimates
         assert set(row["measures"]) == {"relevance nDCG@5", "quality nDCG@5", "stance macro-F1"}
         assert row["measures"]["relevance nDCG@5"]["n"] == 8
-        assert all(row["measures"][name]["value"] == measured[name].value for name in row["measures"])
+        assert all(
+            row["measures"][name]["value"] == measured[name].value for name in row["measures"]
+        )
     assert read_accesses(access_log(folder / "answers.sqlite")) == []
 
 
@@ -56,7 +69,9 @@ async def test_measures_over_all_topics_are_by_the_qrels_of_the_evaluation_and_l
     record_evaluation(directory, task, qrels, evaluation)
     async with open_lab(folder / "runs") as lab:
         assert (await lab.get("/api/runs", all=1))["rows"][0]["measures"] == {}
-        assert (await lab.get("/api/run", run="first", all=1))["measures"]["relevance nDCG@5"]["n"] == 16
+        assert (await lab.get("/api/run", run="first", all=1))["measures"]["relevance nDCG@5"][
+            "n"
+        ] == 16
         (access,) = read_accesses(access_log(folder / "answers.sqlite"))
         assert access.kind == "evaluation" and len(access.topics) == 16
 
@@ -72,7 +87,9 @@ async def test_a_run_that_changes_or_comes_is_sent(folder: Path) -> None:
         assert rows == {("second", "broken")}
 
 
-async def test_a_run_itself_is_a_root_and_a_broken_run_is_a_row_and_an_error_elsewhere(folder: Path) -> None:
+async def test_a_run_itself_is_a_root_and_a_broken_run_is_a_row_and_an_error_elsewhere(
+    folder: Path,
+) -> None:
     async with open_lab(folder / "runs" / "first") as lab:
         assert (await lab.get("/api/state"))["default_run"] == "."
         assert len((await lab.get("/api/topics", run="."))["topics"]) == 16
@@ -84,13 +101,18 @@ async def test_a_run_itself_is_a_root_and_a_broken_run_is_a_row_and_an_error_els
         assert (await lab.send("GET", "/api/topics", run="first"))[0] == 400
 
 
-async def test_the_comparison_of_runs_has_no_judgments_of_held_out_topics(folder: Path, qrels: dict[str, Path]) -> None:
+async def test_the_comparison_of_runs_has_no_judgments_of_held_out_topics(
+    folder: Path, qrels: dict[str, Path]
+) -> None:
     shutil.copytree(folder / "runs" / "first", folder / "runs" / "second")
     async with open_lab(folder / "runs", qrels=qrels) as lab:
         url = f"http://127.0.0.1:{lab.address.port}/compare?run=first&run=second"
         async with lab.session.get(url, headers=lab.headers) as response:
             page = await response.text()
-            assert response.status == 200 and response.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+            assert (
+                response.status == 200
+                and response.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+            )
         assert "8 of 16 judged topics" in page and "16 of 16" not in page
         for access in read_accesses(access_log(folder / "answers.sqlite")):
             assert len(access.topics) == 8
@@ -99,16 +121,27 @@ async def test_the_comparison_of_runs_has_no_judgments_of_held_out_topics(folder
 
 def test_the_command_prints_the_address_and_what_it_reads_and_writes(folder: Path) -> None:
     command = [sys.executable, "-m", "touche_llm", "lab", "runs"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline().strip() for _ in range(6)]
         url = lines[0]
         assert url.startswith("http://127.0.0.1:") and "/?token=" in url
         paths = "\n".join(lines[1:])
         assert all(
-            name in paths for name in ("runs", "answers.sqlite", "hold_out_accesses.jsonl", "lab-prompts", "drafts")
+            name in paths
+            for name in (
+                "runs",
+                "answers.sqlite",
+                "hold_out_accesses.jsonl",
+                "lab-prompts",
+                "drafts",
+            )
         )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor())
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor()
+        )
         with opener.open(url) as response:
             assert response.status == 200 and b"touche-llm lab" in response.read()
         process.send_signal(signal.SIGINT)

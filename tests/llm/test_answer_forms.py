@@ -69,15 +69,24 @@ def test_each_form_has_its_text_schema_and_spans(form: AnswerForm, text: str) ->
     layout = Layout.of_schema(schema)
     assert layout == Layout(form, tuple(VALUES))
     stances = ("F", "S", "N") if form is AnswerForm.LETTERS else LABELS["stance"]
-    assert {name: tuple(field["enum"]) for name, field in list_fields(schema).items()} == {**LABELS, "stance": stances}
+    assert {name: tuple(field["enum"]) for name, field in list_fields(schema).items()} == {
+        **LABELS,
+        "stance": stances,
+    }
     assert layout.spell(VALUES) == text
     assert parse_answer(text, Verdict, form).model_dump() == VALUES
     spelled = {name: text[slice(*span)] for name, span in layout.find_values(text).items()}
     assert spelled == {name: layout.spell_value(value) for name, value in VALUES.items()}
 
 
-@given(st.sampled_from(FORMS), st.tuples(*(st.sampled_from(allowed) for allowed in LABELS.values())), st.data())
-def test_a_form_is_read_back_and_no_other_form_is(form: AnswerForm, chosen: tuple[Label, ...], data: Any) -> None:
+@given(
+    st.sampled_from(FORMS),
+    st.tuples(*(st.sampled_from(allowed) for allowed in LABELS.values())),
+    st.data(),
+)
+def test_a_form_is_read_back_and_no_other_form_is(
+    form: AnswerForm, chosen: tuple[Label, ...], data: Any
+) -> None:
     values = dict(zip(LABELS, chosen, strict=True))
     text = layout_of(Verdict, form).spell(values)
     assert parse_answer(text, Verdict, form).model_dump() == values
@@ -102,13 +111,18 @@ def test_another_text_is_a_typed_failure(form: AnswerForm, text: str, kind: str)
     assert caught.value.kind == kind
 
 
-def pieces_of(form: AnswerForm, shares: Mapping[str, Mapping[Label, float]]) -> tuple[str, list[Token]]:
+def pieces_of(
+    form: AnswerForm, shares: Mapping[str, Mapping[Label, float]]
+) -> tuple[str, list[Token]]:
     """An answer with a token for each value, together with the character after it where there is one."""
     layout = layout_of(Verdict, form)
     text, tokens = "", []
     for name, before, after in zip(layout.fields, layout.frame, layout.frame[1:], strict=False):
         text += before
-        top = [(layout.spell_value(label) + after[:1], math.log(share)) for label, share in shares[name].items()]
+        top = [
+            (layout.spell_value(label) + after[:1], math.log(share))
+            for label, share in shares[name].items()
+        ]
         tokens.append(Token(at=len(text), token=top[0][0], logprob=top[0][1], top=top))
         text += layout.spell_value(next(iter(shares[name])))
     return text + layout.frame[-1], tokens
@@ -125,7 +139,9 @@ def test_probabilities_do_not_depend_on_the_form(form: AnswerForm) -> None:
     layout = layout_of(Verdict, form)
     for name, labels in LABELS.items():
         reading = read_label(text, tokens, layout, name, labels, next(iter(shares[name])))
-        assert reading.probabilities == pytest.approx({str(label): shares[name].get(label, 0.0) for label in labels})
+        assert reading.probabilities == pytest.approx(
+            {str(label): shares[name].get(label, 0.0) for label in labels}
+        )
         assert reading.off_label_mass == pytest.approx(0.0, abs=1e-9)
 
 
@@ -138,11 +154,15 @@ def test_the_number_of_alternatives_depends_on_form_and_labels_alone() -> None:
 def test_a_server_gets_the_schema() -> None:
     array = build_schema(ComparativeJudgment, AnswerForm.ARRAY)
     request = replace(question(), schema=array)
-    # llama.cpp refuses `"items": false`, which the key keeps: tests/llm/test_request.py has keys of stored answers.
+    # llama.cpp refuses `"items": false`, which the key keeps: tests/llm/test_request.py has keys of
+    # stored answers.
     sent = {name: value for name, value in array.items() if name != "items"}
     assert array["items"] is False and sent.keys() >= {"prefixItems", "minItems", "maxItems"}
     assert build_chat_body(request)["structured_outputs"] == {"json": sent}
-    assert build_chat_body(request, "response_format")["response_format"]["json_schema"]["schema"] == sent
+    assert (
+        build_chat_body(request, "response_format")["response_format"]["json_schema"]["schema"]
+        == sent
+    )
 
 
 class Coded(AnswerModel):
@@ -162,9 +182,16 @@ def test_a_text_that_does_not_fit_its_pattern_is_a_typed_failure(code: Any) -> N
 def test_the_two_objects_are_words_of_the_title_and_differ() -> None:
     model = objects_answer(Topic("1", "Which is better, a steel knife or a ceramic knife?"))
     assert "ceramic knife" in build_schema(model)["properties"]["first"]["enum"]
-    found = parse_answer(orjson.dumps({"first": "steel", "second": "ceramic knife"}).decode(), model)
+    found = parse_answer(
+        orjson.dumps({"first": "steel", "second": "ceramic knife"}).decode(), model
+    )
     assert found.model_dump() == {"first": "steel", "second": "ceramic knife"}
-    for first, second in (("steel", "steel"), ("steel", "a steel knife"), ("Which is", "is"), ("steel", "bread")):
+    for first, second in (
+        ("steel", "steel"),
+        ("steel", "a steel knife"),
+        ("Which is", "is"),
+        ("steel", "bread"),
+    ):
         with pytest.raises(Unusable) as caught:
             parse_answer(orjson.dumps({"first": first, "second": second}).decode(), model)
         assert caught.value.kind == "outside_schema"

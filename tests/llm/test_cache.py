@@ -25,9 +25,19 @@ def answer(text: str = "{}") -> Answer:
 
 
 def entry(digit: str = "a", text: str = "{}", **columns: Any) -> Entry:
-    given = {"prompt": "comparative/judge", "prompt_version": 1, "prompt_hash": "h", "topic": "1", "document": "d"}
+    given = {
+        "prompt": "comparative/judge",
+        "prompt_version": 1,
+        "prompt_hash": "h",
+        "topic": "1",
+        "document": "d",
+    }
     return Entry(
-        key=digit * 64, kind="answer", model="m", value=orjson.loads(answer(text).to_json()), **{**given, **columns}
+        key=digit * 64,
+        kind="answer",
+        model="m",
+        value=orjson.loads(answer(text).to_json()),
+        **{**given, **columns},
     )
 
 
@@ -64,10 +74,15 @@ def test_a_cassette_is_sorted_by_key_and_imports_to_the_same_entries(tmp_path: P
     [
         (b"{", ""),
         (b'{"key": "%s\\n", "kind": "answer", "model": "m", "value": {}}' % (b"a" * 64), "$.key"),
-        (b'{"key": "%s", "kind": "answer", "model": "m", "value": {}, "x": 1}' % (b"a" * 64), "`x`"),
+        (
+            b'{"key": "%s", "kind": "answer", "model": "m", "value": {}, "x": 1}' % (b"a" * 64),
+            "`x`",
+        ),
     ],
 )
-def test_a_bad_cassette_line_is_named_and_nothing_is_imported(tmp_path: Path, line: bytes, field: str) -> None:
+def test_a_bad_cassette_line_is_named_and_nothing_is_imported(
+    tmp_path: Path, line: bytes, field: str
+) -> None:
     good = entry("b").to_json()
     (tmp_path / "c.jsonl").write_bytes(good + b"\n" + line + b"\n")
     with Cache(tmp_path / "c.sqlite") as cache:
@@ -78,14 +93,18 @@ def test_a_bad_cassette_line_is_named_and_nothing_is_imported(tmp_path: Path, li
 
 
 @pytest.mark.parametrize("imported", [entry(text="other"), replace(entry(text="ours"), kind="fit")])
-def test_a_cassette_that_contradicts_the_cache_is_not_imported(tmp_path: Path, imported: Entry) -> None:
+def test_a_cassette_that_contradicts_the_cache_is_not_imported(
+    tmp_path: Path, imported: Entry
+) -> None:
     stored = entry(text="ours")
     (tmp_path / "c.jsonl").write_bytes(imported.to_json())
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.put(stored)
         with pytest.raises(DataError, match="a" * 64) as raised:
             cache.import_cassette(tmp_path / "c.jsonl")
-        assert raised.value.location == str(tmp_path / "c.jsonl") and str(cache.path) in str(raised.value)
+        assert raised.value.location == str(tmp_path / "c.jsonl") and str(cache.path) in str(
+            raised.value
+        )
         assert list(cache.iterate_entries()) == [stored]
 
 
@@ -111,7 +130,9 @@ def test_a_disk_on_which_no_cache_can_be_opened_is_no_wrong_file(
     ],
     ids=["of another program", "of another version", "no database"],
 )
-def test_another_file_is_refused_and_not_changed(tmp_path: Path, script: str | None, named: str) -> None:
+def test_another_file_is_refused_and_not_changed(
+    tmp_path: Path, script: str | None, named: str
+) -> None:
     path = tmp_path / "other.sqlite"
     if script is None:
         path.write_text("topics and passages, but not a database " * 10)
@@ -143,7 +164,10 @@ def _write(path: Path, first: int) -> None:
 @pytest.mark.slow
 def test_several_processes_can_write_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(tmp_path / "c.sqlite", first)) for first in (0, 100, 200)]
+    writers = [
+        context.Process(target=_write, args=(tmp_path / "c.sqlite", first))
+        for first in (0, 100, 200)
+    ]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -179,7 +203,10 @@ async def test_a_failed_commit_is_an_error_for_every_waiting_task(tmp_path: Path
     cache = Cache(path)
     cache._database.set_authorizer(authorize)
     results = await asyncio.wait_for(
-        asyncio.gather(*(cache.store(metadata(digit), answer()) for digit in "ab"), return_exceptions=True), 30
+        asyncio.gather(
+            *(cache.store(metadata(digit), answer()) for digit in "ab"), return_exceptions=True
+        ),
+        30,
     )
     assert [type(each) for each in results] == [sqlite3.DatabaseError] * 2
     cache._database.set_authorizer(None)

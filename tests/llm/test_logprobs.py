@@ -35,7 +35,9 @@ def tokens_of(pieces: Sequence[Piece]) -> tuple[str, list[Token]]:
     for piece in pieces:
         token, shares = (piece, {piece: 1.0}) if isinstance(piece, str) else piece
         top = [(alternative, math.log(share)) for alternative, share in shares.items()]
-        tokens.append(Token(at=len(text.encode()), token=token, logprob=math.log(shares[token]), top=top))
+        tokens.append(
+            Token(at=len(text.encode()), token=token, logprob=math.log(shares[token]), top=top)
+        )
         text += token
     return text, tokens
 
@@ -47,7 +49,11 @@ def read(pieces: Sequence[Piece], field: str, answered: int | str) -> Reading:
 
 def test_a_grade_of_one_token() -> None:
     shares = {"2": 0.5, "1": 0.3, "0": 0.15, "3": 0.05}
-    reading = read(['{"relevance":', ("2", shares), ',"quality":', "1", ',"stance":"', "NO", '"}'], "relevance", 2)
+    reading = read(
+        ['{"relevance":', ("2", shares), ',"quality":', "1", ',"stance":"', "NO", '"}'],
+        "relevance",
+        2,
+    )
     assert reading.probabilities == pytest.approx({"0": 0.15, "1": 0.3, "2": 0.5, "3": 0.05})
     assert reading.off_label_mass == pytest.approx(0.0, abs=1e-9)
     assert compute_expected_grade(reading) == pytest.approx(0.3 + 1.0 + 0.15)
@@ -57,7 +63,8 @@ def test_probability_on_no_label_is_off_label_mass_and_the_rest_is_renormalised(
     shares = {"2": 0.4, "1": 0.4, "7": 0.1, "\n": 0.05}
     reading = read(['{"relevance":', ("2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.5, "2": 0.5, "3": 0.0})
-    # 0.1 on another number, 0.05 that the server did not show; white space may still be followed by any label.
+    # 0.1 on another number, 0.05 that the server did not show; white space may still be followed by
+    # any label.
     assert reading.off_label_mass == pytest.approx(0.15)
     assert reading.shared == pytest.approx(0.05)
 
@@ -89,7 +96,9 @@ def test_a_label_in_several_tokens_is_followed() -> None:
         '"}',
     ]
     reading = read(pieces, "stance", "NEUTRAL")
-    assert reading.probabilities == pytest.approx({"FIRST": 0.3, "SECOND": 0.1, "NEUTRAL": 0.45, "NO": 0.15})
+    assert reading.probabilities == pytest.approx(
+        {"FIRST": 0.3, "SECOND": 0.1, "NEUTRAL": 0.45, "NO": 0.15}
+    )
     assert reading.shared == 0.0
 
 
@@ -106,17 +115,29 @@ def test_a_grade_of_two_digits_is_read_at_the_first() -> None:
 
 
 def test_an_alternative_that_begins_several_labels_is_split_evenly() -> None:
-    pieces: list[Piece] = ['{"relevance":1,"quality":1,"stance":"', ("FIRST", {"FIRST": 0.6, "N": 0.4}), '"}']
+    pieces: list[Piece] = [
+        '{"relevance":1,"quality":1,"stance":"',
+        ("FIRST", {"FIRST": 0.6, "N": 0.4}),
+        '"}',
+    ]
     reading = read(pieces, "stance", "FIRST")
-    assert reading.probabilities == pytest.approx({"FIRST": 0.6, "SECOND": 0.0, "NEUTRAL": 0.2, "NO": 0.2})
+    assert reading.probabilities == pytest.approx(
+        {"FIRST": 0.6, "SECOND": 0.0, "NEUTRAL": 0.2, "NO": 0.2}
+    )
     assert reading.shared == pytest.approx(0.4)
 
 
 def test_the_quote_may_be_merged_with_the_label() -> None:
-    pieces: list[Piece] = ['{"relevance":1,"quality":1,"stance":', ('"NO', {'"NO': 0.5, '"': 0.3, '"F': 0.2}), '"}']
+    pieces: list[Piece] = [
+        '{"relevance":1,"quality":1,"stance":',
+        ('"NO', {'"NO': 0.5, '"': 0.3, '"F': 0.2}),
+        '"}',
+    ]
     reading = read(pieces, "stance", "NO")
     # `"` alone may become any of the four and says nothing.
-    assert reading.probabilities == pytest.approx({"FIRST": 2 / 7, "SECOND": 0.0, "NEUTRAL": 0.0, "NO": 5 / 7})
+    assert reading.probabilities == pytest.approx(
+        {"FIRST": 2 / 7, "SECOND": 0.0, "NEUTRAL": 0.0, "NO": 5 / 7}
+    )
     assert reading.shared == pytest.approx(0.3)
     assert reading.off_label_mass == pytest.approx(0.0, abs=1e-9)
 
@@ -132,24 +153,44 @@ def test_the_quote_may_be_merged_with_the_label() -> None:
 )
 def test_without_matching_log_probabilities_there_are_no_probabilities(tokens: list[Token]) -> None:
     reading = read_label(
-        '{"relevance":2,"quality":1,"stance":"NO"}', tokens, LAYOUT, "relevance", LABELS["relevance"], 2
+        '{"relevance":2,"quality":1,"stance":"NO"}',
+        tokens,
+        LAYOUT,
+        "relevance",
+        LABELS["relevance"],
+        2,
     )
     assert reading == Reading(answered=2)
     assert (compute_expected_grade(reading), get_most_probable(reading)) == (2.0, "2")
 
 
 def test_the_most_probable_label_can_differ_from_the_answered_one_but_not_in_a_tie() -> None:
-    assert get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.6, "NO": 0.4})) == "FIRST"
-    assert get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.5, "NO": 0.5})) == "NO"
+    assert (
+        get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.6, "NO": 0.4}))
+        == "FIRST"
+    )
+    assert (
+        get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.5, "NO": 0.5})) == "NO"
+    )
 
 
 def test_the_tokens_of_labels_suffice_for_the_readings() -> None:
-    pieces: list[Piece] = ["{", '"relevance', '":', ("2", {"2": 0.9, "1": 0.1}), ',"quality":', "1", ',"stance":"NO"}']
+    pieces: list[Piece] = [
+        "{",
+        '"relevance',
+        '":',
+        ("2", {"2": 0.9, "1": 0.1}),
+        ',"quality":',
+        "1",
+        ',"stance":"NO"}',
+    ]
     text, tokens = tokens_of(pieces)
     kept = select_label_tokens(text, tokens, LAYOUT, ["relevance"])
     assert [token.token for token in kept] == ["2"]
     arguments = ("relevance", LABELS["relevance"], 2)
-    assert read_label(text, kept, LAYOUT, *arguments) == read_label(text, tokens, LAYOUT, *arguments)
+    assert read_label(text, kept, LAYOUT, *arguments) == read_label(
+        text, tokens, LAYOUT, *arguments
+    )
 
 
 @st.composite
@@ -161,7 +202,9 @@ def split_answers(draw: st.DrawFn) -> tuple[str, list[Token], Mapping[str, int |
     while at < len(text):
         end = draw(st.integers(at + 1, len(text)))
         token = text[at:end]
-        other = st.tuples(st.text(max_size=4) | st.sampled_from([token[:1], "N", '"', "2"]), st.floats(-30, 0))
+        other = st.tuples(
+            st.text(max_size=4) | st.sampled_from([token[:1], "N", '"', "2"]), st.floats(-30, 0)
+        )
         tokens.append(
             Token(
                 at=at,
@@ -176,7 +219,9 @@ def split_answers(draw: st.DrawFn) -> tuple[str, list[Token], Mapping[str, int |
 
 @given(split_answers())
 @pytest.mark.slow
-def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[Token], Mapping[str, int | str]]) -> None:
+def test_any_split_gives_a_distribution_over_the_labels(
+    case: tuple[str, list[Token], Mapping[str, int | str]],
+) -> None:
     text, tokens, answered = case
     for field, labels in LABELS.items():
         reading = read_label(text, tokens, LAYOUT, field, labels, answered[field])
@@ -192,18 +237,36 @@ def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[To
 
 def test_offsets_are_in_bytes() -> None:
     shares = {"2": 0.75, "1": 0.25}
-    pieces: list[Piece] = ['{"reason":"äöü – 長い","relevance":', ("2", shares), ',"quality":', "1", "}"]
+    pieces: list[Piece] = [
+        '{"reason":"äöü – 長い","relevance":',
+        ("2", shares),
+        ',"quality":',
+        "1",
+        "}",
+    ]
     reading = read(pieces, "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.25, "2": 0.75, "3": 0.0})
     text, tokens = tokens_of(pieces)
-    assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])] == ["2", "1"]
+    assert [
+        token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])
+    ] == ["2", "1"]
 
 
 def test_a_repeated_field_has_no_probabilities() -> None:
-    pieces: list[Piece] = ['{"relevance":', ("2", {"2": 0.5, "3": 0.5}), ',"quality":', "1", ',"relevance":', "3", "}"]
+    pieces: list[Piece] = [
+        '{"relevance":',
+        ("2", {"2": 0.5, "3": 0.5}),
+        ',"quality":',
+        "1",
+        ',"relevance":',
+        "3",
+        "}",
+    ]
     assert read(pieces, "relevance", 3) == Reading(answered=3)
     text, tokens = tokens_of(pieces)
-    assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])] == ["1"]
+    assert [
+        token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])
+    ] == ["1"]
 
 
 def compute_information(readings: list[Reading]) -> float | None:
@@ -219,7 +282,11 @@ def share(*shares: float) -> Reading:
 
 
 def test_certain_labels_carry_the_entropy_of_their_distribution() -> None:
-    readings = [share(1.0, 0.0, 0.0, 0.0), share(0.0, 1.0, 0.0, 0.0), *[share(0.0, 0.0, 1.0, 0.0)] * 2] * 25
+    readings = [
+        share(1.0, 0.0, 0.0, 0.0),
+        share(0.0, 1.0, 0.0, 0.0),
+        *[share(0.0, 0.0, 1.0, 0.0)] * 2,
+    ] * 25
     assert compute_information(readings) == pytest.approx(1.5)
 
 

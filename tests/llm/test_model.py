@@ -31,10 +31,14 @@ SENTENCES = " ".join(f"This is sentence number {n} of the passage." for n in ran
 def request_about(document: str) -> Request:
     messages = (Message("system", "Judge." * 20), Message("user", f"Passage: {document}"))
     origin = Origin("comparative/judge", 1, "aaaa", "7", "doc")
-    return judge_request("", messages=messages, sampling=Sampling(max_tokens=50), model="scripted", origin=origin)
+    return judge_request(
+        "", messages=messages, sampling=Sampling(max_tokens=50), model="scripted", origin=origin
+    )
 
 
-def model_with(cache: Cache, context: int = 32768, engine: bool = True) -> tuple[ModelClient, ScriptedEngine]:
+def model_with(
+    cache: Cache, context: int = 32768, engine: bool = True
+) -> tuple[ModelClient, ScriptedEngine]:
     scripted = ScriptedEngine(lambda _: ANSWER)
     info = FACTS.model_copy(update={"context": context, "overhead": 0})
     return ModelClient(engine_info=info, engine=scripted if engine else None, cache=cache), scripted
@@ -56,18 +60,25 @@ async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path) ->
     assert model.counts.cut == 1
 
 
-async def test_refresh_forgets_old_samples_so_that_a_replay_finds_what_the_run_used(tmp_path: Path) -> None:
+async def test_refresh_forgets_old_samples_so_that_a_replay_finds_what_the_run_used(
+    tmp_path: Path,
+) -> None:
     request = request_about("x")
     with Cache(tmp_path / "c.sqlite") as cache:
         await model_with(cache)[0].request(request, ComparativeJudgment)
     new: Mapping[str, Label] = {"relevance": 0, "quality": 0, "stance": "FIRST"}
     with Cache(tmp_path / "c.sqlite", CacheMode.REFRESH) as cache:
         model, _ = model_with(cache)
-        model.engine = ScriptedEngine(lambda sent: new if sent.sample else {**new, "stance": "NONE"})
+        model.engine = ScriptedEngine(
+            lambda sent: new if sent.sample else {**new, "stance": "NONE"}
+        )
         refreshed = await model.request(request, ComparativeJudgment)
     assert isinstance(refreshed, AnsweredRequest) and refreshed.sample == 1
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
-        assert await model_with(cache, engine=False)[0].request(request, ComparativeJudgment) == refreshed
+        assert (
+            await model_with(cache, engine=False)[0].request(request, ComparativeJudgment)
+            == refreshed
+        )
 
 
 async def test_a_prompt_that_leaves_no_room_is_an_error(tmp_path: Path) -> None:
@@ -79,7 +90,10 @@ async def test_a_prompt_that_leaves_no_room_is_an_error(tmp_path: Path) -> None:
 
 
 TOPIC = Topic(
-    "7", "Is vaping safe?", "A user wonders about risks.", "Arguments name effects of nicotine on the health."
+    "7",
+    "Is vaping safe?",
+    "A user wonders about risks.",
+    "Arguments name effects of nicotine on the health.",
 )
 ARGUMENT = "Vaping is safer than smoking, since nicotine harms the health less than tar does."
 PAGE = "Home\nLog in\nAbout us\nSitemap\n" + "\n".join(
@@ -105,26 +119,40 @@ async def test_an_argument_in_the_middle_of_a_long_page_is_kept_if_the_context_i
     text = sent_about(engine)
     assert ARGUMENT in text and "Sitemap" not in text
     # Line feeds of the page are kept.
-    assert [PAGE[start:end] for start, end in cut.parts] == [each.strip() for each in text.split("…") if each.strip()]
-    assert (cut.kept_chars, cut.of_chars) == (sum(end - start for start, end in cut.parts), len(PAGE))
-    assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= context - 50
+    assert [PAGE[start:end] for start, end in cut.parts] == [
+        each.strip() for each in text.split("…") if each.strip()
+    ]
+    assert (cut.kept_chars, cut.of_chars) == (
+        sum(end - start for start, end in cut.parts),
+        len(PAGE),
+    )
+    assert (
+        cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= context - 50
+    )
     more = request_about(document.best(fit.value["passages"] + 1).text)
     assert await engine.count_tokens(more.messages) > context - 50
     assert model.counts.cut == 1
 
 
 @pytest.mark.parametrize("context", [150, 400])
-async def test_a_replay_keeps_the_same_passages_without_an_engine(tmp_path: Path, context: int) -> None:
+async def test_a_replay_keeps_the_same_passages_without_an_engine(
+    tmp_path: Path, context: int
+) -> None:
     document = rank_passages(PAGE, TOPIC, Analyzer())
     with Cache(tmp_path / "c.sqlite") as cache:
-        before = await model_with(cache, context)[0].request_truncated(request_about, document, ComparativeJudgment)
+        before = await model_with(cache, context)[0].request_truncated(
+            request_about, document, ComparativeJudgment
+        )
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         model, _ = model_with(cache, context, engine=False)
         again = rank_passages(PAGE, TOPIC, Analyzer())
         assert await model.request_truncated(request_about, again, ComparativeJudgment) == before
         model.raise_on_misses()
         # The truncation of a text, or of other passages of it, is cached under another key.
-        for other in (document.whole.text, rank_passages(PAGE, TOPIC, Analyzer(), passage_chars=300)):
+        for other in (
+            document.whole.text,
+            rank_passages(PAGE, TOPIC, Analyzer(), passage_chars=300),
+        ):
             await model.request_truncated(request_about, other, ComparativeJudgment)
         assert len(model.misses) == 2
 
@@ -136,13 +164,17 @@ async def test_a_replay_miss_names_the_first_request(tmp_path: Path) -> None:
         model, _ = model_with(cache, engine=False)
         for missing in (request, request_about("y")):
             assert await model.request(missing, ComparativeJudgment) == FailedRequest([])
-        with pytest.raises(ReplayMiss, match=r"lacks 2 .*scripted .*judge version 1 \(aaaa\) .*document doc") as raised:
+        with pytest.raises(
+            ReplayMiss, match=r"lacks 2 .*scripted .*judge version 1 \(aaaa\) .*document doc"
+        ) as raised:
             model.raise_on_misses()
     assert raised.value.location == str(cache.path)
 
 
 @pytest.mark.parametrize("damaged", ["text", "probabilities"])
-async def test_an_unusable_cached_answer_is_an_error_with_its_key(tmp_path: Path, damaged: str) -> None:
+async def test_an_unusable_cached_answer_is_an_error_with_its_key(
+    tmp_path: Path, damaged: str
+) -> None:
     request = request_about("x")
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache)
@@ -177,16 +209,21 @@ async def test_when_a_request_is_cancelled_no_task_waits_forever_and_it_can_be_s
     with Cache(tmp_path / "c.sqlite") as cache:
         model = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
         first, waiter = (
-            asyncio.create_task(model.request(request_about("tea"), ComparativeJudgment)) for _ in range(2)
+            asyncio.create_task(model.request(request_about("tea"), ComparativeJudgment))
+            for _ in range(2)
         )
         while not engine.requests:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         first.cancel()
-        ended = await asyncio.wait_for(asyncio.gather(first, waiter, return_exceptions=True), timeout=60)
+        ended = await asyncio.wait_for(
+            asyncio.gather(first, waiter, return_exceptions=True), timeout=60
+        )
         assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
         engine.let.set()
-        assert isinstance(await model.request(request_about("tea"), ComparativeJudgment), AnsweredRequest)
+        assert isinstance(
+            await model.request(request_about("tea"), ComparativeJudgment), AnsweredRequest
+        )
     assert len(engine.requests) == 2
 
 
@@ -195,13 +232,22 @@ async def test_the_kind_of_a_failure_is_that_of_its_last_attempt(tmp_path: Path)
         async def complete(self, request: Request) -> Completion:
             if request.sample:
                 raise Rejected(400, "too long")
-            return Completion(text="no JSON", finish_reason="stop", prompt_tokens=9, completion_tokens=2, tokens=[])
+            return Completion(
+                text="no JSON",
+                finish_reason="stop",
+                prompt_tokens=9,
+                completion_tokens=2,
+                tokens=[],
+            )
 
     with Cache(tmp_path / "c.sqlite") as cache:
         model = ModelClient(engine_info=FACTS, engine=Fickle(lambda _: ANSWER), cache=cache)
         result = await model.request(request_about("tea"), ComparativeJudgment)
     assert isinstance(result, FailedRequest)
-    assert [(each.sample, each.kind) for each in result.attempts] == [(0, "not_json"), (1, "server_error")]
+    assert [(each.sample, each.kind) for each in result.attempts] == [
+        (0, "not_json"),
+        (1, "server_error"),
+    ]
     failed = make_failure(TOPIC, "d", load_named(get_task("comparative"), "judge")[1], result)
     assert failed is not None
     assert (failed.kind, failed.attempts) == ("server_error", result.attempts)

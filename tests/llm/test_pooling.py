@@ -43,7 +43,9 @@ def run(
                 engine = PoolingServer(http_client, purpose, values)
                 info = await engine.connect(dimensions)
                 with Cache(path) as cache:
-                    client = PoolingClient(info, engine, cache, retry_for=0.0, batch=2, dimensions=dimensions)
+                    client = PoolingClient(
+                        info, engine, cache, retry_for=0.0, batch=2, dimensions=dimensions
+                    )
                     return await work(client)
 
     return asyncio.run(connected())
@@ -53,7 +55,9 @@ async def embed(client: PoolingClient, texts: Sequence[tuple[str, ...]]) -> list
     return await client.embed([client.wrap(*text) for text in texts])
 
 
-async def score(client: PoolingClient, query: str, documents: Sequence[tuple[str, ...]]) -> list[float]:
+async def score(
+    client: PoolingClient, query: str, documents: Sequence[tuple[str, ...]]
+) -> list[float]:
     return await client.score(query, [client.wrap(*document) for document in documents])
 
 
@@ -86,7 +90,9 @@ def test_equal_texts_are_embedded_once_and_replayed(tmp_path: Path) -> None:
 def test_scores_are_stored_for_each_pair(tmp_path: Path) -> None:
     server, path = FakePooling(), tmp_path / "cache.sqlite"
     documents = [(text, "1", text[0]) for text in ("dogs bark", "cats sleep", "cats chase mice")]
-    scores = run(server, lambda client: score(client, "cats chase", documents), path, purpose="score")
+    scores = run(
+        server, lambda client: score(client, "cats chase", documents), path, purpose="score"
+    )
     assert [len(body["documents"]) for body in server.sent[-2:]] == [2, 1]
     assert sorted(range(3), key=lambda index: -scores[index]) == [2, 1, 0]
     assert replay(lambda client: score(client, "cats chase", documents[::-1]), path) == scores[::-1]
@@ -95,13 +101,35 @@ def test_scores_are_stored_for_each_pair(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dimensions", [None, DIMENSIONS])
 def test_the_keys_are_those_of_the_contract(tmp_path: Path, dimensions: int | None) -> None:
     path = tmp_path / "cache.sqlite"
-    run(FakePooling(), lambda client: embed(client, TEXTS[:1]), path, revision="r", dimensions=dimensions)
+    run(
+        FakePooling(),
+        lambda client: embed(client, TEXTS[:1]),
+        path,
+        revision="r",
+        dimensions=dimensions,
+    )
     run(FakePooling(), lambda client: score(client, "q", [("d", "1", "x")]), path, purpose="score")
-    vector = {"kind": "embedding", "model": "pooling", "revision": "r", "text": "cats chase mice", "version": 1}
+    vector = {
+        "kind": "embedding",
+        "model": "pooling",
+        "revision": "r",
+        "text": "cats chase mice",
+        "version": 1,
+    }
     vector |= {} if dimensions is None else {"dimensions": dimensions}
-    pair = {"document": "d", "kind": "score", "model": "pooling", "query": "q", "revision": "", "version": 1}
+    pair = {
+        "document": "d",
+        "kind": "score",
+        "model": "pooling",
+        "query": "q",
+        "revision": "",
+        "version": 1,
+    }
     with Cache(path) as cache:
-        found = {entry.kind: (entry.key, entry.topic, entry.document) for entry in cache.iterate_entries()}
+        found = {
+            entry.kind: (entry.key, entry.topic, entry.document)
+            for entry in cache.iterate_entries()
+        }
     assert found["embedding"][0] == _hash(vector)
     assert found["score"] == (_hash(pair), "1", "x")
 
@@ -121,9 +149,16 @@ def _hash(parts: dict[str, Any]) -> str:
         ("score", "nan", "no number"),
     ],
 )
-def test_faults_are_found_at_the_start(tmp_path: Path, purpose: PoolingPurpose, fault: str, named: str) -> None:
+def test_faults_are_found_at_the_start(
+    tmp_path: Path, purpose: PoolingPurpose, fault: str, named: str
+) -> None:
     with pytest.raises(EngineError, match=named) as raised:
-        run(FakePooling(fault=fault), lambda client: client.embed([]), tmp_path / "cache.sqlite", purpose=purpose)
+        run(
+            FakePooling(fault=fault),
+            lambda client: client.embed([]),
+            tmp_path / "cache.sqlite",
+            purpose=purpose,
+        )
     assert "\n" not in str(raised.value)
 
 
@@ -138,11 +173,15 @@ def test_faults_are_found_at_the_start(tmp_path: Path, purpose: PoolingPurpose, 
         ("score", "nan", "no number"),
     ],
 )
-def test_later_faults_end_the_work(tmp_path: Path, purpose: PoolingPurpose, fault: str, named: str) -> None:
+def test_later_faults_end_the_work(
+    tmp_path: Path, purpose: PoolingPurpose, fault: str, named: str
+) -> None:
     path, server = tmp_path / "cache.sqlite", FakePooling(fault=fault, healthy=1)
 
     async def work(client: PoolingClient) -> None:
-        await (embed(client, TEXTS[:2]) if purpose == "embedding" else score(client, "q", TEXTS[:2]))
+        await (
+            embed(client, TEXTS[:2]) if purpose == "embedding" else score(client, "q", TEXTS[:2])
+        )
 
     with pytest.raises(EngineError, match=named) as raised:
         run(server, work, path, purpose=purpose)
@@ -162,7 +201,9 @@ def test_a_server_of_another_kind_or_model_or_length_is_refused(tmp_path: Path) 
             engine = PoolingServer(http_client, "embedding", PoolingConfig(**settings))
             await engine.connect(settings.pop("dimensions", None))
 
-    with pytest.raises(EngineError, match=r"serves pooling, not 'other'; choose one with `dense\.model`"):
+    with pytest.raises(
+        EngineError, match=r"serves pooling, not 'other'; choose one with `dense\.model`"
+    ):
         asyncio.run(connect(FakePooling(), model="other"))
     with pytest.raises(EngineError, match="context of 128 tokens, 256 are configured"):
         asyncio.run(connect(FakePooling(), context=256))
@@ -187,7 +228,11 @@ def test_long_documents_are_truncated_in_tokens(tmp_path: Path) -> None:
     assert 80 < len(cut.split()) < 120
     assert replay(fit, tmp_path / "cache.sqlite") == (short, cut)
     with pytest.raises(PromptError):
-        run(FakePooling(), lambda client: client.fit(LONG.__add__, LONG, "1", "d"), tmp_path / "cache.sqlite")
+        run(
+            FakePooling(),
+            lambda client: client.fit(LONG.__add__, LONG, "1", "d"),
+            tmp_path / "cache.sqlite",
+        )
 
 
 def test_without_a_tokenizer_a_long_document_is_an_error(tmp_path: Path) -> None:

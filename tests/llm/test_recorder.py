@@ -32,7 +32,10 @@ class Best(AnswerModel):
 
 
 def request_for(
-    model: type[AnswerModel], document: str | None = "d1", user: str = "Passage.", prompt: str = "comparative/judge"
+    model: type[AnswerModel],
+    document: str | None = "d1",
+    user: str = "Passage.",
+    prompt: str = "comparative/judge",
 ) -> Request:
     origin = Origin(prompt, 1, "0" * 12, "1", document)
     return judge_request(user, model, sampling=Sampling(), origin=origin)
@@ -40,7 +43,9 @@ def request_for(
 
 def dry_model(path: Path, **facts: Any) -> tuple[ModelClient, RecordingEngine]:
     engine, cache = make_dry_engine(), open_known_answers(path, CacheMode.REUSE)
-    return ModelClient(engine_info=FACTS.model_copy(update=facts), engine=engine, cache=cache), engine
+    return ModelClient(
+        engine_info=FACTS.model_copy(update=facts), engine=engine, cache=cache
+    ), engine
 
 
 async def answered(model: type[AnswerModel], document: str | None) -> AnsweredRequest[Any]:
@@ -52,11 +57,15 @@ async def answered(model: type[AnswerModel], document: str | None) -> AnsweredRe
     return result
 
 
-def probabilities(result: AnsweredRequest[Any], model: type[AnswerModel]) -> Mapping[str, Mapping[str, float]]:
+def probabilities(
+    result: AnsweredRequest[Any], model: type[AnswerModel]
+) -> Mapping[str, Mapping[str, float]]:
     found = {}
     for field, labels in get_labels(model).items():
         value = getattr(result.value, field)
-        reading = read_label(result.answer.text, result.answer.tokens, result.layout, field, labels, value)
+        reading = read_label(
+            result.answer.text, result.answer.tokens, result.layout, field, labels, value
+        )
         assert reading.probabilities is not None
         assert (reading.off_label_mass, reading.shared) == (0.0, 0.0)
         found[field] = reading.probabilities
@@ -72,7 +81,9 @@ async def test_for_one_document_grades_are_equally_probable_and_the_first_word_i
     model: type[AnswerModel], document: str | None
 ) -> None:
     result = await answered(model, document)
-    assert list(result.value.model_dump().values()) == [labels[0] for labels in get_labels(model).values()]
+    assert list(result.value.model_dump().values()) == [
+        labels[0] for labels in get_labels(model).values()
+    ]
     for field, labels in get_labels(model).items():
         shares = probabilities(result, model)[field]
         assert list(shares) == [str(label) for label in labels]
@@ -90,13 +101,16 @@ async def test_two_objects_are_found_in_any_title_that_has_them(title: str) -> N
 
 async def test_requests_tokens_and_shared_prefixes_are_counted_by_prompt() -> None:
     engine = make_dry_engine()
-    # With the system message's six characters: 40, 80 and 40, of which 30 and then 6 begin as before.
+    # With the system message's six characters: 40, 80 and 40, of which 30 and then 6 begin as
+    # before.
     for user in ("a" * 24 + "b" * 10, "a" * 24 + "c" * 50, "d" * 34):
         await engine.complete(request_for(ComparativeJudgment, user=user))
     await engine.complete(request_for(Best, user="a" * 34, prompt="comparative/best"))
     assert list(engine.usage) == ["comparative/judge", "comparative/best"]
     judge, best = engine.usage["comparative/judge"], engine.usage["comparative/best"]
-    assert judge == Usage(requests=3, prompt_tokens=40, shared_tokens=round(30 / 4) + 2, completion_tokens=3 * 64)
+    assert judge == Usage(
+        requests=3, prompt_tokens=40, shared_tokens=round(30 / 4) + 2, completion_tokens=3 * 64
+    )
     assert best == Usage(requests=1, prompt_tokens=10, shared_tokens=0, completion_tokens=64)
 
 

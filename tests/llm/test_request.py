@@ -25,7 +25,8 @@ from touche_llm.llm.request import (
 
 # Requests with the keys under which their answers were stored on 2026-11-22; never regenerated.
 RECORDED = [
-    orjson.loads(line) for line in Path(__file__).with_name("recorded_requests.jsonl").read_bytes().splitlines()
+    orjson.loads(line)
+    for line in Path(__file__).with_name("recorded_requests.jsonl").read_bytes().splitlines()
 ]
 CONTRACT = Path(__file__).parents[2] / "docs" / "reference" / "answer-key.md"
 
@@ -46,8 +47,16 @@ CHANGES: dict[str, list[Any]] = {
         (Message("user", "Passage."), Message("system", "Judge.")),
         (Message("system", "Judge."),),
         # Continues a thought, or ends with the same text as a question.
-        (Message("system", "Judge."), Message("user", "Passage."), Message("assistant", "<think>Hm.</think>")),
-        (Message("system", "Judge."), Message("user", "Passage."), Message("user", "<think>Hm.</think>")),
+        (
+            Message("system", "Judge."),
+            Message("user", "Passage."),
+            Message("assistant", "<think>Hm.</think>"),
+        ),
+        (
+            Message("system", "Judge."),
+            Message("user", "Passage."),
+            Message("user", "<think>Hm.</think>"),
+        ),
     ],
     "schema": [
         {"type": "object", "properties": {"a": {"enum": [2, 1]}}},
@@ -77,9 +86,9 @@ CASES = [(name, value) for name, values in CHANGES.items() for value in values]
 
 def test_every_part_of_a_request_except_its_origin_is_covered() -> None:
     assert set(CHANGES) == {field.name for field in fields(Request)} - {"origin", "thinking"}
-    assert {name for sampling in CHANGES["sampling"] for name in _changed(Sampling(), sampling)} == {
-        field.name for field in fields(Sampling)
-    }
+    assert {
+        name for sampling in CHANGES["sampling"] for name in _changed(Sampling(), sampling)
+    } == {field.name for field in fields(Sampling)}
 
 
 def _changed(one: Sampling, other: Sampling) -> list[str]:
@@ -88,7 +97,10 @@ def _changed(one: Sampling, other: Sampling) -> list[str]:
 
 
 def test_all_changes_have_different_keys() -> None:
-    assert len({BASE.key, *(replace(BASE, **{name: value}).key for name, value in CASES)}) == len(CASES) + 1
+    assert (
+        len({BASE.key, *(replace(BASE, **{name: value}).key for name, value in CASES)})
+        == len(CASES) + 1
+    )
 
 
 def test_the_origin_is_not_part_of_the_key() -> None:
@@ -96,7 +108,9 @@ def test_the_origin_is_not_part_of_the_key() -> None:
 
 
 def test_how_a_thought_was_limited_is_not_part_of_the_key_of_the_answer() -> None:
-    short, long = (replace(BASE, thinking=Thinking(budget, "<think>", "</think>", 0.6)) for budget in (1, 512))
+    short, long = (
+        replace(BASE, thinking=Thinking(budget, "<think>", "</think>", 0.6)) for budget in (1, 512)
+    )
     assert continue_thought(short, 0, "Hm.").key == continue_thought(long, 0, "Hm.").key
     assert continue_thought(short, 0, "Hm.").key != continue_thought(short, 0, "Ah.").key
     thoughts = [request_thought(request, repeat) for request in (short, long) for repeat in (0, 1)]
@@ -111,13 +125,18 @@ def test_recorded_answers_keep_their_keys(recorded: dict[str, Any]) -> None:
         "sampling": Sampling(**recorded["sampling"]),
         "origin": BASE.origin,
     }
-    assert Request(**{name: value for name, value in parts.items() if name != "key"}).key == recorded["key"]
+    assert (
+        Request(**{name: value for name, value in parts.items() if name != "key"}).key
+        == recorded["key"]
+    )
 
 
 def test_the_documented_example_has_the_documented_key() -> None:
     text = CONTRACT.read_text(encoding="utf-8")
     example, key = re.findall(r"```json\n(.*?)```.*?`([0-9a-f]{64})`", text, re.DOTALL)[0]
-    canonical = json.dumps(json.loads(example), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    canonical = json.dumps(
+        json.loads(example), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
     assert hashlib.sha256(canonical.encode()).hexdigest() == key == BASE.key
 
 

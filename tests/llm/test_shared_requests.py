@@ -48,17 +48,23 @@ def made(tmp_path: Path) -> Iterator[Model]:
         yield lambda: ModelClient(engine_info=FACTS, engine=Faulty(), cache=cache, retry_for=0.0)
 
 
-async def send(model: ModelClient, text: str) -> AnsweredRequest[ComparativeJudgment] | FailedRequest:
+async def send(
+    model: ModelClient, text: str
+) -> AnsweredRequest[ComparativeJudgment] | FailedRequest:
     return await model.request(request_about(text), ComparativeJudgment)
 
 
 @pytest.mark.parametrize("between", ["an answer", "refused"])
-async def test_many_requests_in_a_row_without_a_reply_end_the_run(made: Model, between: str) -> None:
+async def test_many_requests_in_a_row_without_a_reply_end_the_run(
+    made: Model, between: str
+) -> None:
     model = made()
     for text in ("lost", "lost again"):
         for number in range(LIMIT - 1):
             lost = await send(model, f"{text} {number}")
-            assert isinstance(lost, FailedRequest) and [each.kind for each in lost.attempts] == ["timeout"]
+            assert isinstance(lost, FailedRequest) and [each.kind for each in lost.attempts] == [
+                "timeout"
+            ]
         # A reply between them restarts the count.
         if text == "lost":
             await send(model, between)
@@ -66,7 +72,9 @@ async def test_many_requests_in_a_row_without_a_reply_end_the_run(made: Model, b
         await send(model, "lost for good")
 
 
-async def test_a_shared_failure_is_counted_and_a_shared_error_raised_for_every_task(made: Model) -> None:
+async def test_a_shared_failure_is_counted_and_a_shared_error_raised_for_every_task(
+    made: Model,
+) -> None:
     model = made()
     failed = await asyncio.gather(*(send(model, "refused") for _ in range(3)))
     assert failed[0] == failed[1] == failed[2] and isinstance(failed[0], FailedRequest)

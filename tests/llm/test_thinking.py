@@ -28,11 +28,16 @@ THINKING = Thinking(48, *DELIMITERS["qwen3"], temperature=0.6)
 
 
 def request_about(document: str = "Tea.", thinking: Thinking | None = THINKING) -> Request:
-    given: dict[str, Any] = {"sampling": Sampling(max_tokens=32), "chat_template_kwargs": {"enable_thinking": True}}
+    given: dict[str, Any] = {
+        "sampling": Sampling(max_tokens=32),
+        "chat_template_kwargs": {"enable_thinking": True},
+    }
     return judge_request(document, thinking=thinking, **given)
 
 
-async def send(server: FakeServer, cache: Path, request: Request) -> AnsweredRequest[ComparativeJudgment]:
+async def send(
+    server: FakeServer, cache: Path, request: Request
+) -> AnsweredRequest[ComparativeJudgment]:
     asked = EngineConfig(base_url=server.url, retry_for=0.0)
     async with open_model(asked, SamplingConfig(), CacheConfig(file=cache)) as model:
         result = await model.request(request, ComparativeJudgment)
@@ -44,14 +49,25 @@ async def test_a_thought_is_requested_first_and_the_answer_continues_it(tmp_path
     async with FakeServer(behaviours=[says("<think>\nHm.\n")]).running() as server:
         result = await send(server, tmp_path / "c.sqlite", request_about())
     thought, answer = server.bodies
-    assert (thought["max_tokens"], thought["stop"], thought["temperature"]) == (48, ["</think>"], 0.6)
+    assert (thought["max_tokens"], thought["stop"], thought["temperature"]) == (
+        48,
+        ["</think>"],
+        0.6,
+    )
     assert schema_in(thought) is None
     assert not {"logprobs", "top_logprobs", "continue_final_message"} & thought.keys()
-    assert answer["messages"] == [*thought["messages"], {"role": "assistant", "content": "<think>\nHm.\n</think>\n\n"}]
+    assert answer["messages"] == [
+        *thought["messages"],
+        {"role": "assistant", "content": "<think>\nHm.\n</think>\n\n"},
+    ]
     assert (answer["continue_final_message"], answer["add_generation_prompt"]) == (True, False)
     assert (answer["max_tokens"], answer["top_logprobs"], "stop" in answer) == (32, 20, False)
     assert schema_in(answer) == request_about().schema
-    assert thought["chat_template_kwargs"] == answer["chat_template_kwargs"] == {"enable_thinking": True}
+    assert (
+        thought["chat_template_kwargs"]
+        == answer["chat_template_kwargs"]
+        == {"enable_thinking": True}
+    )
     assert result.thought == "Hm."
 
 
@@ -88,7 +104,10 @@ def judged(_: Request) -> Mapping[str, int | str]:
 
 
 class LongThoughts(ScriptedEngine):
-    """Engine with as many tokens as characters, which thinks as long as it may; encoded again, a thought has more."""
+    """Engine with as many tokens as characters, which thinks as long as it may.
+
+    Encoded again, a thought has more.
+    """
 
     grows_by = 1
 
@@ -97,7 +116,9 @@ class LongThoughts(ScriptedEngine):
             return await super().complete(request)
         self.requests.append(request)
         budget = request.sampling.max_tokens
-        return Completion("h" * budget * self.grows_by, "length", prompt_tokens=1, completion_tokens=budget)
+        return Completion(
+            "h" * budget * self.grows_by, "length", prompt_tokens=1, completion_tokens=budget
+        )
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         return sum(len(message.content) for message in messages)
@@ -107,7 +128,9 @@ class LongThoughts(ScriptedEngine):
 
 
 @pytest.mark.parametrize("grows_by", [1, 3])
-async def test_the_document_leaves_room_for_the_thought_and_the_answer(tmp_path: Path, grows_by: int) -> None:
+async def test_the_document_leaves_room_for_the_thought_and_the_answer(
+    tmp_path: Path, grows_by: int
+) -> None:
     engine = LongThoughts(judged)
     engine.grows_by = grows_by
     with Cache(tmp_path / "c.sqlite") as cache:
@@ -138,7 +161,9 @@ async def test_the_probabilities_of_chains_are_averaged(tmp_path: Path) -> None:
         request = request_about(thinking=replace(THINKING, chains=3))
         result = await model_with(cache, engine=engine).request(request, ComparativeJudgment)
         sent = len(engine.requests)
-        assert await model_with(cache, engine=engine).request(request, ComparativeJudgment) == result
+        assert (
+            await model_with(cache, engine=engine).request(request, ComparativeJudgment) == result
+        )
         assert len(engine.requests) == sent == 6
     assert isinstance(result, AnsweredRequest)
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
@@ -148,7 +173,11 @@ async def test_the_probabilities_of_chains_are_averaged(tmp_path: Path) -> None:
     )
     # Three thoughts, each with seeds of its own, and the answer of the first names the judgment.
     thoughts = [request for request in engine.requests if not request.schema]
-    assert [(request.repeat, request.sampling.seed) for request in thoughts] == [(0, 0), (1, 3), (2, 6)]
+    assert [(request.repeat, request.sampling.seed) for request in thoughts] == [
+        (0, 0),
+        (1, 3),
+        (2, 6),
+    ]
     answers = {request.repeat: request for request in engine.requests if request.schema}
     assert result.key == answers[0].key and answers[2].sampling.seed == 6
     assert [chain.key for chain in result.chains] == [answers[repeat].key for repeat in range(3)]
@@ -158,19 +187,25 @@ async def test_one_chain_without_an_answer_leaves_none(tmp_path: Path) -> None:
     class Broken(ScriptedEngine):
         async def complete(self, request: Request) -> Completion:
             if request.repeat == 1 and request.schema:
-                return Completion(text="{}", finish_reason="stop", prompt_tokens=1, completion_tokens=1)
+                return Completion(
+                    text="{}", finish_reason="stop", prompt_tokens=1, completion_tokens=1
+                )
             return await super().complete(request)
 
     with Cache(tmp_path / "c.sqlite") as cache:
         request = request_about(thinking=replace(THINKING, chains=3))
-        result = await model_with(cache, engine=Broken(judged)).request(request, ComparativeJudgment)
+        result = await model_with(cache, engine=Broken(judged)).request(
+            request, ComparativeJudgment
+        )
     assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == ["outside_schema"] * 3
 
 
 def test_answers_without_probabilities_are_votes() -> None:
     readings = [Reading(answered=answered) for answered in ("A", "B", "A")]
-    voted = average_readings([*readings, Reading(answered="A", probabilities={"A": 0.6, "B": 0.4})], ("A", "B", "C"))
+    voted = average_readings(
+        [*readings, Reading(answered="A", probabilities={"A": 0.6, "B": 0.4})], ("A", "B", "C")
+    )
     assert voted.probabilities == {"A": 0.75, "B": 0.25, "C": 0.0}
     assert average_readings(readings[:1], ("A", "B")) is readings[0]
 
@@ -195,7 +230,15 @@ def test_each_kind_of_prompt_has_its_budget() -> None:
         answer: thinking.budget if (thinking := settings.think_for(answer)) else 0
         for answer in ("judge", "sentence", "stance", "best", "order", "objects", "queries")
     }
-    assert budgets == {"judge": 1, "sentence": 1, "stance": 0, "best": 3, "order": 3, "objects": 0, "queries": 0}
+    assert budgets == {
+        "judge": 1,
+        "sentence": 1,
+        "stance": 0,
+        "best": 3,
+        "order": 3,
+        "objects": 0,
+        "queries": 0,
+    }
     thinking = settings.think_for("judge")
     assert thinking is not None and thinking.delimit("Hm.") == "[THINK]Hm.[/THINK]"
     # Templates call the switch by one of these names.

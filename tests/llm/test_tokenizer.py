@@ -52,8 +52,15 @@ async def test_a_tokenizer_is_loaded_from_a_folder_alone_and_runs_no_code(
     )
     assert (await tokenizer.truncate("aéb", 2), await tokenizer.truncate("aéb", 9)) == ("a", "aéb")
     assert given["load"][0] == str(tmp_path)
-    assert given["load"][1] | {"local_files_only": True, "trust_remote_code": False} == given["load"][1]
-    assert given["template"] == {"tokenize": False, "add_generation_prompt": True, "thinking": False}
+    assert (
+        given["load"][1] | {"local_files_only": True, "trust_remote_code": False}
+        == given["load"][1]
+    )
+    assert given["template"] == {
+        "tokenize": False,
+        "add_generation_prompt": True,
+        "thinking": False,
+    }
     monkeypatch.setattr(Loaded, "chat_template", None)
     with pytest.raises(UsageError) as caught:
         ChatTokenizer(tmp_path, {})

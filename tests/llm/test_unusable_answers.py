@@ -50,14 +50,20 @@ async def test_a_failure_is_replayed_attempt_by_attempt_and_not_sent_again(
     failed, first = await send_question(FakeServer(rest=behaviour), tmp_path)
     assert isinstance(failed, FailedRequest)
     records = 1 if kind == "server_error" else 3
-    assert [(each.sample, each.kind) for each in failed.attempts] == [(number, kind) for number in range(records)]
+    assert [(each.sample, each.kind) for each in failed.attempts] == [
+        (number, kind) for number in range(records)
+    ]
     assert (first.counts.known_failures, first.counts.unusable_records) == (0, 0)
     replayed, offline = await replay(tmp_path / "answers.sqlite")
     server = FakeServer()
     again, second = await send_question(server, tmp_path)
     assert failed == replayed == again
     assert (server.bodies, offline.misses) == ([], [])
-    assert second.counts == offline.counts == Counts(failures=1, known_failures=1, unusable_records=records)
+    assert (
+        second.counts
+        == offline.counts
+        == Counts(failures=1, known_failures=1, unusable_records=records)
+    )
 
 
 @pytest.mark.parametrize(("stopped_after", "retry_failures"), [(1, True), (2, False)])
@@ -76,13 +82,19 @@ async def test_an_interrupted_request_resumes_with_the_next_sample(
     resumed = FakeServer(rest=BAD)
     result, model = await send_question(resumed, tmp_path, retry_failures=retry_failures)
     assert are_resamples(resumed) == [sample > 0 for sample in range(stopped_after, 3)]
-    assert isinstance(result, FailedRequest) and [each.sample for each in result.attempts] == [0, 1, 2]
+    assert isinstance(result, FailedRequest) and [each.sample for each in result.attempts] == [
+        0,
+        1,
+        2,
+    ]
     assert (model.counts.requests, model.counts.resamples) == (3 - stopped_after, 3 - stopped_after)
     assert (model.counts.unusable_records, model.counts.known_failures) == (stopped_after, 0)
 
 
 @pytest.mark.parametrize("behaviour", [BAD, status(400)])
-async def test_failures_are_sent_again_on_demand_and_replaced(behaviour: Behaviour, tmp_path: Path) -> None:
+async def test_failures_are_sent_again_on_demand_and_replaced(
+    behaviour: Behaviour, tmp_path: Path
+) -> None:
     await send_question(FakeServer(rest=behaviour), tmp_path)
     server = FakeServer([says("Still not")])
     answered, model = await send_question(server, tmp_path, retry_failures=True)
@@ -107,7 +119,9 @@ async def test_refresh_forgets_unusable_answers_and_off_stores_none(tmp_path: Pa
 
 
 @pytest.mark.parametrize("into", ["the answer", "the failure"])
-async def test_an_answer_replaces_a_failure_when_caches_are_merged(tmp_path: Path, into: str) -> None:
+async def test_an_answer_replaces_a_failure_when_caches_are_merged(
+    tmp_path: Path, into: str
+) -> None:
     answered, _ = await send_question(FakeServer(), tmp_path / "the answer")
     await send_question(FakeServer(rest=BAD), tmp_path / "the failure")
     (other,) = {"the answer", "the failure"} - {into}
@@ -115,7 +129,10 @@ async def test_an_answer_replaces_a_failure_when_caches_are_merged(tmp_path: Pat
         cache.export_cassette(tmp_path / "other.jsonl")
     with Cache(tmp_path / into / "answers.sqlite") as cache:
         # The failure has two more samples.
-        assert cache.import_cassette(tmp_path / "other.jsonl") == {"the answer": (2, 1), "the failure": (1, 0)}[into]
+        assert (
+            cache.import_cassette(tmp_path / "other.jsonl")
+            == {"the answer": (2, 1), "the failure": (1, 0)}[into]
+        )
         assert cache.import_cassette(tmp_path / "other.jsonl")[0] == 0
     assert kinds(tmp_path / into) == [("answer", 0), ("unusable", 1), ("unusable", 2)]
     assert (await replay(tmp_path / into / "answers.sqlite"))[0] == answered

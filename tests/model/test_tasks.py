@@ -1,4 +1,7 @@
-"""All three tasks with a small real model on real servers; a weak judge, so nothing is asserted of its labels."""
+"""All three tasks with a small real model on real servers.
+
+A weak judge, so nothing is asserted of its labels.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +50,27 @@ SMALL = {
 
 @pytest.mark.parametrize("task", SMALL)
 def test_topics_get_a_valid_run_that_replays_to_the_byte(
-    task: str, inputs: Callable[[str], TaskInput], url: str, needed: list[object], tmp_path: Path, tell: Tell
+    task: str,
+    inputs: Callable[[str], TaskInput],
+    url: str,
+    needed: list[object],
+    tmp_path: Path,
+    tell: Tell,
 ) -> None:
     given = inputs(task)
 
     def run(name: str, base_url: str, *more: object) -> Path:
-        engine = ["--base-url", base_url, "--model", MODEL.name, "--cache", tmp_path / "answers.sqlite"]
-        touche("run", *given.options, *engine, *needed, *SMALL[task], "--out", tmp_path / name, *more)
+        engine = [
+            "--base-url",
+            base_url,
+            "--model",
+            MODEL.name,
+            "--cache",
+            tmp_path / "answers.sqlite",
+        ]
+        touche(
+            "run", *given.options, *engine, *needed, *SMALL[task], "--out", tmp_path / name, *more
+        )
         return tmp_path / name
 
     sent = run("sent", url)
@@ -72,21 +89,36 @@ def test_topics_get_a_valid_run_that_replays_to_the_byte(
         assert (replayed / name).read_bytes() == (sent / name).read_bytes()
 
 
-def test_doctor_finds_nothing_that_blocks_where_a_run_works(url: str, needed: list[object], tell: Tell) -> None:
+def test_doctor_finds_nothing_that_blocks_where_a_run_works(
+    url: str, needed: list[object], tell: Tell
+) -> None:
     card = touche("doctor", url, "--model", MODEL.name, *needed).stdout
     tell(card)
     assert card
 
 
-def test_a_run_of_the_sample_is_recorded(url: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_run_of_the_sample_is_recorded(
+    url: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """Records it in `tests/regress_model` if TOUCHE_LLM_RECORD is set, where `make check` replays it."""
     if "vllm" not in request.node.name:
         pytest.skip("one server is enough")
     sample, run = SAMPLES / "comparative", tmp_path / "run"
-    files = ["--topics", sample / "topics.xml", "--corpus", sample / "passages.jsonl", "--index", tmp_path / "index"]
+    files = [
+        "--topics",
+        sample / "topics.xml",
+        "--corpus",
+        sample / "passages.jsonl",
+        "--index",
+        tmp_path / "index",
+    ]
     engine = ["--base-url", url, "--model", MODEL.name, "--cache", tmp_path / "answers.sqlite"]
     touche("run", *files, *engine, *SMALL["comparative"], "--depth", 12, "--out", run)
-    target = ROOT / "tests" / "regress_model" if "TOUCHE_LLM_RECORD" in os.environ else tmp_path / "recorded"
+    target = (
+        ROOT / "tests" / "regress_model"
+        if "TOUCHE_LLM_RECORD" in os.environ
+        else tmp_path / "recorded"
+    )
     shutil.rmtree(target, ignore_errors=True)
     touche("regress", "record", run, "comparative", "--dir", target)
     cassette = (target / "comparative" / "cassette.jsonl").read_text().splitlines()

@@ -32,12 +32,22 @@ TEXTS = {
 # Like those of 2021: titles alone.
 TOPICS = "".join(
     f"<topic><number>{number}</number><title>{title}</title></topic>"
-    for number, title in ((51, "Should schools start later for pupils?"), (52, "Should homework be banned?"))
+    for number, title in (
+        (51, "Should schools start later for pupils?"),
+        (52, "Should homework be banned?"),
+    )
 )
 
 
-def config_of(task: str, folder: Path, topics: Path, corpus: Path, more: Mapping[str, Any]) -> Config:
-    places = {"topics": topics, "corpus": corpus, "index": folder / "index", "cache.file": folder / "answers.sqlite"}
+def config_of(
+    task: str, folder: Path, topics: Path, corpus: Path, more: Mapping[str, Any]
+) -> Config:
+    places = {
+        "topics": topics,
+        "corpus": corpus,
+        "index": folder / "index",
+        "cache.file": folder / "answers.sqlite",
+    }
     return load_config(None, {"task": task, **places, **more})
 
 
@@ -54,7 +64,9 @@ def inputs(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "topics.xml", tmp_path / "arguments.csv"
 
 
-async def test_an_argument_is_shown_with_its_conclusion_and_its_side(tmp_path: Path, inputs: tuple[Path, Path]) -> None:
+async def test_an_argument_is_shown_with_its_conclusion_and_its_side(
+    tmp_path: Path, inputs: tuple[Path, Path]
+) -> None:
     shown: dict[str, str] = {}
 
     def script(request: Request) -> dict[str, Any]:
@@ -65,40 +77,64 @@ async def test_an_argument_is_shown_with_its_conclusion_and_its_side(tmp_path: P
         return {"relevance": {1: 0.5, 3: 0.5}, "quality": 2 if "play" in text else 1}
 
     config = config_of(
-        "arguments_2021", tmp_path, *inputs, {"retriever.method": "lucene", "rank": ("judge", "setwise:2")}
+        "arguments_2021",
+        tmp_path,
+        *inputs,
+        {"retriever.method": "lucene", "rank": ("judge", "setwise:2")},
     )
     await run_directly(config, tmp_path / "out", ScriptedEngine(script))
     lines = run_lines(tmp_path / "out" / "run.txt")
     assert validate_run(tmp_path / "out" / "run.txt", get_task("arguments_2021")) == []
-    assert {line.topic_id for line in lines} == {"51", "52"} and {line.stance for line in lines} == {"Q0"}
+    assert {line.topic_id for line in lines} == {"51", "52"} and {
+        line.stance for line in lines
+    } == {"Q0"}
     assert all(text not in shown["S1-A2"] for text in ("Description", "Narrative"))
     assert shown["S1-A2"].endswith(
         "Argument:\nConclusion: Schools should start later\nPremises against the conclusion: "
         "Parents of pupils have to be at work early."
     )
     compared = [text for name, text in shown.items() if " " in name]
-    assert compared and all(f"Argument {label}:\nConclusion: " in text for text in compared for label in "AB")
+    assert compared and all(
+        f"Argument {label}:\nConclusion: " in text for text in compared for label in "AB"
+    )
 
-    # The recorded arguments keep their conclusion and side, without which the prompts would be others.
+    # The recorded arguments keep their conclusion and side, without which the prompts would be
+    # others.
     qrels = tmp_path / "qrels.txt"
     qrels.write_text("51 0 S1-A1 3\n51 0 S1-A2 -2\n52 0 S2-A1 1\n")
     judged = tl.read_qrels({"quality": qrels}, "arguments_2021")
     await record(config, tmp_path / "out", tmp_path / "recorded", judged)
-    assert "S1-A2,Schools should start later" in (tmp_path / "recorded" / "arguments.csv").read_text()
+    assert (
+        "S1-A2,Schools should start later" in (tmp_path / "recorded" / "arguments.csv").read_text()
+    )
     assert await check_folder(tmp_path / "recorded") == []
 
 
 async def test_files_of_beir_are_ranked_and_measured_as_published(tmp_path: Path) -> None:
-    """The three files of a BEIR folder; the second argument has lost its metadata, as in later versions."""
+    """The three files of a BEIR folder.
+
+    The second argument has lost its metadata, as in later versions.
+    """
     corpus = [
-        {"_id": f"{name}-x", "title": title, "text": text, "metadata": {"stance": side, "url": "https://a.org"}}
+        {
+            "_id": f"{name}-x",
+            "title": title,
+            "text": text,
+            "metadata": {"stance": side, "url": "https://a.org"},
+        }
         for name, (title, side, text) in TEXTS.items()
     ]
     del corpus[1]["metadata"]
-    topic = {"_id": "51", "text": "Should schools start later?", "metadata": {"description": "D.", "narrative": "N."}}
+    topic = {
+        "_id": "51",
+        "text": "Should schools start later?",
+        "metadata": {"description": "D.", "narrative": "N."},
+    }
     (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in corpus))
     (tmp_path / "queries.jsonl").write_text(json.dumps(topic))
-    (tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\n51\tS1-A1-x\t1\n51\tS1-A2-x\t2\n")
+    (tmp_path / "test.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n51\tS1-A1-x\t1\n51\tS1-A2-x\t2\n"
+    )
     shown: dict[str, str] = {}
 
     def script(request: Request) -> dict[str, Any]:
@@ -108,7 +144,10 @@ async def test_files_of_beir_are_ranked_and_measured_as_published(tmp_path: Path
     places = (tmp_path / "queries.jsonl", tmp_path / "corpus.jsonl")
     config = config_of("webis_touche2020_v3", tmp_path, *places, {"retriever.method": "lucene"})
     await run_directly(config, tmp_path / "out", ScriptedEngine(script))
-    assert "Description: D." in shown["S1-A1-x"] and "Premises for the conclusion: Tired" in shown["S1-A1-x"]
+    assert (
+        "Description: D." in shown["S1-A1-x"]
+        and "Premises for the conclusion: Tired" in shown["S1-A1-x"]
+    )
     assert "\nPremises: Parents of pupils" in shown["S1-A2-x"]
     qrels = tl.read_qrels({"relevance": tmp_path / "test.tsv"}, "webis_touche2020_v3")
     run = evaluate_run("run", tl.read_run(tmp_path / "out" / "run.txt"), qrels)

@@ -10,7 +10,14 @@ import pytest
 import yaml
 
 from tests.fake_chatnoir import KEY, FakeChatNoir, result
-from tests.sample_runs import Silent, config_for, judge_stage, retrieve_stage, run_lines, run_scripted
+from tests.sample_runs import (
+    Silent,
+    config_for,
+    judge_stage,
+    retrieve_stage,
+    run_lines,
+    run_scripted,
+)
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.cli.demo import SAMPLES
@@ -27,11 +34,15 @@ from touche_llm.tasks import get_task
 SCRIPT = script_of("controversial")
 DOCUMENTS = {
     each["docno"]: each["text"]
-    for each in map(json.loads, (SAMPLES / "controversial" / "documents.jsonl").read_text().splitlines())
+    for each in map(
+        json.loads, (SAMPLES / "controversial" / "documents.jsonl").read_text().splitlines()
+    )
 }
 
 
-async def test_a_small_context_shows_the_argument_in_the_middle_and_says_where(tmp_path: Path) -> None:
+async def test_a_small_context_shows_the_argument_in_the_middle_and_says_where(
+    tmp_path: Path,
+) -> None:
     seen: dict[str, str] = {}
 
     def noting(request: Request) -> Any:
@@ -59,7 +70,9 @@ async def test_a_small_context_shows_the_argument_in_the_middle_and_says_where(t
 
 def fake() -> FakeChatNoir:
     """ChatNoir with the sample's pages, and the same ranking of them for every query."""
-    return FakeChatNoir([result(name, 100.0 - place) for place, name in enumerate(DOCUMENTS)], dict(DOCUMENTS))
+    return FakeChatNoir(
+        [result(name, 100.0 - place) for place, name in enumerate(DOCUMENTS)], dict(DOCUMENTS)
+    )
 
 
 def chatnoir_config(folder: Path, server: FakeChatNoir, **flags: Any) -> Config:
@@ -74,7 +87,9 @@ def chatnoir_config(folder: Path, server: FakeChatNoir, **flags: Any) -> Config:
         "cache.file": folder / "answers.sqlite",
         "depth": 5,
     }
-    return load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
+    return load_config(
+        None, given | {name.replace("__", "."): value for name, value in flags.items()}
+    )
 
 
 async def test_chatnoir_is_asked_once_and_its_key_is_written_nowhere(
@@ -92,7 +107,10 @@ async def test_chatnoir_is_asked_once_and_its_key_is_written_nowhere(
     await run_scripted(config, tmp_path / "again", SCRIPT)
     assert run_lines(tmp_path / "again" / "run.txt") == lines
     metadata = yaml.safe_load((tmp_path / "first" / "ir-metadata.yml").read_text())
-    assert metadata["stages"]["retrieve"]["corpus"] == {"search engine": server.url + "/", "index": "clueweb22/b"}
+    assert metadata["stages"]["retrieve"]["corpus"] == {
+        "search engine": server.url + "/",
+        "index": "clueweb22/b",
+    }
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 8
     assert not any(KEY.encode() in path.read_bytes() for path in written)

@@ -39,11 +39,15 @@ async def rank_on(server: FakePooling, folder: Path, **flags: Any) -> Ranking:
 
 
 def facts(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]["cross-encoder"]
+    found: dict[str, Any] = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"][
+        "cross-encoder"
+    ]
     return found
 
 
-async def test_the_best_are_ranked_by_their_scores_and_replayed_without_the_server(tmp_path: Path) -> None:
+async def test_the_best_are_ranked_by_their_scores_and_replayed_without_the_server(
+    tmp_path: Path,
+) -> None:
     await judged(tmp_path)
     out, server = tmp_path / "out", FakePooling()
     await run_rank(short(tmp_path), out, Silent())
@@ -73,7 +77,9 @@ async def test_the_dry_run_counts_the_requests_that_are_sent(tmp_path: Path) -> 
     config, server = crossing(tmp_path, ranking__cross_encoder__batch=4), FakePooling()
     (cost,) = (await estimate_cost(config, tmp_path / "out", ("rank",), Silent())).costs
     assert (cost.stage, cost.prompt) == ("rank", "comparative/cross_encoder")
-    assert cost.least.requests == cost.most.requests == 4  # two topics, six documents in two requests
+    assert (
+        cost.least.requests == cost.most.requests == 4
+    )  # two topics, six documents in two requests
     assert cost.least.prompt_tokens > 100
     await rank_on(server, tmp_path, ranking__cross_encoder__batch=4)
     assert len(server.sent) == PROBES + cost.least.requests
@@ -81,7 +87,9 @@ async def test_the_dry_run_counts_the_requests_that_are_sent(tmp_path: Path) -> 
     assert (after.costs, after.known) == ([], {"rank": 12})
 
 
-async def test_without_address_or_scores_the_setting_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+async def test_without_address_or_scores_the_setting_is_named_and_nothing_is_written(
+    tmp_path: Path,
+) -> None:
     await judged(tmp_path)
     with pytest.raises(UsageError, match=r"^ranking\.cross_encoder\.url: missing"):
         await run_rank(crossing(tmp_path), tmp_path / "out", Silent())
@@ -100,8 +108,14 @@ async def test_a_recorded_run_has_its_scores_and_no_address(tmp_path: Path) -> N
     await run_directly(short(tmp_path), out, ScriptedEngine(script_of("comparative")))
     await rank_on(FakePooling(), tmp_path)
     await record(load_finished_run(out), out, target, None)
-    kinds = Counter(entry["kind"] for entry in map(json.loads, (target / "cassette.jsonl").read_text().splitlines()))
+    kinds = Counter(
+        entry["kind"]
+        for entry in map(json.loads, (target / "cassette.jsonl").read_text().splitlines())
+    )
     assert (kinds["score"], kinds["score engine"]) == (12, 1)
-    assert "url" not in yaml.safe_load((target / "config.yaml").read_text())["ranking"]["cross_encoder"]
+    assert (
+        "url"
+        not in yaml.safe_load((target / "config.yaml").read_text())["ranking"]["cross_encoder"]
+    )
     (tmp_path / "answers.sqlite").unlink()
     assert await check_folder(target) == []

@@ -47,16 +47,24 @@ def ids(candidates: Candidates) -> list[list[str]]:
     return [[each.document_id for each in ranking] for ranking in candidates.list_rankings()]
 
 
-async def test_documents_are_found_by_vectors_and_replayed_without_the_server(tmp_path: Path) -> None:
+async def test_documents_are_found_by_vectors_and_replayed_without_the_server(
+    tmp_path: Path,
+) -> None:
     server = server_of()
     found = await retrieve(server, tmp_path)
     inputs = [text for body in server.sent[PROBES:] for text in body["input"]]
     assert len(inputs) == DOCUMENTS + TOPICS == len(set(inputs))
     assert [len(ranking) for ranking in ids(found)] == [10] * TOPICS
     out = tmp_path / "out"
-    facts = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["retrieve"]["dense retrieval"]
+    facts = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["retrieve"][
+        "dense retrieval"
+    ]
     assert (facts["model"], facts["dimensions"]) == ("pooling", 32)
-    assert facts["requests"] == {"requests": len(server.sent) - PROBES, "cache_hits": 0, "retries": 0}
+    assert facts["requests"] == {
+        "requests": len(server.sent) - PROBES,
+        "cache_hits": 0,
+        "retries": 0,
+    }
     assert yaml.safe_load((out / "config.yaml").read_text())["dense"]["model"] == "pooling"
     run = (out / "candidates.run.txt").read_bytes()
     again = server_of()
@@ -76,10 +84,15 @@ async def test_hybrid_fuses_the_rankings_of_both(tmp_path: Path) -> None:
         for first, second in zip(words.list_rankings(), by_vectors.list_rankings(), strict=True)
     ]
     assert ids(both) == expected
-    assert ids(both) not in ([each[:10] for each in ids(words)], [each[:10] for each in ids(by_vectors)])
+    assert ids(both) not in (
+        [each[:10] for each in ids(words)],
+        [each[:10] for each in ids(by_vectors)],
+    )
 
 
-async def test_the_dry_run_counts_the_requests_that_are_sent_and_writes_no_vector(tmp_path: Path) -> None:
+async def test_the_dry_run_counts_the_requests_that_are_sent_and_writes_no_vector(
+    tmp_path: Path,
+) -> None:
     config, server = dense(tmp_path, name="hybrid", dense__batch=8), server_of()
     result = await estimate_cost(config, None, ("retrieve", "judge"), Silent())
     said = {cost.prompt: cost.least.requests for cost in result.costs}
@@ -100,9 +113,13 @@ async def test_the_library_searches_both(tmp_path: Path) -> None:
             task="comparative",
             index=tmp_path / "index",
             retriever=tl.RetrieverConfig(name="hybrid"),
-            dense=tl.DenseOptions(settings={"url": server.url}, cache={"file": tmp_path / "answers.sqlite"}),
+            dense=tl.DenseOptions(
+                settings={"url": server.url}, cache={"file": tmp_path / "answers.sqlite"}
+            ),
         ) as corpus:
-            found = await asyncio.to_thread(tl.retrieve, tl.read_topics(SAMPLE / "topics.xml"), corpus, depth=5)
+            found = await asyncio.to_thread(
+                tl.retrieve, tl.read_topics(SAMPLE / "topics.xml"), corpus, depth=5
+            )
     assert [len(ranking) for ranking in ids(found)] == [5] * TOPICS
     with pytest.raises(UsageError, match="dense"):
         tl.open_corpus("x", task="comparative", retriever=tl.RetrieverConfig(name="dense"))
@@ -115,11 +132,16 @@ async def test_without_a_server_or_vectors_the_setting_is_named(tmp_path: Path) 
         await run_retrieve(dense(tmp_path), tmp_path / "out", Silent())
     with pytest.raises(UsageError, match="nothing to replay"):
         (tmp_path / "cache.jsonl").touch()
-        replay: dict[str, Any] = {"cache__file": tmp_path / "cache.jsonl", "cache__mode": CacheMode.REPLAY}
+        replay: dict[str, Any] = {
+            "cache__file": tmp_path / "cache.jsonl",
+            "cache__mode": CacheMode.REPLAY,
+        }
         await run_retrieve(dense(tmp_path, **replay), tmp_path / "out", Silent())
     await retrieve(server_of(), tmp_path, topic=("3",))
     with pytest.raises(ReplayMiss, match=f"lacks {TOPICS - 1} results of pooling"):
         await run_retrieve(dense(tmp_path), tmp_path / "out", Silent(), overwrite=True)
     (tmp_path / "index2").mkdir()
     with pytest.raises(ReplayMiss, match=f"{DOCUMENTS} of {DOCUMENTS} documents have no vector"):
-        await run_retrieve(dense(tmp_path, index=tmp_path / "index2"), tmp_path / "out", Silent(), overwrite=True)
+        await run_retrieve(
+            dense(tmp_path, index=tmp_path / "index2"), tmp_path / "out", Silent(), overwrite=True
+        )

@@ -23,11 +23,18 @@ EXACT = ("judge", "tournament:5", "listwise:6", "pairwise:4", "fusion:4", "balan
 SHORT: Mapping[str, Mapping[str, Any]] = {
     "comparative": {"topic": ("3", "20"), "depth": 7, "stance__depth": 3},
     "controversial": {"limit_topics": 2, "depth": 7, "stance__depth": 3},
-    "sentence_pairs": {"limit_topics": 1, "depth": 60, "pairs__judged": 10, "pairs__both_orders": 3},
+    "sentence_pairs": {
+        "limit_topics": 1,
+        "depth": 60,
+        "pairs__judged": 10,
+        "pairs__both_orders": 3,
+    },
 }
 
 
-async def dry(config: Config, folder: Path | None = None, stages: Sequence[StageName] = STAGES) -> DryRun:
+async def dry(
+    config: Config, folder: Path | None = None, stages: Sequence[StageName] = STAGES
+) -> DryRun:
     return await estimate_cost(config, folder, stages, Silent())
 
 
@@ -48,7 +55,11 @@ def requests(result: DryRun) -> Counter[str]:
 
 
 def everything_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def short(folder: Path, task: str = "comparative", **flags: Any) -> Config:
@@ -56,8 +67,16 @@ def short(folder: Path, task: str = "comparative", **flags: Any) -> Config:
 
 
 @pytest.mark.parametrize("task", SHORT)
-async def test_the_run_sends_as_many_requests_as_the_dry_run_said(tmp_path: Path, task: str) -> None:
-    config = short(tmp_path, task, rank=EXACT, expansion__use=True, ranking__listwise={"window": 4, "stride": 2})
+async def test_the_run_sends_as_many_requests_as_the_dry_run_said(
+    tmp_path: Path, task: str
+) -> None:
+    config = short(
+        tmp_path,
+        task,
+        rank=EXACT,
+        expansion__use=True,
+        ranking__listwise={"window": 4, "stride": 2},
+    )
     said = await dry(config)
     assert said.context is None  # nothing is known of the engine yet
     assert said.has_unknown_queries
@@ -73,31 +92,46 @@ async def test_the_run_sends_as_many_requests_as_the_dry_run_said(tmp_path: Path
 
 async def test_thoughts_are_counted_as_they_are_sent(tmp_path: Path) -> None:
     budgets = {"judge": 100, "stance": 50, "compare": 200, "chains": 2}
-    config = short(tmp_path, rank=EXACT, sampling={"thinking": budgets}, ranking__listwise={"window": 4, "stride": 2})
+    config = short(
+        tmp_path,
+        rank=EXACT,
+        sampling={"thinking": budgets},
+        ranking__listwise={"window": 4, "stride": 2},
+    )
     without = short(tmp_path, rank=EXACT, ranking__listwise={"window": 4, "stride": 2})
     said, plain = await dry(config), requests(await dry(without))
     # Two chains of thought and answer each, but for the objects of a topic.
-    assert requests(said) == {prompt: count * (1 if "objects" in prompt else 4) for prompt, count in plain.items()}
+    assert requests(said) == {
+        prompt: count * (1 if "objects" in prompt else 4) for prompt, count in plain.items()
+    }
     (judge,) = (cost.least for cost in said.costs if cost.prompt == "comparative/judge")
     assert judge.completion_tokens == 2 * plain["comparative/judge"] * (100 + 64)
-    assert requests(said) == await real(config, tmp_path / "out", script_with_queries("comparative"))
+    assert requests(said) == await real(
+        config, tmp_path / "out", script_with_queries("comparative")
+    )
     assert (await dry(config)).costs == []
 
 
-async def test_a_stage_of_a_folder_is_counted_and_the_folder_and_the_cache_stay_as_they_are(tmp_path: Path) -> None:
+async def test_a_stage_of_a_folder_is_counted_and_the_folder_and_the_cache_stay_as_they_are(
+    tmp_path: Path,
+) -> None:
     config = short(tmp_path)
     await real(config, tmp_path / "out", script_of("comparative"))
     before = everything_in(tmp_path)
     other = config.model_copy(update={"rank": ("judge", "pairwise:4")})
     said = await dry(other, tmp_path / "out", ("judge",))
-    # Two topics, one without objects; 7 documents, of which 3 are asked in both orders; 4 * 3 pairs.
+    # Two topics, one without objects; 7 documents, of which 3 are asked in both orders; 4 * 3
+    # pairs.
     assert (said.costs, said.known["judge"], said.has_unknown_queries) == ([], 1 + 14 + 12, False)
     said = await dry(other, tmp_path / "out", ("rank",))
     assert requests(said) == {"comparative/best": 24} and said.costs[0].stage == "rank"
     after = everything_in(tmp_path)
     # SQLite's own files beside a database may come.
     assert {name: after[name] for name in before} == before
-    assert {name for name in after if name not in before} <= {"answers.sqlite-shm", "answers.sqlite-wal"}
+    assert {name for name in after if name not in before} <= {
+        "answers.sqlite-shm",
+        "answers.sqlite-wal",
+    }
 
 
 async def test_documents_are_cut_to_a_context_that_is_known(tmp_path: Path) -> None:
@@ -109,14 +143,19 @@ async def test_documents_are_cut_to_a_context_that_is_known(tmp_path: Path) -> N
     assert cut.costs[0].least.prompt_tokens < whole.costs[0].least.prompt_tokens
 
 
-async def test_where_the_answers_decide_how_often_is_compared_there_is_a_maximum(tmp_path: Path) -> None:
+async def test_where_the_answers_decide_how_often_is_compared_there_is_a_maximum(
+    tmp_path: Path,
+) -> None:
     for step, thinking, least, most in (
-        # Pairs in both orders. Answers that confirm leave the neighbours: every later pass knows its pairs already.
-        # Answers that turn it round make every pass ask anew.
+        # Pairs in both orders. Answers that confirm leave the neighbours: every later pass knows
+        # its pairs already. Answers that turn it round make every pass ask anew.
         ("sliding:6", {}, 2 * 5, 2 * (6 * 5 // 2)),
-        # Answers that confirm need a comparison for each node of the heap and each of the best; others need up to ten.
+        # Answers that confirm need a comparison for each node of the heap and each of the best;
+        # others need up to ten.
         ("setwise:7", {"compare": 200, "chains": 2}, 2 * 2 * 7, 2 * 2 * 10),
     ):
-        config = short(tmp_path, rank=("judge", step), stance__depth=0, sampling={"thinking": thinking})
+        config = short(
+            tmp_path, rank=("judge", step), stance__depth=0, sampling={"thinking": thinking}
+        )
         (cost,) = (cost for cost in (await dry(config)).costs if cost.stage == "rank")
         assert (cost.least.requests, cost.most.requests) == (2 * least, 2 * most)  # two topics

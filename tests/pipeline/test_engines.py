@@ -17,7 +17,9 @@ from touche_llm.pipeline.engines import assume_engine_info, replay_engine_info, 
 
 
 def info(model: str, revision: str = "", context: int = 4096, overhead: int = 9) -> EngineInfo:
-    return EngineInfo(model=model, revision=revision, context=context, overhead=overhead, engine="vLLM")
+    return EngineInfo(
+        model=model, revision=revision, context=context, overhead=overhead, engine="vLLM"
+    )
 
 
 KNOWN = (
@@ -62,7 +64,12 @@ def test_the_engine_of_the_cache_is_the_one_that_is_configured_and_one_of_severa
 def test_an_unknown_engine_is_assumed_as_configured_but_not_replayed(cache: Cache) -> None:
     asked = EngineConfig(model="third", revision="5")
     assumed = assume_engine_info(asked, cache)
-    assert (assumed.model, assumed.revision, assumed.overhead, assumed.engine) == ("third", "5", 0, "")
+    assert (assumed.model, assumed.revision, assumed.overhead, assumed.engine) == (
+        "third",
+        "5",
+        0,
+        "",
+    )
     assert assumed.context > 10**9  # nothing is truncated
     assert assume_engine_info(asked.model_copy(update={"context": 77}), cache).context == 77
     with raises_at(UsageError, cache.path, "one, other", "third", "'5'"):

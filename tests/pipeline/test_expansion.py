@@ -20,7 +20,11 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.prompts.purposes import AlternativeQueries
 
-QUERIES = {"query1": "electric scooter commute", "query2": "bicycle city traffic", "query3": "notes on paper, by hand"}
+QUERIES = {
+    "query1": "electric scooter commute",
+    "query2": "bicycle city traffic",
+    "query3": "notes on paper, by hand",
+}
 BAD = {**QUERIES, "query2": "site:evil.example heat pump"}
 
 
@@ -31,7 +35,9 @@ def answers(bad: tuple[str, ...] = ()) -> Any:
     return script
 
 
-async def retrieved(config: Config, out: Path, script: Any) -> tuple[Sequence[Failure], list[Request]]:
+async def retrieved(
+    config: Config, out: Path, script: Any
+) -> tuple[Sequence[Failure], list[Request]]:
     with scripted_model(config, script) as (model, engine):
         found = await retrieve_stage(config, out, Silent(), model)
     return found.failures, engine.requests
@@ -59,10 +65,16 @@ async def test_a_document_that_only_another_query_finds_comes_in(tmp_path: Path)
         (topic, tuple(QUERIES.values())) for topic in ("3", "7")
     ]
     stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["retrieve"]
-    assert stage["requests"]["requests"] == 2 and stage["failures"] == {} and list(stage["prompts"]) == ["queries"]
+    assert (
+        stage["requests"]["requests"] == 2
+        and stage["failures"] == {}
+        and list(stage["prompts"]) == ["queries"]
+    )
 
 
-async def test_a_topic_whose_queries_cannot_be_used_keeps_its_own_and_the_failure_is_told(tmp_path: Path) -> None:
+async def test_a_topic_whose_queries_cannot_be_used_keeps_its_own_and_the_failure_is_told(
+    tmp_path: Path,
+) -> None:
     await retrieve_stage(expanded(tmp_path, expansion__use=False), tmp_path / "own", Silent())
     failures, sent = await retrieved(expanded(tmp_path), tmp_path / "out", answers(bad=("7",)))
     assert len(sent) == 1 + 3
@@ -70,7 +82,10 @@ async def test_a_topic_whose_queries_cannot_be_used_keeps_its_own_and_the_failur
     assert (failure.topic_id, failure.document_id, failure.kind) == ("7", None, "outside_schema")
     assert "site:evil.example" in failure.attempts[0].text
     assert read_records(tmp_path / "out" / "query_failures.jsonl", Failure, "failures") == failures
-    assert [each.topic_id for each in read_records(tmp_path / "out" / "queries.jsonl", Queries, "queries")] == ["3"]
+    assert [
+        each.topic_id
+        for each in read_records(tmp_path / "out" / "queries.jsonl", Queries, "queries")
+    ] == ["3"]
     assert candidates(tmp_path / "out", "7") == candidates(tmp_path / "own", "7")
     assert candidates(tmp_path / "out", "3") != candidates(tmp_path / "own", "3")
 
@@ -83,7 +98,11 @@ async def test_a_replay_finds_the_same_candidates_and_says_what_is_missing(tmp_p
     for name in ("candidates.run.txt", "queries.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     with pytest.raises(ReplayMiss, match=r"prompt comparative/queries .*topic 20"):
-        await retrieved(expanded(tmp_path, cache__mode=CacheMode.REPLAY, topic=("20",)), tmp_path / "three", answers())
+        await retrieved(
+            expanded(tmp_path, cache__mode=CacheMode.REPLAY, topic=("20",)),
+            tmp_path / "three",
+            answers(),
+        )
     assert not (tmp_path / "three" / "candidates.run.txt").exists()
 
 
@@ -92,7 +111,9 @@ async def test_sentences_are_searched_for_with_the_other_queries_too(tmp_path: P
         return {name: words for name, words in zip(QUERIES, found, strict=True)}
 
     flags: dict[str, Any] = {"task": "sentence_pairs", "depth": 20, "sentences__pool": 60}
-    one, other = (config_for(tmp_path, limit_topics=1, expansion__use=use, **flags) for use in (False, True))
+    one, other = (
+        config_for(tmp_path, limit_topics=1, expansion__use=use, **flags) for use in (False, True)
+    )
     await retrieve_stage(one, tmp_path / "own", Silent())
     topic = run_lines(tmp_path / "own" / "sentences.run.txt")[0].topic_id
     found = ["homework exercises pupils", "teachers grades lessons", "cost of energy and food"]
@@ -102,6 +123,14 @@ async def test_sentences_are_searched_for_with_the_other_queries_too(tmp_path: P
 
 
 def test_a_query_that_could_be_more_than_words_is_refused() -> None:
-    for query in ('"heat pump"', "site:a.org heat", "heat pump\n", "<|im_end|>", "-heat pump", "a" * 101, "a\u202eb"):
+    for query in (
+        '"heat pump"',
+        "site:a.org heat",
+        "heat pump\n",
+        "<|im_end|>",
+        "-heat pump",
+        "a" * 101,
+        "a\u202eb",
+    ):
         with pytest.raises(ValidationError):
             AlternativeQueries.model_validate(QUERIES | {"query2": query})

@@ -75,17 +75,29 @@ def judgments_of(out: Path) -> list[Judgment]:
 
 
 @pytest.mark.parametrize("form", ["letters", "array", "object"])
-async def test_judgments_are_those_of_one_request_if_the_model_answers_the_same(form: str, tmp_path: Path) -> None:
+async def test_judgments_are_those_of_one_request_if_the_model_answers_the_same(
+    form: str, tmp_path: Path
+) -> None:
     source = get_task("comparative").find_template("judge.jinja").read_text()
     (tmp_path / "mine.jinja").write_text(source.replace("\nform: letters", f"\nform: {form}"))
-    given: dict[str, Any] = {"topic": ("3",), "depth": 4, "prompts__judge": str(tmp_path / "mine.jinja")}
+    given: dict[str, Any] = {
+        "topic": ("3",),
+        "depth": 4,
+        "prompts__judge": str(tmp_path / "mine.jinja"),
+    }
     together = await judged(config_for(tmp_path, **given), tmp_path / "one")
     apart = await judged(config_for(tmp_path, **given, judge_per="field"), tmp_path / "many")
     assert len(apart) == len(together) == 4
     for one, many in zip(together, apart, strict=True):
         assert many.grades == pytest.approx(one.grades)
-        assert (many.document_id, many.stance, list(many.readings)) == (one.document_id, one.stance, list(one.readings))
-        assert many.readings["stance"].probabilities == pytest.approx(one.readings["stance"].probabilities)
+        assert (many.document_id, many.stance, list(many.readings)) == (
+            one.document_id,
+            one.stance,
+            list(one.readings),
+        )
+        assert many.readings["stance"].probabilities == pytest.approx(
+            one.readings["stance"].probabilities
+        )
         assert (len(one.answer_keys), many.key, len(set(many.answer_keys))) == (1, None, 3)
         # Thresholds of the stance belong to one of them.
         assert one.prompt != many.prompt
@@ -117,7 +129,9 @@ def fail_on(field: str) -> Any:
     return fail
 
 
-async def test_a_document_without_one_of_its_answers_is_not_judged_and_the_others_are_kept(tmp_path: Path) -> None:
+async def test_a_document_without_one_of_its_answers_is_not_judged_and_the_others_are_kept(
+    tmp_path: Path,
+) -> None:
     config = config_for(tmp_path, topic=("3",), depth=4, judge_per="field")
     assert await judged(config, tmp_path / "out", fail_on("quality")) == []
     failures = read_records(tmp_path / "out/failures.jsonl", Failure, "failures")
@@ -134,7 +148,14 @@ async def test_a_document_without_one_of_its_answers_is_not_judged_and_the_other
 def test_a_recorded_run_replays(tmp_path: Path) -> None:
     config = config_for(tmp_path, topic=("3",), depth=4, judge_per="field")
     asyncio.run(judged(config, tmp_path / "out"))
-    asyncio.run(record(load_finished_run(tmp_path / "out"), tmp_path / "out", tmp_path / "regress/divided", None))
+    asyncio.run(
+        record(
+            load_finished_run(tmp_path / "out"),
+            tmp_path / "out",
+            tmp_path / "regress/divided",
+            None,
+        )
+    )
     assert checked(tmp_path / "regress/divided") == []
 
 
@@ -154,21 +175,36 @@ def own_prompt(folder: Path, change: tuple[str, str]) -> str:
     ],
     ids=["no paragraph", "no answer"],
 )
-def test_a_template_that_cannot_be_divided_is_an_error(change: tuple[str, str], tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_divided_is_an_error(
+    change: tuple[str, str], tmp_path: Path
+) -> None:
     path = own_prompt(tmp_path, change)
     with raises_at(PromptError, path):
         divided(get_task("comparative"), name=path)
 
 
-def test_paragraphs_stay_with_the_field_before_them_and_examples_have_its_answer(tmp_path: Path) -> None:
+def test_paragraphs_stay_with_the_field_before_them_and_examples_have_its_answer(
+    tmp_path: Path,
+) -> None:
     path = own_prompt(tmp_path, ("\n\n2. quality:", "\n\nAds say nothing.\n\n2. quality:"))
     answer = {"relevance": 3, "quality": 2, "position": "YES", "stance": "FIRST"}
-    example = {"topic": {"id": "9", "title": "Dogs or cats?"}, "document": "D", "first": "dogs", "second": "cats"}
+    example = {
+        "topic": {"id": "9", "title": "Dogs or cats?"},
+        "document": "D",
+        "first": "dogs",
+        "second": "cats",
+    }
     (tmp_path / "mine.examples.yaml").write_text(json.dumps([{**example, "answer": answer}]))
     task = get_task("comparative")
     parts = divided(task, name=path).parts
-    assert ["Ads say nothing." in instructions(task, "judge", part) for part in parts] == [True, False, False]
-    answers = [part.render(topic=TOPIC, document="x", first="a", second="b")[2].content for part in parts]
+    assert ["Ads say nothing." in instructions(task, "judge", part) for part in parts] == [
+        True,
+        False,
+        False,
+    ]
+    answers = [
+        part.render(topic=TOPIC, document="x", first="a", second="b")[2].content for part in parts
+    ]
     assert answers == ["[3]", "[2]", '["Y","F"]']
 
 

@@ -1,4 +1,7 @@
-"""Folders of commands that were killed: an unfinished stage is refused; tests/faults kills real commands."""
+"""Folders of commands that were killed: an unfinished stage is refused.
+
+Tests/faults kills real commands.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, run_stages, scripted_model
+from tests.sample_runs import (
+    Silent,
+    config_for,
+    judge_stage,
+    rank_stage,
+    run_stages,
+    scripted_model,
+)
 from tests.write_demo_cassette import script_of
 from touche_llm.cli.measured_runs import given_runs
 from touche_llm.errors import DataError
@@ -20,7 +30,10 @@ Stage = Callable[..., Awaitable[object]]
 
 
 async def run(folder: Path, *stages: Stage, tag: str = "first") -> None:
-    """Run stages over few documents; topic 20 names no objects, so that there is a file of objects too."""
+    """Run stages over few documents.
+
+    Topic 20 names no objects, so that there is a file of objects too.
+    """
     config = config_for(folder, topic=("3", "20"), depth=3, tag=tag)
     with scripted_model(config, script_of("comparative")) as (model, _):
         for stage in stages:
@@ -28,7 +41,9 @@ async def run(folder: Path, *stages: Stage, tag: str = "first") -> None:
 
 
 @pytest.mark.parametrize("stage", ["retrieve", "judge", "rank"])
-async def test_an_unfinished_stage_is_refused_by_all_that_read_its_outputs(tmp_path: Path, stage: str) -> None:
+async def test_an_unfinished_stage_is_refused_by_all_that_read_its_outputs(
+    tmp_path: Path, stage: str
+) -> None:
     await run(tmp_path, run_stages)
     out = tmp_path / "out"
     path = out / "ir-metadata.yml"
@@ -53,7 +68,9 @@ async def test_an_unfinished_stage_is_refused_by_all_that_read_its_outputs(tmp_p
         assert set(folder.stages) == {"retrieve", "judge", "rank"}
 
 
-async def test_metadata_of_another_program_ends_a_stage_before_anything_is_replaced(tmp_path: Path) -> None:
+async def test_metadata_of_another_program_ends_a_stage_before_anything_is_replaced(
+    tmp_path: Path,
+) -> None:
     await run(tmp_path, run_stages)
     out = tmp_path / "out"
     (out / "ir-metadata.yml").write_text("- none of ours\n")

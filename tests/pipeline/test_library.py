@@ -28,7 +28,9 @@ def replayed(task: str) -> tl.LanguageModel:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Iterator[Any]:
-    with tl.open_corpus(SAMPLES / "comparative/passages.jsonl", task="comparative", index=tmp_path / "index") as opened:
+    with tl.open_corpus(
+        SAMPLES / "comparative/passages.jsonl", task="comparative", index=tmp_path / "index"
+    ) as opened:
         yield opened
 
 
@@ -64,7 +66,9 @@ def test_the_library_makes_the_run_of_the_command_line(task: str, tmp_path: Path
     assert read.rankings == ranking.rankings and read.stances == ranking.stances
 
 
-async def test_the_functions_work_inside_a_running_event_loop(topics: list[tl.Topic], corpus: Any) -> None:
+async def test_the_functions_work_inside_a_running_event_loop(
+    topics: list[tl.Topic], corpus: Any
+) -> None:
     candidates = tl.retrieve(topics, corpus)
     with replayed("comparative") as model:
         judged = tl.judge(candidates, model, stance=tl.StanceSettings(depth=100))
@@ -72,17 +76,30 @@ async def test_the_functions_work_inside_a_running_event_loop(topics: list[tl.To
     assert len(judged.judgments) > 0 and len(ranked.comparisons) > 0
 
 
-def test_frames_of_candidates_go_both_ways(topics: list[tl.Topic], corpus: Any, tmp_path: Path) -> None:
+def test_frames_of_candidates_go_both_ways(
+    topics: list[tl.Topic], corpus: Any, tmp_path: Path
+) -> None:
     candidates = tl.retrieve(topics, corpus, depth=5)
     frame = candidates.to_frame()
     shuffled = frame.sample(frac=1, random_state=1)
     assert tl.Candidates.from_frame(shuffled, topics, corpus).rankings == candidates.rankings
-    assert tl.Candidates.from_frame(shuffled.drop(columns="rank"), topics, corpus).rankings == candidates.rankings
+    assert (
+        tl.Candidates.from_frame(shuffled.drop(columns="rank"), topics, corpus).rankings
+        == candidates.rankings
+    )
     candidates.write(tmp_path / "first.txt", tag="first")
-    assert tl.Candidates.from_run(tmp_path / "first.txt", topics, corpus).rankings == candidates.rankings
+    assert (
+        tl.Candidates.from_run(tmp_path / "first.txt", topics, corpus).rankings
+        == candidates.rankings
+    )
     by_rank = tl.Candidates.from_frame(frame.drop(columns="score"), topics, corpus).rankings
-    documents = {topic: [each.document_id for each in ranking] for topic, ranking in candidates.rankings.items()}
-    assert {topic: [each.document_id for each in ranking] for topic, ranking in by_rank.items()} == documents
+    documents = {
+        topic: [each.document_id for each in ranking]
+        for topic, ranking in candidates.rankings.items()
+    }
+    assert {
+        topic: [each.document_id for each in ranking] for topic, ranking in by_rank.items()
+    } == documents
 
 
 def test_a_malformed_frame_is_refused(topics: list[tl.Topic], corpus: Any) -> None:
@@ -111,7 +128,10 @@ def test_wrong_use_is_named(topics: list[tl.Topic], corpus: Any) -> None:
             ({"steps": ["judge", "pairwise:5"]}, "model"),
             ({"steps": ["guess"]}, "steps"),
             ({"options": tl.RankOptions(weights={"beauty": 1.0})}, "weights"),
-            ({"steps": ["pairwise:5"], "model": model, "prompts": {"worst": "mine.jinja"}}, "prompts"),
+            (
+                {"steps": ["pairwise:5"], "model": model, "prompts": {"worst": "mine.jinja"}},
+                "prompts",
+            ),
         ):
             with pytest.raises(tl.UsageError) as caught:
                 tl.rank(candidates, judgments, **options)
@@ -133,7 +153,9 @@ def test_wrong_use_is_named(topics: list[tl.Topic], corpus: Any) -> None:
     assert caught.value.location == "tag" and not Path("nowhere.txt").exists()
 
 
-def test_an_existing_file_is_replaced_only_on_demand(topics: list[tl.Topic], corpus: Any, tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_only_on_demand(
+    topics: list[tl.Topic], corpus: Any, tmp_path: Path
+) -> None:
     candidates = tl.retrieve(topics, corpus, depth=3)
     file = tmp_path / "mine.txt"
     file.write_text("precious")
@@ -144,7 +166,9 @@ def test_an_existing_file_is_replaced_only_on_demand(topics: list[tl.Topic], cor
     assert len(file.read_text().splitlines()) == sum(map(len, candidates.rankings.values()))
 
 
-def test_a_topic_given_twice_and_a_closed_corpus_are_refused(topics: list[tl.Topic], corpus: Any) -> None:
+def test_a_topic_given_twice_and_a_closed_corpus_are_refused(
+    topics: list[tl.Topic], corpus: Any
+) -> None:
     with pytest.raises(tl.DataError) as caught:
         tl.retrieve([*topics, topics[0]], corpus)
     assert caught.value.location == "topics"
@@ -156,7 +180,9 @@ def test_a_topic_given_twice_and_a_closed_corpus_are_refused(topics: list[tl.Top
         tl.retrieve(topics, corpus)
 
 
-def test_unjudged_documents_give_a_typed_warning(topics: list[tl.Topic], corpus: Any, tmp_path: Path) -> None:
+def test_unjudged_documents_give_a_typed_warning(
+    topics: list[tl.Topic], corpus: Any, tmp_path: Path
+) -> None:
     candidates = tl.retrieve(topics, corpus, depth=4)
     with replayed("comparative") as model:
         judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
@@ -168,7 +194,9 @@ def test_unjudged_documents_give_a_typed_warning(topics: list[tl.Topic], corpus:
     first = ranking.rankings[topics[0].id][0]
     (tmp_path / "qrels.txt").write_text(f"{topics[0].id} 0 {first.document_id} 2\n")
     with pytest.warns(tl.ToucheWarning):
-        table = tl.evaluate(ranking, tl.read_qrels({"relevance": tmp_path / "qrels.txt"}, "comparative"))
+        table = tl.evaluate(
+            ranking, tl.read_qrels({"relevance": tmp_path / "qrels.txt"}, "comparative")
+        )
     assert table.set_index("measure").loc["relevance nDCG@5", "value"] == pytest.approx(1.0)
 
 

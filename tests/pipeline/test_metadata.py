@@ -10,8 +10,14 @@ from touche_llm.pipeline.provenance import build_metadata
 
 
 def method(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]:
-    given = {"topics": Path("topics.xml"), "corpus": Path("passages.jsonl"), "index": folder / "index"}
-    config = load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
+    given = {
+        "topics": Path("topics.xml"),
+        "corpus": Path("passages.jsonl"),
+        "index": folder / "index",
+    }
+    config = load_config(
+        None, given | {name.replace("__", "."): value for name, value in flags.items()}
+    )
     found: dict[str, Any] = build_metadata(config, folder, stages)["method"]
     return found
 
@@ -19,11 +25,19 @@ def method(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]
 def test_the_first_stage_is_named_with_its_parameters(tmp_path: Path) -> None:
     for retriever, first, names in (
         ("okapi", "rank_bm25.BM25Okapi", set()),
-        ("hybrid", "reciprocal rank fusion of bm25s.BM25 and touche_llm.retrieval.dense", {"dense.weight"}),
+        (
+            "hybrid",
+            "reciprocal rank fusion of bm25s.BM25 and touche_llm.retrieval.dense",
+            {"dense.weight"},
+        ),
     ):
-        (stage,) = method(tmp_path, {"retrieve": {}}, retriever__name=retriever, expansion__use=True)["retrieval"]
+        (stage,) = method(
+            tmp_path, {"retrieve": {}}, retriever__name=retriever, expansion__use=True
+        )["retrieval"]
         assert (stage["name"], stage["method"]) == (retriever, first)
-        assert {"depth", "retriever.query", "retriever.k1", "expansion.use"} | names < set(stage["params"])
+        assert {"depth", "retriever.query", "retriever.k1", "expansion.use"} | names < set(
+            stage["params"]
+        )
         assert not {"topics", "index", "dense.base_url"} & set(stage["params"])
 
 
@@ -33,4 +47,8 @@ def test_steps_and_model_are_named_once_documents_are_judged(tmp_path: Path) -> 
     assert (retrieved["name"], judged["name"]) == ("bm25", "bm25 > judge > pairwise:3")
     assert [stage.get("reranks") for stage in judged["retrieval"]] == [None, "bm25", "judge"]
     _, judge, pairwise = (set(stage["params"]) for stage in judged["retrieval"])
-    assert {"sampling.seed", "weights.quality", "stance.prompt"} < judge and "ranking.pairwise.both_orders" in pairwise
+    assert {
+        "sampling.seed",
+        "weights.quality",
+        "stance.prompt",
+    } < judge and "ranking.pairwise.both_orders" in pairwise

@@ -47,7 +47,9 @@ async def test_the_run_is_valid_and_each_topic_has_enough_pairs(tmp_path: Path) 
     # What the model was asked about stands before what inherits, and the metadata counts both.
     found = judgments(tmp_path)
     for topic in sizes:
-        sources = [found[topic, line.document_id].source for line in lines if line.topic_id == topic]
+        sources = [
+            found[topic, line.document_id].source for line in lines if line.topic_id == topic
+        ]
         assert sources == ["probabilities"] * 30 + ["inherited"] * (sizes[topic] - 30)
     stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
     assert stages["rank"]["lines"] == stages["judge"]["pairs"] == len(lines)
@@ -62,7 +64,9 @@ async def test_no_pair_is_there_in_both_orders_and_the_better_order_stays(tmp_pa
             answer["coherence"] = 3 if first > second else 0
         return answer
 
-    lines, _ = await run(tmp_path, the_other_way_round_is_better, pairs__judged=20, pairs__both_orders=20)
+    lines, _ = await run(
+        tmp_path, the_other_way_round_is_better, pairs__judged=20, pairs__both_orders=20
+    )
     pairs = [frozenset(line.document_id.split(",")) for line in lines if line.topic_id == "3"]
     assert len(set(pairs)) == len(pairs)
     top = [line.document_id.split(",") for line in lines if line.topic_id == "3"][:20]
@@ -85,7 +89,13 @@ async def test_a_pair_without_a_usable_answer_inherits_and_a_sentence_without_on
             return {"free": "text"}
         return {"free": "text"} if "coherence" in list_fields(request.schema) else SCRIPT(request)
 
-    lines, _ = await run(tmp_path, broken_for_pairs_and_at_first, topic=("3",), pairs__judged=5, engine__concurrency=1)
+    lines, _ = await run(
+        tmp_path,
+        broken_for_pairs_and_at_first,
+        topic=("3",),
+        pairs__judged=5,
+        engine__concurrency=1,
+    )
     found = judgments(tmp_path)
     failures = read_records(tmp_path / "out" / "failures.jsonl", Failure, "failures")
     assert {each.kind for each in failures} == {"outside_schema"}
@@ -96,9 +106,13 @@ async def test_a_pair_without_a_usable_answer_inherits_and_a_sentence_without_on
     assert len(lines) >= 100 and {line.stance for line in lines} <= {"PRO", "CON"}
     sentences = {
         each.document_id: each.stance
-        for each in read_records(tmp_path / "out" / "sentence_judgments.jsonl", Judgment, "judgments")
+        for each in read_records(
+            tmp_path / "out" / "sentence_judgments.jsonl", Judgment, "judgments"
+        )
     }
-    assert all({sentences[part] for part in line.document_id.split(",")} == {line.stance} for line in lines)
+    assert all(
+        {sentences[part] for part in line.document_id.split(",")} == {line.stance} for line in lines
+    )
 
 
 async def test_more_sentences_are_judged_until_there_are_enough_pairs(tmp_path: Path) -> None:
@@ -108,7 +122,9 @@ async def test_more_sentences_are_judged_until_there_are_enough_pairs(tmp_path: 
     assert 20 < judge["sentences judged"] < 135
 
 
-async def test_where_the_corpus_has_too_few_it_is_said_and_nothing_is_invented(tmp_path: Path) -> None:
+async def test_where_the_corpus_has_too_few_it_is_said_and_nothing_is_invented(
+    tmp_path: Path,
+) -> None:
     def almost_none_takes_a_side(request: Request) -> Fields:
         answer = dict(SCRIPT(request))
         if "role" in answer and not (request.origin.document_id or "").endswith("__PREMISE__1"):
@@ -118,13 +134,20 @@ async def test_where_the_corpus_has_too_few_it_is_said_and_nothing_is_invented(t
     lines, progress = await run(tmp_path, almost_none_takes_a_side)
     sizes = Counter(line.topic_id for line in lines)
     assert 0 < sizes["3"] < 100
-    assert any("topic 3: " in notice and "fewer than the 100 wanted" in notice for notice in progress.notices)
-    assert all(part.endswith("__PREMISE__1") for line in lines for part in line.document_id.split(","))
+    assert any(
+        "topic 3: " in notice and "fewer than the 100 wanted" in notice
+        for notice in progress.notices
+    )
+    assert all(
+        part.endswith("__PREMISE__1") for line in lines for part in line.document_id.split(",")
+    )
 
 
 async def test_a_replay_needs_no_other_answer_whatever_the_weights(tmp_path: Path) -> None:
     lines, _ = await run(tmp_path, pairs__judged=40)
-    config = config_for(tmp_path, task="sentence_pairs", depth=60, pairs__judged=40, weights__coherence=9.0)
+    config = config_for(
+        tmp_path, task="sentence_pairs", depth=60, pairs__judged=40, weights__coherence=9.0
+    )
     await rank_stage(config, tmp_path / "out", Silent())
     weighted = run_lines(tmp_path / "out" / "run.txt")
     assert [line.document_id for line in weighted] != [line.document_id for line in lines]
@@ -136,7 +159,9 @@ async def test_a_replay_needs_no_other_answer_whatever_the_weights(tmp_path: Pat
     assert replayed == weighted
     # Both orders are there for whoever wants to choose by other grades.
     judged = judgments(tmp_path)
-    both = [pair for topic, pair in judged if (topic, ",".join(reversed(pair.split(",")))) in judged]
+    both = [
+        pair for topic, pair in judged if (topic, ",".join(reversed(pair.split(",")))) in judged
+    ]
     assert len(both) == 2 * 2 * 20
 
 
@@ -144,8 +169,12 @@ async def test_where_no_sentence_takes_a_side_the_run_ends_with_what_to_do(tmp_p
     def none(request: Request) -> Fields:
         return {**SCRIPT(request), "stance": {"PRO": 0.01, "CON": 0.01, "NONE": 0.98}}
 
-    with pytest.raises(DataError, match=r"sentence_judgments.jsonl: no topic has two sentences on one side"):
+    with pytest.raises(
+        DataError, match=r"sentence_judgments.jsonl: no topic has two sentences on one side"
+    ):
         await run(tmp_path, none)
     # What was judged is not lost.
     found = read_records(tmp_path / "out" / "sentence_judgments.jsonl", Judgment, "judgments")
-    assert len(found) == len((tmp_path / "out" / "sentences.run.txt").read_text().splitlines()) > 100
+    assert (
+        len(found) == len((tmp_path / "out" / "sentences.run.txt").read_text().splitlines()) > 100
+    )

@@ -25,7 +25,9 @@ from touche_llm.tasks import get_task
 
 
 async def test_the_ranking_follows_the_grades_and_carries_the_stances(tmp_path: Path) -> None:
-    order = sorted(orjson.loads(line)["id"] for line in (SAMPLE / "passages.jsonl").read_bytes().splitlines())
+    order = sorted(
+        orjson.loads(line)["id"] for line in (SAMPLE / "passages.jsonl").read_bytes().splitlines()
+    )
 
     def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
         if request.origin.document_id is None:
@@ -48,7 +50,9 @@ async def test_the_ranking_follows_the_grades_and_carries_the_stances(tmp_path: 
     assert (found.topic_id, found.objects) == ("20", ("tea", "coffee"))
 
 
-async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judged_ones(tmp_path: Path) -> None:
+async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judged_ones(
+    tmp_path: Path,
+) -> None:
     async def fails_on_apps(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if "scooter" in body["messages"][1]["content"].split("Passage:")[-1]:
             return await says("no JSON here")(request, body)
@@ -77,28 +81,36 @@ async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judge
     assert metadata["judge"]["failures"] == {"not_json": len(failed)}
 
 
-async def test_a_topic_whose_objects_are_not_found_is_not_judged_and_not_lost(tmp_path: Path) -> None:
+async def test_a_topic_whose_objects_are_not_found_is_not_judged_and_not_lost(
+    tmp_path: Path,
+) -> None:
     async def no_objects(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if "first" in fields_in(body):
             return await says('{"first":"tea","second":"tea"}')(request, body)
         return await good(request, body)
 
     out = tmp_path / "out"
-    outcome = await run_on(FakeServer(rest=no_objects), config_for(tmp_path, topic=("3", "20"), depth=5), out)
+    outcome = await run_on(
+        FakeServer(rest=no_objects), config_for(tmp_path, topic=("3", "20"), depth=5), out
+    )
     (failure,) = read_records(out / "failures.jsonl", Failure, "failures")
     assert (failure.topic_id, failure.document_id, failure.kind) == ("20", None, "outside_schema")
     assert outcome.judgments.requested == 5
     assert [line.topic_id for line in run_lines(out / "run.txt")] == ["3"] * 5 + ["20"] * 5
 
 
-async def test_requests_go_out_topic_by_topic_and_no_more_at_a_time_than_allowed(tmp_path: Path) -> None:
+async def test_requests_go_out_topic_by_topic_and_no_more_at_a_time_than_allowed(
+    tmp_path: Path,
+) -> None:
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(0.005)
         return await good(request, body)
 
     server = FakeServer(rest=slow)
     await run_on(
-        server, config_for(tmp_path, topic=("3", "7", "12"), depth=12, engine__concurrency=4), tmp_path / "out"
+        server,
+        config_for(tmp_path, topic=("3", "7", "12"), depth=12, engine__concurrency=4),
+        tmp_path / "out",
     )
     assert server.most_open == 4
     titles = [body["messages"][1]["content"].splitlines()[0] for body in server.bodies]
@@ -118,14 +130,20 @@ async def test_candidates_of_another_tool_are_judged_as_they_are(tmp_path: Path)
     assert [line.document_id for line in run_lines(out / "run.txt")] == ids
 
 
-async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tmp_path: Path) -> None:
+async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(
+    tmp_path: Path,
+) -> None:
     async def partly(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         answer = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
         for token in answer["choices"][0]["logprobs"]["content"][-8:]:
             token["top_logprobs"] = []
         return web.json_response(answer)
 
-    await run_on(FakeServer([good], rest=partly), config_for(tmp_path, topic=("3",), depth=2), tmp_path / "out")
+    await run_on(
+        FakeServer([good], rest=partly),
+        config_for(tmp_path, topic=("3",), depth=2),
+        tmp_path / "out",
+    )
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     (judgment,) = (judgment for judgment in judgments if judgment.source == "value")
     assert set(judgment.readings) == {"relevance", "quality", "stance"}
@@ -133,7 +151,9 @@ async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tm
 
 
 @pytest.mark.parametrize("what", ["topics", "corpus", "candidates"])
-async def test_a_missing_file_is_reported_before_the_engine_is_opened(tmp_path: Path, what: str) -> None:
+async def test_a_missing_file_is_reported_before_the_engine_is_opened(
+    tmp_path: Path, what: str
+) -> None:
     # Nothing listens on that port, which would be reported instead.
     flags: dict[str, Any] = {what: tmp_path / "nowhere", "engine__base_url": "http://127.0.0.1:1"}
     with pytest.raises(DataError, match=f"{tmp_path / 'nowhere'}: "):

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines, scripted_model
+from tests.sample_runs import (
+    Silent,
+    config_for,
+    judge_stage,
+    rank_stage,
+    retrieve_stage,
+    run_lines,
+    scripted_model,
+)
 from tests.scripted_engine import FACTS, Label
 from tests.write_demo_cassette import script_of
 from touche_llm.config import Config
@@ -58,10 +66,17 @@ def last_is_best(request: Request) -> Answer:
     if request.origin.document_id is None or "best" not in list_fields(request.schema):
         return SCRIPT(request)
     documents = request.origin.document_id.split()
-    return {"best": {"AB"[documents.index(each)]: 0.9 if each == max(documents) else 0.1 for each in documents}}
+    return {
+        "best": {
+            "AB"[documents.index(each)]: 0.9 if each == max(documents) else 0.1
+            for each in documents
+        }
+    }
 
 
-async def test_a_step_orders_the_best_and_leaves_those_below_and_all_stances(tmp_path: Path) -> None:
+async def test_a_step_orders_the_best_and_leaves_those_below_and_all_stances(
+    tmp_path: Path,
+) -> None:
     await judged(tmp_path)
     out = tmp_path / "out"
     await rank_stage(short(tmp_path), out, Silent())
@@ -69,7 +84,9 @@ async def test_a_step_orders_the_best_and_leaves_those_below_and_all_stances(tmp
     ranking, asked = await ranked(short(tmp_path, rank=("judge", "pairwise:4")), out, last_is_best)
     after = lines_of(out)
     assert ids(after) == sorted(ids(before)[:4], reverse=True) + ids(before)[4:]
-    assert {line.document_id: line.stance for line in after} == {line.document_id: line.stance for line in before}
+    assert {line.document_id: line.stance for line in after} == {
+        line.document_id: line.stance for line in before
+    }
     assert validate_run(out / "run.txt", get_task("comparative")) == []
     # Both orders of all pairs of four, for two topics.
     assert len(asked) == 2 * 4 * 3 and ranking.failures == []
@@ -82,7 +99,10 @@ async def test_what_was_compared_is_written_and_counted(tmp_path: Path) -> None:
     _, asked = await ranked(short(tmp_path, rank=("judge", "listwise:5", "pairwise:3")), out)
     comparisons = read_records(out / "comparisons.jsonl", Comparison, "comparisons")
     assert len(comparisons) == len(asked) == 2 * (1 + 6)
-    assert {(each.step, len(each.documents)) for each in comparisons} == {("listwise:5", 5), ("pairwise:3", 2)}
+    assert {(each.step, len(each.documents)) for each in comparisons} == {
+        ("listwise:5", 5),
+        ("pairwise:3", 2),
+    }
     for each in comparisons:
         assert (each.order is None) is (each.step == "pairwise:3") is not (each.best is None)
     assert (out / "comparison_failures.jsonl").read_bytes() == b""
@@ -93,10 +113,14 @@ async def test_what_was_compared_is_written_and_counted(tmp_path: Path) -> None:
     assert (stage["requests"]["requests"], stage["requests"]["cache_hits"]) == (14, 0)
     of_tea = [request for request in asked if request.origin.topic_id == "20"]
     (found,) = read_records(out / "objects.jsonl", Objects, "objects")
-    assert of_tea and all(f"First object: {found.objects[0]}\n" in each.messages[1].content for each in of_tea)
+    assert of_tea and all(
+        f"First object: {found.objects[0]}\n" in each.messages[1].content for each in of_tea
+    )
 
 
-async def test_a_comparison_without_a_usable_answer_is_recorded_and_the_run_is_whole(tmp_path: Path) -> None:
+async def test_a_comparison_without_a_usable_answer_is_recorded_and_the_run_is_whole(
+    tmp_path: Path,
+) -> None:
     await judged(tmp_path)
     out = tmp_path / "out"
     await rank_stage(short(tmp_path), out, Silent())
@@ -110,9 +134,9 @@ async def test_a_comparison_without_a_usable_answer_is_recorded_and_the_run_is_w
     ranking, _ = await ranked(short(tmp_path, rank=("judge", "pairwise:3")), out, one_fails)
     failures = read_records(out / "comparison_failures.jsonl", Failure, "failures")
     assert ranking.failures == failures
-    assert {(each.topic_id, each.document_id, each.kind, len(each.attempts)) for each in failures} == {
-        ("3", " ".join(shown), "outside_schema", 3) for shown in (before[:2], before[1::-1])
-    }
+    assert {
+        (each.topic_id, each.document_id, each.kind, len(each.attempts)) for each in failures
+    } == {("3", " ".join(shown), "outside_schema", 3) for shown in (before[:2], before[1::-1])}
     assert sorted(ids(lines_of(out))) == sorted(before)
     stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
     assert stage["failures"] == {"outside_schema": 2}
@@ -128,6 +152,8 @@ async def test_a_replay_is_the_same_to_the_byte_and_says_what_it_lacks(tmp_path:
     _, asked = await ranked(short(tmp_path, rank=steps, cache__mode=CacheMode.REPLAY), out)
     assert asked == [] and [(out / name).read_bytes() for name in names] == first
     with pytest.raises(ReplayMiss, match="prompt comparative/order"):
-        await ranked(short(tmp_path, rank=("judge", "listwise:4"), cache__mode=CacheMode.REPLAY), out)
+        await ranked(
+            short(tmp_path, rank=("judge", "listwise:4"), cache__mode=CacheMode.REPLAY), out
+        )
     # What was there stays.
     assert [(out / name).read_bytes() for name in names] == first

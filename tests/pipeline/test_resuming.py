@@ -22,16 +22,28 @@ from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.dry_run import estimate_cost
 
 
-async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tmp_path: Path) -> None:
+async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(
+    tmp_path: Path,
+) -> None:
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(0.02)
         return await good(request, body)
 
     server = FakeServer(rest=slow)
     async with server.running():
-        files = {"topics": SAMPLE / "topics.xml", "corpus": SAMPLE / "passages.jsonl", "index": tmp_path / "index"}
-        settings = {"cache.file": tmp_path / "answers.sqlite", "engine.base_url": server.url, "engine.concurrency": 4}
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump({name: str(path) for name, path in files.items()}))
+        files = {
+            "topics": SAMPLE / "topics.xml",
+            "corpus": SAMPLE / "passages.jsonl",
+            "index": tmp_path / "index",
+        }
+        settings = {
+            "cache.file": tmp_path / "answers.sqlite",
+            "engine.base_url": server.url,
+            "engine.concurrency": 4,
+        }
+        (tmp_path / "config.yaml").write_text(
+            yaml.safe_dump({name: str(path) for name, path in files.items()})
+        )
         flags = [f"--set={name}={value}" for name, value in settings.items()]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "touche_llm", "run", f"--config={tmp_path / 'config.yaml'}"),
@@ -54,14 +66,20 @@ async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tm
             total = len(cache.find("answer"))
         assert 0 < len(server.bodies) == total - stored
         first = (tmp_path / "killed" / "run.txt").read_bytes()
-        await pipeline.run_all(with_cache(config, file=tmp_path / "other.sqlite"), tmp_path / "whole", Silent())
+        await pipeline.run_all(
+            with_cache(config, file=tmp_path / "other.sqlite"), tmp_path / "whole", Silent()
+        )
     assert (tmp_path / "whole" / "run.txt").read_bytes() == first
 
 
-async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(tmp_path: Path) -> None:
+async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), config_for(tmp_path, topic=("3",), depth=5), out)
-    changed = config_for(tmp_path, topic=("3",), depth=20, sampling__max_tokens=9, cache__mode="replay")
+    changed = config_for(
+        tmp_path, topic=("3",), depth=20, sampling__max_tokens=9, cache__mode="replay"
+    )
     with pytest.raises(ReplayMiss):
         await pipeline.run_all(changed, out, Silent(), overwrite=True)
     assert len(run_lines(out / "candidates.run.txt")) == 20
@@ -70,18 +88,28 @@ async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(t
         await rank_stage(changed, out, Silent())
 
 
-FAILING_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "comparison_failures.jsonl")
+FAILING_FILES = (
+    "run.txt",
+    "judgments.jsonl",
+    "failures.jsonl",
+    "comparisons.jsonl",
+    "comparison_failures.jsonl",
+)
 
 
 async def fails_often(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """No usable answer to many questions, and a status 400 to others: the same ones each time."""
     shown = body["messages"][-1]["content"].split("Passage")
     if "best" in fields_in(body):
-        return await (good if len(shown[1]) > len(shown[2]) else says('{"best":NaN}'))(request, body)
+        return await (good if len(shown[1]) > len(shown[2]) else says('{"best":NaN}'))(
+            request, body
+        )
     return await [good, status(400), says("Well, ")][len(shown[-1]) % 3](request, body)
 
 
-async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_on_demand(tmp_path: Path) -> None:
+async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_on_demand(
+    tmp_path: Path,
+) -> None:
     server = FakeServer(rest=fails_often)
 
     async def run(out: str, **cache: Any) -> tuple[str, int]:
@@ -89,7 +117,12 @@ async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_o
         server.bodies.clear()
         progress = Silent()
         config = config_for(
-            tmp_path, topic=("3",), depth=12, rank=("judge", "pairwise:4"), engine__base_url=server.url, **cache
+            tmp_path,
+            topic=("3",),
+            depth=12,
+            rank=("judge", "pairwise:4"),
+            engine__base_url=server.url,
+            **cache,
         )
         result = await pipeline.run_all(config, tmp_path / out, progress)
         assert result.failures
@@ -106,7 +139,9 @@ async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_o
         assert sent > 0 and "retry_failures" not in said
         said, sent = await run("second")
         assert sent == 0 and "retry_failures" in said
-        judged = yaml.safe_load((tmp_path / "second" / "ir-metadata.yml").read_text())["stages"]["judge"]["requests"]
+        judged = yaml.safe_load((tmp_path / "second" / "ir-metadata.yml").read_text())["stages"][
+            "judge"
+        ]["requests"]
         of_judge = [each for each in failures if each["prompt"].startswith("comparative/judge")]
         assert judged["known_failures"] == len(of_judge) > 1
         assert judged["unusable_records"] == sum(len(each["attempts"]) for each in of_judge)
@@ -117,7 +152,9 @@ async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_o
     assert "retry_failures" not in said
     for out in ("second", "retried", "replayed"):
         for name in FAILING_FILES:
-            assert (tmp_path / out / name).read_bytes() == (tmp_path / "first" / name).read_bytes(), (out, name)
+            assert (tmp_path / out / name).read_bytes() == (
+                tmp_path / "first" / name
+            ).read_bytes(), (out, name)
     # The flag is for one command, not for later stages.
     assert "retry_failures" not in (tmp_path / "retried" / "config.yaml").read_text()
 
@@ -131,5 +168,8 @@ async def test_a_dry_run_counts_failures_that_are_not_sent_again(tmp_path: Path)
     assert (cost.known["judge"], cost.failed["judge"], cost.costs) == (12 - failed, failed, [])
     retrying = config_for(tmp_path, topic=("3",), depth=12, cache__retry_failures=True)
     retried = await estimate_cost(retrying, tmp_path / "out", ("judge",), Silent())
-    assert retried.failed["judge"] == 0 and sum(each.least.requests for each in retried.costs) == failed
+    assert (
+        retried.failed["judge"] == 0
+        and sum(each.least.requests for each in retried.costs) == failed
+    )
     assert config.cache.file.read_bytes() == before

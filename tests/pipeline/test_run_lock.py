@@ -31,8 +31,12 @@ def nothing(message: str) -> None:
     raise AssertionError(message)
 
 
-def test_the_lock_of_a_process_that_is_killed_is_released_and_before_that_its_holder_is_named(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
+def test_the_lock_of_a_process_that_is_killed_is_released_and_before_that_its_holder_is_named(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         with (
             pytest.raises(UsageError, match=rf"judge, process {holder.pid} on "),
@@ -48,13 +52,22 @@ def test_the_lock_of_a_process_that_is_killed_is_released_and_before_that_its_ho
 async def test_all_that_write_are_refused_while_another_command_writes(tmp_path: Path) -> None:
     config, out = config_for(tmp_path, topic=("3",), depth=3), tmp_path / "out"
     await run_on(FakeServer(), config, out)
-    before = {path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")}
+    before = {
+        path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")
+    }
     # Whatever gets past the lock would end here in another way: nothing listens on that port.
     engine = config.engine.model_copy(update={"base_url": "http://127.0.0.1:1"})
     changed = config.model_copy(update={"tag": "other", "engine": engine})
     with RunDirectory(out).lock("run", nothing):
-        for work in (pipeline.run_all, pipeline.run_retrieve, pipeline.run_judge, pipeline.run_rank):
+        for work in (
+            pipeline.run_all,
+            pipeline.run_retrieve,
+            pipeline.run_judge,
+            pipeline.run_rank,
+        ):
             coroutine: Coroutine[Any, Any, object] = work(changed, out, Silent())
             with pytest.raises(UsageError, match=f"run, process {os.getpid()} "):
                 await coroutine
-    assert {path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")} == before
+    assert {
+        path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")
+    } == before

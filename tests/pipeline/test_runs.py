@@ -13,7 +13,14 @@ from touche_llm.data.settings import to_yaml
 from touche_llm.errors import DataError
 from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.runs import BROKEN, EMPTY, read_evaluation, read_overview, read_results, read_texts
+from touche_llm.pipeline.runs import (
+    BROKEN,
+    EMPTY,
+    read_evaluation,
+    read_overview,
+    read_results,
+    read_texts,
+)
 from touche_llm.tasks import get_task
 
 
@@ -27,7 +34,9 @@ def test_results_of_another_program_are_no_results(tmp_path: Path, text: str) ->
         list(read_results(RunDirectory(tmp_path), task))
 
 
-async def test_the_beginning_of_a_document_is_read_from_the_index_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+async def test_the_beginning_of_a_document_is_read_from_the_index_and_a_damaged_one_is_an_error(
+    tmp_path: Path,
+) -> None:
     config, task = config_for(tmp_path, topic=("3",), depth=1), get_task("comparative")
     found = await retrieve_stage(config, tmp_path / "out", Silent())
     document_id = found.rankings["3"][0].document_id
@@ -49,7 +58,9 @@ def test_a_run_that_was_stopped_during_start_up_is_empty_and_not_broken(tmp_path
     assert read_overview(tmp_path).state == BROKEN
 
 
-@pytest.mark.parametrize("damage", [{"labels": {"judge": 3}}, {"requests": {"requests": "many"}}, {"failures": [1]}])
+@pytest.mark.parametrize(
+    "damage", [{"labels": {"judge": 3}}, {"requests": {"requests": "many"}}, {"failures": [1]}]
+)
 def test_damaged_counts_are_an_error(tmp_path: Path, damage: dict[str, Any]) -> None:
     file = tmp_path / "ir-metadata.yml"
     file.write_bytes(to_yaml({"stages": {"judge": damage}}))

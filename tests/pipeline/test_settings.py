@@ -41,7 +41,9 @@ def changes(error: UsageError) -> list[str]:
     return [line.partition(":")[0].strip() for line in str(error).splitlines()[1:]]
 
 
-async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_listed(tmp_path: Path) -> None:
+async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_listed(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path), out)
     before = contents(out)
@@ -71,7 +73,9 @@ async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_li
     page.write_text("notes of the user")
     replayed = short(tmp_path, cache__mode="replay", engine__context=8192)
     await pipeline.run_all(replayed, out, progress)
-    assert page.read_text() == "notes of the user" and not [note for note in progress.notices if str(page) in note]
+    assert page.read_text() == "notes of the user" and not [
+        note for note in progress.notices if str(page) in note
+    ]
     # A server that serves another model now is noticed before anything is requested.
     before = contents(out)
     server = FakeServer(models=[{"id": "another", "max_model_len": 8192}])
@@ -81,12 +85,20 @@ async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_li
     assert contents(out) == before
 
 
-async def test_a_stage_may_choose_its_settings_as_long_as_nothing_was_made_with_others(tmp_path: Path) -> None:
+async def test_a_stage_may_choose_its_settings_as_long_as_nothing_was_made_with_others(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     await pipeline.run_retrieve(short(tmp_path), out, Silent())
-    judged = short(tmp_path, depth=2, sampling__seed=7, rank=("judge", "balance:3"), engine__model="fake")
+    judged = short(
+        tmp_path, depth=2, sampling__seed=7, rank=("judge", "balance:3"), engine__model="fake"
+    )
     check_settings(out, judged, "judge", overwrite=False)
-    for flags, command in (({"depth": 2}, "run"), ({"retriever__k1": 0.9}, "judge"), ({"topic": ("7",)}, "judge")):
+    for flags, command in (
+        ({"depth": 2}, "run"),
+        ({"retriever__k1": 0.9}, "judge"),
+        ({"topic": ("7",)}, "judge"),
+    ):
         with pytest.raises(UsageError):
             check_settings(out, short(tmp_path, **flags), command, overwrite=False)
     (out / "judgments.jsonl").touch()
@@ -103,7 +115,9 @@ async def test_inputs_are_the_same_by_content_wherever_they_lie(tmp_path: Path) 
     only_index = short(tmp_path).model_copy(update={"corpus": None})
     check_settings(out, only_index, "run", overwrite=False)
     own["corpus"].write_bytes(own["corpus"].read_bytes() + b'{"id": "x___1", "contents": "tea"}\n')
-    await pipeline.run_retrieve(short(tmp_path, **own, index=tmp_path / "other"), tmp_path / "edited", Silent())
+    await pipeline.run_retrieve(
+        short(tmp_path, **own, index=tmp_path / "other"), tmp_path / "edited", Silent()
+    )
     with pytest.raises(UsageError) as caught:
         check_settings(tmp_path / "edited", only_index, "run", overwrite=False)
     assert changes(caught.value) == ["corpus"]
@@ -130,7 +144,9 @@ def with_own_inputs(folder: Path) -> dict[str, Any]:
     return own
 
 
-async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(tmp_path: Path) -> None:
+async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(
+    tmp_path: Path,
+) -> None:
     out, own = tmp_path / "out", {"prompts__folder": tmp_path / "prompts"}
     template = tmp_path / "prompts" / "comparative" / "judge.jinja"
     template.parent.mkdir(parents=True)
@@ -150,12 +166,16 @@ async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(
         assert changes(caught.value) == ["prompts.judge"]
     assert contents(out) == before
     await run_on(FakeServer(), short(tmp_path, **own), out, overwrite=True)
-    new = yaml.safe_load((out / "ir-metadata.yml").read_bytes())["stages"]["judge"]["prompts"]["judge"]
+    new = yaml.safe_load((out / "ir-metadata.yml").read_bytes())["stages"]["judge"]["prompts"][
+        "judge"
+    ]
     assert values == f"{old} → {new}"
 
 
 @pytest.mark.parametrize("name", ["topics", "corpus", "candidates"])
-async def test_an_input_that_changed_under_the_same_path_is_a_change(tmp_path: Path, name: str) -> None:
+async def test_an_input_that_changed_under_the_same_path_is_a_change(
+    tmp_path: Path, name: str
+) -> None:
     out, own = tmp_path / "out", with_own_inputs(tmp_path)
     await pipeline.run_retrieve(short(tmp_path, **own), tmp_path / "first", Silent())
     if name == "candidates":
@@ -181,7 +201,9 @@ async def test_an_input_that_changed_under_the_same_path_is_a_change(tmp_path: P
     check_settings(out, short(tmp_path, **own), "run", overwrite=False)
 
 
-async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(tmp_path: Path) -> None:
+async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(
+    tmp_path: Path,
+) -> None:
     out, own = tmp_path / "out", with_own_inputs(tmp_path)
     await run_on(FakeServer(), short(tmp_path, **own), out)
     before, server = contents(out), FakeServer()
@@ -189,7 +211,9 @@ async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(t
         (kept := own[name]).with_suffix(".edited").write_bytes(kept.read_bytes() + b"\n")
         async with server.running():
             given = own | {name: kept.with_suffix(".edited")}
-            comparing = short(tmp_path, **given, rank=("judge", "pairwise:2"), engine__base_url=server.url)
+            comparing = short(
+                tmp_path, **given, rank=("judge", "pairwise:2"), engine__base_url=server.url
+            )
             with pytest.raises(UsageError) as caught:
                 await pipeline.run_rank(comparing, out, Silent())
         assert (changes(caught.value), server.bodies, contents(out)) == ([name], [], before)
@@ -198,7 +222,9 @@ async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(t
     assert len(ranking.lines) == 3
 
 
-async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_since(tmp_path: Path) -> None:
+async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_since(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
     # Ranking without comparisons leaves the engine of the judgments.
@@ -222,7 +248,9 @@ async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_si
     assert str(caught.value).splitlines()[1:] == ["  engine.model: another → fake"]
 
 
-async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_recorded(tmp_path: Path) -> None:
+async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_recorded(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     await pipeline.run_retrieve(short(tmp_path, depth=4), out, Silent())
     found = (out / "candidates.run.txt").read_bytes()

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines, scripted_model
+from tests.sample_runs import (
+    Silent,
+    config_for,
+    judge_stage,
+    rank_stage,
+    retrieve_stage,
+    run_lines,
+    scripted_model,
+)
 from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import is_swapped
 from touche_llm.config import Config
@@ -24,7 +32,11 @@ from touche_llm.pipeline.judge import Judgments
 
 Answer = Mapping[str, Label | Mapping[Label, float]]
 # What the judge prompt says of every document, here always SECOND.
-JUDGED: Answer = {"relevance": 2, "quality": 1, "stance": {"SECOND": 0.8, "FIRST": 0.1, "NEUTRAL": 0.06, "NO": 0.04}}
+JUDGED: Answer = {
+    "relevance": 2,
+    "quality": 1,
+    "stance": {"SECOND": 0.8, "FIRST": 0.1, "NEUTRAL": 0.06, "NO": 0.04},
+}
 # A model that has a strong liking for what is named first.
 FIRST_PLEASE: Answer = {
     "position": {"YES": 0.8, "NO": 0.2},
@@ -54,7 +66,9 @@ async def judged(
     await retrieve_stage(config, out, Silent())
     with scripted_model(config, script, engine) as (model, scripted):
         outcome = await judge_stage(config, out, Silent(), model)
-    return outcome, [request for request in scripted.requests if request.origin.prompt.endswith("/stance")]
+    return outcome, [
+        request for request in scripted.requests if request.origin.prompt.endswith("/stance")
+    ]
 
 
 async def ranked(config: Config, out: Path) -> tuple[list[RunLine], Silent]:
@@ -82,12 +96,17 @@ async def test_chains_are_combined_into_labels_before_they_are_averaged(
     thinking: str, depth: int, tmp_path: Path
 ) -> None:
     def script(request: Request) -> Answer:
-        # One chain is sure of a position and a side, the other of no position, leaning to the other side.
+        # One chain is sure of a position and a side, the other of no position, leaning to the other
+        # side.
         is_second = "Thought 1" in request.messages[-1].content
         asked = replace(request, messages=request.messages[:-1])
         first, second = ("SECOND", "FIRST") if is_swapped(asked, HEAT_PUMP) else ("FIRST", "SECOND")
         found = sure_of(second, 0.1) if is_second else sure_of(first, 1.0)
-        return {"relevance": 2, "quality": 1, **found} if "relevance" in list_fields(request.schema) else found
+        return (
+            {"relevance": 2, "quality": 1, **found}
+            if "relevance" in list_fields(request.schema)
+            else found
+        )
 
     chains = {"thinking": {thinking: 8, "chains": 2}}
     config = heating(tmp_path, sampling=chains, stance__depth=depth)
@@ -111,11 +130,15 @@ async def test_a_liking_for_the_first_place_cancels_out_over_both_orders(tmp_pat
         assert reading.orders == len(set(reading.keys)) == 2
     # A true opinion stays whichever object is named first.
     other: Answer = {**FIRST_PLEASE, "stance": {"SECOND": 0.7, "FIRST": 0.1, "NEUTRAL": 0.2}}
-    await judged(heating(tmp_path, sampling__seed=1), tmp_path / "other", Judge(FIRST_PLEASE, other))
+    await judged(
+        heating(tmp_path, sampling__seed=1), tmp_path / "other", Judge(FIRST_PLEASE, other)
+    )
     assert readings(tmp_path / "other")[0].probabilities["FIRST"] == pytest.approx(0.56)
 
 
-async def test_where_one_order_is_unusable_the_other_counts_and_the_failure_is_kept(tmp_path: Path) -> None:
+async def test_where_one_order_is_unusable_the_other_counts_and_the_failure_is_kept(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     outcome, _ = await judged(heating(tmp_path), out, Judge(UNUSABLE, FIRST_PLEASE))
     assert len(readings(out)) == 3
@@ -132,7 +155,9 @@ async def test_where_one_order_is_unusable_the_other_counts_and_the_failure_is_k
             "comparative/stance",
             3,
         )
-    assert {failure.document_id for failure in failures} == {reading.document_id for reading in readings(out)}
+    assert {failure.document_id for failure in failures} == {
+        reading.document_id for reading in readings(out)
+    }
     lines, _ = await ranked(heating(tmp_path), out)
     assert {line.stance for line in lines} == {"SECOND"}
 
@@ -157,7 +182,9 @@ async def test_the_best_by_the_weights_of_the_task_are_asked_so_that_other_weigh
         return {**JUDGED, "relevance": 3 if good else 0, "quality": 0 if good else 1}
 
     out = tmp_path / "out"
-    config = heating(tmp_path, depth=10, stance__depth=2, weights__relevance=0.0, weights__first_stage=0.0)
+    config = heating(
+        tmp_path, depth=10, stance__depth=2, weights__relevance=0.0, weights__first_stage=0.0
+    )
     await retrieve_stage(config, out, Silent())
     documents = [line.document_id for line in run_lines(out / "candidates.run.txt")]
     await judged(config, out, Judge(FIRST_PLEASE, FIRST_PLEASE, grades))
@@ -190,9 +217,14 @@ async def test_without_log_probabilities_the_answered_labels_count(tmp_path: Pat
         assert reading.probabilities == {"FIRST": 0.5, "SECOND": 0.5, "NEUTRAL": 0.0, "NO": 0.0}
     no_position: Answer = {"position": "NO", "stance": "FIRST"}
     await judged(
-        heating(tmp_path, sampling__logprobs=False, sampling__seed=1), out, Judge(no_position, no_position), Plain
+        heating(tmp_path, sampling__logprobs=False, sampling__seed=1),
+        out,
+        Judge(no_position, no_position),
+        Plain,
     )
-    assert {tuple(reading.probabilities.values()) for reading in readings(out)} == {(0.0, 0.0, 0.0, 1.0)}
+    assert {tuple(reading.probabilities.values()) for reading in readings(out)} == {
+        (0.0, 0.0, 0.0, 1.0)
+    }
     lines, _ = await ranked(config, out)
     assert {line.stance for line in lines} == {"NO"}
 
@@ -205,5 +237,7 @@ async def test_readings_of_another_task_are_refused_when_ranking(tmp_path: Path)
     with pytest.raises(DataError, match=r"stances.jsonl: topic 3, document .*: labels other than"):
         await ranked(heating(tmp_path), out)
     (out / "stances.jsonl").write_text(text.replace('"FIRST":0.', '"FIRST":7.', 1))
-    with pytest.raises(DataError, match=r"stances.jsonl:1: not one of the stances: .*probabilities"):
+    with pytest.raises(
+        DataError, match=r"stances.jsonl:1: not one of the stances: .*probabilities"
+    ):
         await ranked(heating(tmp_path), out)

@@ -29,7 +29,10 @@ DEPTH = 12
 
 
 class Misspelling(FakeServer):
-    """Server whose log-probabilities spell another text than some answers; thoughts are not numbered."""
+    """Server whose log-probabilities spell another text than some answers.
+
+    Thoughts are not numbered.
+    """
 
     def __init__(self, is_wrong: Callable[[int], bool]) -> None:
         super().__init__(rest=self.answer)
@@ -78,12 +81,24 @@ async def test_a_run_without_any_answer_to_read_stops_and_keeps_them(tmp_path: P
     assert {judgment.source for judgment in read_judgments(out)} == {"probabilities"}
 
 
-def test_show_and_the_report_of_a_run_name_the_first_such_answer(touche: Touche, tmp_path: Path) -> None:
-    run = ["run", "--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]
+def test_show_and_the_report_of_a_run_name_the_first_such_answer(
+    touche: Touche, tmp_path: Path
+) -> None:
+    run = [
+        "run",
+        "--topics",
+        str(SAMPLE / "topics.xml"),
+        "--corpus",
+        str(SAMPLE / "passages.jsonl"),
+        "--topic",
+        "3",
+    ]
     with Misspelling(lambda number: number == 2).in_thread() as server:
         done = touche(*run, "--depth", "4", "--out", "out", "--base-url", server.url)
     assert done.returncode == 0, done.stderr
-    first = yaml.safe_load(Path("out/ir-metadata.yml").read_text())["stages"]["judge"]["labels"]["judge"]
+    first = yaml.safe_load(Path("out/ir-metadata.yml").read_text())["stages"]["judge"]["labels"][
+        "judge"
+    ]
     place = first["first"].partition(":")[0]
     assert place.startswith("topic 3, document ") and place in " ".join(done.stderr.split())
     assert place in " ".join(touche("show", "out").stdout.split())
@@ -95,10 +110,19 @@ def test_show_and_the_report_of_a_run_name_the_first_such_answer(touche: Touche,
 async def test_the_same_answer_for_all_documents_is_a_warning(tmp_path: Path) -> None:
     side = {"FIRST": 0.2, "SECOND": 0.6, "NEUTRAL": 0.2}
     grades = {0: 0.2, 1: 0.4, 2: 0.2, 3: 0.2}
-    answer = {"relevance": grades, "quality": grades, "position": {"YES": 0.56, "NO": 0.44}, "stance": side}
-    _, progress = await run_scripted(config_for(tmp_path, depth=20), tmp_path / "out", lambda request: answer)
+    answer = {
+        "relevance": grades,
+        "quality": grades,
+        "position": {"YES": 0.56, "NO": 0.44},
+        "stance": side,
+    }
+    _, progress = await run_scripted(
+        config_for(tmp_path, depth=20), tmp_path / "out", lambda request: answer
+    )
     labels = RunDirectory(tmp_path / "out").read_metadata().stages["judge"]["labels"]["judge"]
     assert labels["answers"] >= 50
     assert labels["bits"] == {"relevance": 0.0, "quality": 0.0, "stance": 0.0}
-    (notice,) = (each for each in progress.notices if "prompt comparative/judge" in each and "bits" in each)
+    (notice,) = (
+        each for each in progress.notices if "prompt comparative/judge" in each and "bits" in each
+    )
     assert all(field in notice for field in labels["bits"])

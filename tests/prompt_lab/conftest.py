@@ -48,13 +48,17 @@ class Bench:
         aspects: tuple[str, ...] = ("relevance",),
         **plan: Any,
     ) -> PromptComparison:
-        self.monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(self.engine))
+        self.monkeypatch.setattr(
+            "touche_llm.prompt_lab.comparison.open_model", opening(self.engine)
+        )
         self.monkeypatch.chdir(self.folder)
         config = config_of(self.folder, self.files, task=self.task, **self.flags)
         qrels = read_qrels({aspect: self.files[aspect] for aspect in aspects}, get_task(self.task))
         progress = Silent()
         self.notices = progress.notices
-        return await compare_prompts(ComparisonInputs(config, list(map(str, names)), qrels, Plan(**plan)), progress)
+        return await compare_prompts(
+            ComparisonInputs(config, list(map(str, names)), qrels, Plan(**plan)), progress
+        )
 
     @property
     def log(self) -> Path:

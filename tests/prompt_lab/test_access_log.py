@@ -43,8 +43,12 @@ def test_accesses_to_topics_of_the_same_title_are_earlier_ones(tmp_path: Path) -
     assert read_accesses(path) == [*accesses, changed]
 
 
-@pytest.mark.parametrize(("kind", "logged"), [("choice", 2), ("confirmation", 2), ("trial", 1), ("evaluation", 1)])
-def test_a_repeated_trial_or_evaluation_is_logged_once(tmp_path: Path, kind: str, logged: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "logged"), [("choice", 2), ("confirmation", 2), ("trial", 1), ("evaluation", 1)]
+)
+def test_a_repeated_trial_or_evaluation_is_logged_once(
+    tmp_path: Path, kind: str, logged: int
+) -> None:
     path = tmp_path / "log"
     assert record_access(path, access(1, kind=kind)) == []
     assert record_access(path, access(2, kind=kind)) == [access(1, kind=kind)]
@@ -66,13 +70,17 @@ def test_a_repeated_trial_or_evaluation_is_logged_once(tmp_path: Path, kind: str
         ("evaluation", [OTHER], False),
     ],
 )
-def test_runs_with_other_prompts_are_not_counted(kind: str, prompts: list[str], counts: bool) -> None:
+def test_runs_with_other_prompts_are_not_counted(
+    kind: str, prompts: list[str], counts: bool
+) -> None:
     past = access(kind=kind, prompts=prompts)
     assert select_counted([past], MINE) == [past] * counts
 
 
 @pytest.mark.parametrize("damaged", [b"{}\n", b"\n", access().to_json()[:40], b"\xff\n"])
-def test_a_damaged_log_is_an_error_with_file_and_line_and_stays_as_it_is(tmp_path: Path, damaged: bytes) -> None:
+def test_a_damaged_log_is_an_error_with_file_and_line_and_stays_as_it_is(
+    tmp_path: Path, damaged: bytes
+) -> None:
     path = tmp_path / "log"
     path.write_bytes(access().to_json() + b"\n" + damaged)
     for fails in (lambda: record_access(path, access(1)), lambda: check_log(path)):

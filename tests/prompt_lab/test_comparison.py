@@ -33,8 +33,12 @@ from touche_llm.prompt_lab.variants import compute_chance_ndcg
 from touche_llm.tasks import get_task, prompts_folder
 
 
-async def test_the_better_prompt_wins_and_is_confirmed_on_other_topics(bench: Bench, blunt: Path, sharp: Path) -> None:
-    found = await bench.compare(blunt, sharp, aspects=("relevance", "quality", "stance"), confirm=True)
+async def test_the_better_prompt_wins_and_is_confirmed_on_other_topics(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
+    found = await bench.compare(
+        blunt, sharp, aspects=("relevance", "quality", "stance"), confirm=True
+    )
     assert (found.verdict.winner, found.verdict.confirmed) == (str(sharp), True)
     assert [part.name for part in found.parts] == ["choice", "hold-out"]
     assert not set(found.parts[0].topics) & set(found.parts[1].topics)
@@ -67,7 +71,9 @@ async def test_of_equal_prompts_the_first_wins(bench: Bench, sharp: Path) -> Non
     assert choice.topics == [title_of(topic).strip() for topic in found.parts[0].topics]
 
 
-async def test_a_prompt_that_only_fits_the_topics_of_the_choice_is_not_confirmed(bench: Bench, blunt: Path) -> None:
+async def test_a_prompt_that_only_fits_the_topics_of_the_choice_is_not_confirmed(
+    bench: Bench, blunt: Path
+) -> None:
     lucky = bench.wording("lucky", "LUCKY")
     bench.engine = reader(DULL | {"LUCKY": lambda topic, number: int(topic) % 2 == 0})
     found = await bench.compare(blunt, lucky, confirm=True)
@@ -83,7 +89,10 @@ async def test_only_changed_requests_are_sent_again(bench: Bench, blunt: Path, s
     assert bench.engine.requests == []
     assert again.verdict == first.verdict
     counts = [said.counts for said in again.judged.values()]
-    assert (sum(count.requests for count in counts), sum(count.cache_hits for count in counts)) == (0, 2 * 96)
+    assert (sum(count.requests for count in counts), sum(count.cache_hits for count in counts)) == (
+        0,
+        2 * 96,
+    )
     bench.wording("sharp", f"{SHARP} and better")
     changed = await bench.compare(blunt, sharp, confirm=True)
     assert len(bench.engine.requests) == len(asked_with(bench.engine, SHARP)) == 96
@@ -97,12 +106,18 @@ async def test_only_changed_requests_are_sent_again(bench: Bench, blunt: Path, s
         await bench.compare(blunt, sharp)
 
 
-async def test_documents_are_ranked_by_the_weights_of_the_run(bench: Bench, blunt: Path, sharp: Path) -> None:
+async def test_documents_are_ranked_by_the_weights_of_the_run(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
     script = bench.engine.script
 
     def answer(request: Any) -> Any:
         said: Any = script(request)
-        return said if SHARP in request.messages[0].content.split() else said | {"quality": 2 - said["quality"]}
+        return (
+            said
+            if SHARP in request.messages[0].content.split()
+            else said | {"quality": 2 - said["quality"]}
+        )
 
     bench.engine = ScriptedEngine(answer)
     bench.flags = {"weights__quality": 0.0}
@@ -119,7 +134,10 @@ def test_the_chance_level_is_the_mean_over_all_orders() -> None:
         orders = {str(number): order for number, order in enumerate(permutations(documents))}
         run = ParsedRun(
             {
-                topic: [Candidate(topic, name, rank, -float(rank)) for rank, name in enumerate(order, start=1)]
+                topic: [
+                    Candidate(topic, name, rank, -float(rank))
+                    for rank, name in enumerate(order, start=1)
+                ]
                 for topic, order in orders.items()
             },
             {},
@@ -128,14 +146,18 @@ def test_the_chance_level_is_the_mean_over_all_orders() -> None:
         assert compute_chance_ndcg({"1": documents}).value == pytest.approx(mean)
 
 
-async def test_a_sample_without_a_relevant_document_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
+async def test_a_sample_without_a_relevant_document_is_refused(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
     bench.files["relevance"].write_text("1 0 1-0 0\n1 0 1-1 -2\n")
     with pytest.raises(UsageError, match="split"):
         await bench.compare(blunt, sharp)
     assert bench.engine.requests == []
 
 
-async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
+async def test_an_example_of_a_sampled_topic_is_refused(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
     sharp.with_name("sharp.examples.yaml").write_text(
         f"- topic: {{id: '99', title: '{title_of('3').upper()}'}}\n  document: x\n  first: tea\n  second: coffee\n"
         "  answer: {relevance: 1, quality: 1, position: NO, stance: NEUTRAL}\n"
@@ -169,12 +191,16 @@ class PartialEngine(ScriptedEngine):
     """Rejects requests of the sharp prompt about documents of the highest grade."""
 
     async def complete(self, request: Any) -> Any:
-        if SHARP in request.messages[0].content.split() and str(request.origin.document_id).endswith(("-2", "-5")):
+        if SHARP in request.messages[0].content.split() and str(
+            request.origin.document_id
+        ).endswith(("-2", "-5")):
             raise Rejected(400, "not this one")
         return await super().complete(request)
 
 
-async def test_documents_without_an_answer_rank_last(bench: Bench, blunt: Path, sharp: Path) -> None:
+async def test_documents_without_an_answer_rank_last(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
     bench.engine = PartialEngine(reader({BLUNT: lambda topic, number: number == 2}).script)
     found = await bench.compare(blunt, sharp, aspects=("relevance", "stance"))
     assert len(found.all_failures()) == 2 * 8
@@ -184,11 +210,16 @@ async def test_documents_without_an_answer_rank_last(bench: Bench, blunt: Path, 
     assert part.estimates[str(sharp)]["relevance kappa"].value == 1.0
 
 
-async def test_topics_without_a_relevant_document_are_left_out_of_ndcg(bench: Bench, blunt: Path) -> None:
+async def test_topics_without_a_relevant_document_are_left_out_of_ndcg(
+    bench: Bench, blunt: Path
+) -> None:
     lines = bench.files["relevance"].read_text().splitlines()
     changed = [line[:-1] + "0" if line.startswith("3 ") else line for line in lines]
     # The highest grade of this topic is 1.
-    changed = [line[:-1] + "1" if line.startswith("5 ") and line.endswith("2") else line for line in changed]
+    changed = [
+        line[:-1] + "1" if line.startswith("5 ") and line.endswith("2") else line
+        for line in changed
+    ]
     bench.files["relevance"].write_text("\n".join(changed) + "\n")
     found = await bench.compare("judge", blunt)
     assert "3" in found.parts[0].topics
@@ -217,7 +248,9 @@ async def test_missing_objects_are_extracted_first(bench: Bench, blunt: Path, sh
     assert note.endswith(": 1") and note in bench.notices and "1" not in found.parts[0].topics
 
 
-def test_prompts_for_sentence_pairs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_for_sentence_pairs_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = sample_run("sentence_pairs", tmp_path)
     judged = read_records(run / "judgments.jsonl", Judgment, "judgments")
     own = {
@@ -225,7 +258,10 @@ def test_prompts_for_sentence_pairs_are_compared(tmp_path: Path, monkeypatch: py
         for judgment in judged
         if judgment.source != "inherited"
     }
-    lines = [f"{topic} 0 {document} {round_grade(grade)}\n" for (topic, document), grade in list(own.items())[:40]]
+    lines = [
+        f"{topic} 0 {document} {round_grade(grade)}\n"
+        for (topic, document), grade in list(own.items())[:40]
+    ]
     (tmp_path / "coherence").write_text("".join(lines))
     copy = tmp_path / "copy.jinja"
     copy.write_text((prompts_folder() / "sentence_pairs" / "judge.jinja").read_text())
@@ -233,10 +269,18 @@ def test_prompts_for_sentence_pairs_are_compared(tmp_path: Path, monkeypatch: py
     qrels = read_qrels({"coherence": tmp_path / "coherence"}, get_task("sentence_pairs"))
     config = load_config(run / "config.yaml", {})
     found = asyncio.run(
-        compare_prompts(ComparisonInputs(config, ["judge", str(copy)], qrels, Plan(split="all")), Silent())
+        compare_prompts(
+            ComparisonInputs(config, ["judge", str(copy)], qrels, Plan(split="all")), Silent()
+        )
     )
     (part,) = found.parts
     assert len(part.sample) == 40
-    assert part.estimates["judge"]["coherence kappa"].value == 1.0 == part.estimates[str(copy)]["coherence kappa"].value
+    assert (
+        part.estimates["judge"]["coherence kappa"].value
+        == 1.0
+        == part.estimates[str(copy)]["coherence kappa"].value
+    )
     with raises_at(UsageError, "sentence", "'judge'"):
-        asyncio.run(compare_prompts(ComparisonInputs(config, ["judge", "sentence"], qrels), Silent()))
+        asyncio.run(
+            compare_prompts(ComparisonInputs(config, ["judge", "sentence"], qrels), Silent())
+        )

@@ -18,30 +18,56 @@ def titles(topics: Iterable[str]) -> list[str]:
     return [title_of(topic).strip() for topic in topics]
 
 
-async def test_held_out_topics_are_judged_only_to_confirm_the_choice(bench: Bench, blunt: Path, sharp: Path) -> None:
+async def test_held_out_topics_are_judged_only_to_confirm_the_choice(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
     found = await bench.compare(blunt, sharp)
-    assert {request.origin.topic_id for request in bench.engine.requests} == {str(n) for n in range(1, 17, 2)}
+    assert {request.origin.topic_id for request in bench.engine.requests} == {
+        str(n) for n in range(1, 17, 2)
+    }
     assert [part.name for part in found.parts] == ["choice"]
-    assert (found.verdict.winner, found.verdict.confirmed, found.earlier_accesses) == (str(sharp), None, None)
+    assert (found.verdict.winner, found.verdict.confirmed, found.earlier_accesses) == (
+        str(sharp),
+        None,
+        None,
+    )
     assert "confirm it on the topics held out" in found.verdict.sentence
     (halves,) = (notice for notice in bench.notices if " to choose on; " in notice)
-    assert halves.startswith("8 topics (1, 3, 5") and "8 topics (2, 4, 6" in halves.partition("; ")[2]
+    assert (
+        halves.startswith("8 topics (1, 3, 5") and "8 topics (2, 4, 6" in halves.partition("; ")[2]
+    )
     assert [access.topics for access in read_accesses(bench.log)] == [titles(found.parts[0].topics)]
 
 
-async def test_only_the_best_and_the_first_prompt_judge_held_out_topics(bench: Bench, blunt: Path, sharp: Path) -> None:
+async def test_only_the_best_and_the_first_prompt_judge_held_out_topics(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
     dull = bench.wording("dull", f"{BLUNT} again")
     found = await bench.compare(blunt, dull, sharp, confirm=True)
     choice, held = found.parts
-    assert [variant.name for variant in found.variants_in(choice)] == [str(blunt), str(dull), str(sharp)]
-    assert [variant.name for variant in found.variants_in(held)] == list(held.estimates) == [str(blunt), str(sharp)]
-    assert {request.origin.topic_id for request in asked_with(bench.engine, "again")} == set(choice.topics)
+    assert [variant.name for variant in found.variants_in(choice)] == [
+        str(blunt),
+        str(dull),
+        str(sharp),
+    ]
+    assert (
+        [variant.name for variant in found.variants_in(held)]
+        == list(held.estimates)
+        == [str(blunt), str(sharp)]
+    )
+    assert {request.origin.topic_id for request in asked_with(bench.engine, "again")} == set(
+        choice.topics
+    )
     assert found.verdict.confirmed is True
 
 
-async def test_each_access_is_logged_and_the_next_confirmation_lists_it(bench: Bench, blunt: Path, sharp: Path) -> None:
+async def test_each_access_is_logged_and_the_next_confirmation_lists_it(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
     first = await bench.compare(blunt, sharp, confirm=True)
-    assert any("0 earlier accesses" in notice and str(bench.log) in notice for notice in bench.notices)
+    assert any(
+        "0 earlier accesses" in notice and str(bench.log) in notice for notice in bench.notices
+    )
     bench.wording("sharp", f"{SHARP} and better")
     second = await bench.compare(blunt, sharp, confirm=True)
     choice, one, again, two = read_accesses(bench.log)
@@ -53,7 +79,9 @@ async def test_each_access_is_logged_and_the_next_confirmation_lists_it(bench: B
     assert one.prompts[0] == two.prompts[0] and one.prompts[1] != two.prompts[1]
 
 
-async def test_bad_logs_and_splits_are_errors_before_any_request(bench: Bench, blunt: Path, sharp: Path) -> None:
+async def test_bad_logs_and_splits_are_errors_before_any_request(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
     bench.log.write_text("{}\n")
     for confirm in (True, False):
         with raises_at(DataError, f"{bench.log}:1"):

@@ -29,16 +29,26 @@ class IncompleteDocuments:
 def pool_of(*sizes: int, topics: int = 5) -> Grades:
     """So many documents of the grades 0, 1, … in each topic."""
     return {
-        str(topic): {f"{topic}-{grade}-{n}": float(grade) for grade, size in enumerate(sizes) for n in range(size)}
+        str(topic): {
+            f"{topic}-{grade}-{n}": float(grade)
+            for grade, size in enumerate(sizes)
+            for n in range(size)
+        }
         for topic in range(topics)
     }
 
 
 @pytest.mark.parametrize(
     ("sizes", "size", "expected"),
-    [((20, 20, 20), 60, [20, 20, 20]), ((50, 2, 9), 100, [45, 10, 45]), ((1, 1, 1), 100, [5, 5, 5])],
+    [
+        ((20, 20, 20), 60, [20, 20, 20]),
+        ((50, 2, 9), 100, [45, 10, 45]),
+        ((1, 1, 1), 100, [5, 5, 5]),
+    ],
 )
-def test_the_sample_is_as_even_over_grades_as_possible(sizes: tuple[int, ...], size: int, expected: list[int]) -> None:
+def test_the_sample_is_as_even_over_grades_as_possible(
+    sizes: tuple[int, ...], size: int, expected: list[int]
+) -> None:
     sample = draw_sample(pool_of(*sizes), size)
     assert [Counter(item.grade for item in sample)[grade] for grade in range(3)] == expected
     assert len({(item.topic_id, item.document_id) for item in sample}) == sum(expected)
@@ -49,8 +59,11 @@ def test_topics_with_enough_judgments_are_drawn_first() -> None:
     few = {f"few {topic}": judged for topic, judged in pool_of(1, 3, topics=40).items()}
     nothing = {f"nothing {topic}": judged for topic, judged in pool_of(30, topics=40).items()}
     assert {item.topic_id for item in draw_sample(nothing | few | enough, 30)} == set(enough)
-    # A topic with few judgments does not take the place of one with enough, for which there is no room.
-    assert Counter(item.topic_id in enough for item in draw_sample(nothing | few | enough, 25)) == {True: 25}
+    # A topic with few judgments does not take the place of one with enough, for which there is no
+    # room.
+    assert Counter(item.topic_id in enough for item in draw_sample(nothing | few | enough, 25)) == {
+        True: 25
+    }
     # No topic has a part of its documents only.
     assert len(draw_sample(few, 50)) == 12 * 4
     assert len(draw_sample(enough, 4)) == 4
@@ -71,7 +84,9 @@ def test_the_order_of_the_sample_does_not_reveal_the_grade() -> None:
 def test_only_documents_in_the_corpus_of_chosen_topics_are_drawn() -> None:
     topics = [Topic("2", "two"), Topic("1", "one"), Topic("9", "nine")]
     pool, notes = select_judged(
-        {"1": {"a": 1.0, "b": 0.0}, "2": {"c": 1.0}, "3": {"d": 2.0}}, topics, IncompleteDocuments({"b"})
+        {"1": {"a": 1.0, "b": 0.0}, "2": {"c": 1.0}, "3": {"d": 2.0}},
+        topics,
+        IncompleteDocuments({"b"}),
     )
     assert list(pool.items()) == [("2", {"c": 1.0}), ("1", {"a": 1.0})]
     assert notes == [

@@ -37,14 +37,21 @@ def test_no_template_of_the_project_shows_an_answer(task: str, purpose: str) -> 
         ("stance", JUDGE_LINE, '["Y","S"]'),
     ],
 )
-def test_a_complete_answer_in_the_text_is_found(tmp_path: Path, purpose: str, old: str, shown: str) -> None:
+def test_a_complete_answer_in_the_text_is_found(
+    tmp_path: Path, purpose: str, old: str, shown: str
+) -> None:
     (problem,) = list_copyable_answers(changed(tmp_path, purpose, old, f"{old}, say {shown}"))
     assert shown in problem and f"{purpose}.jinja" in problem
 
 
-@pytest.mark.parametrize("shown", ['[1,2,"Y"]', "[1,2]", '{"relevance": 0 to 3}', '[1,2,"Y","X"]', "[", "{{ first }}"])
+@pytest.mark.parametrize(
+    "shown", ['[1,2,"Y"]', "[1,2]", '{"relevance": 0 to 3}', '[1,2,"Y","X"]', "[", "{{ first }}"]
+)
 def test_parts_of_an_answer_are_not(tmp_path: Path, shown: str) -> None:
-    assert list_copyable_answers(changed(tmp_path, "judge", JUDGE_LINE, f"{JUDGE_LINE}, say {shown}")) == []
+    assert (
+        list_copyable_answers(changed(tmp_path, "judge", JUDGE_LINE, f"{JUDGE_LINE}, say {shown}"))
+        == []
+    )
 
 
 def test_an_object_is_found_where_answers_are_objects(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ import yaml
 
 from tests.expect import raises_at
 from tests.prompts.test_prompts import CONTROL_TOKENS
-from tests.sample_runs import Silent, config_for, judge_stage, run_scripted, scripted_model, with_cache
+from tests.sample_runs import (
+    Silent,
+    config_for,
+    judge_stage,
+    run_scripted,
+    scripted_model,
+    with_cache,
+)
 from tests.scripted_engine import Label
 from touche_llm.config import Config
 from touche_llm.data.records import LabelledDocument, Topic
@@ -39,8 +46,14 @@ _QUERIES = {"query3": "three words here", "query1": "one", "query2": "two"}
 EXAMPLES: dict[str, tuple[dict[str, Any], str]] = {
     "judge": (JUDGE, '[3,2,"N","N"]'),
     "stance": (JUDGE | {"answer": {"position": "YES", "stance": "FIRST"}}, '["Y","F"]'),
-    "objects": (_TOPIC | {"answer": {"first": "tea", "second": "coffee"}}, '{"first":"tea","second":"coffee"}'),
-    "queries": (_TOPIC | {"answer": _QUERIES}, '{"query1":"one","query2":"two","query3":"three words here"}'),
+    "objects": (
+        _TOPIC | {"answer": {"first": "tea", "second": "coffee"}},
+        '{"first":"tea","second":"coffee"}',
+    ),
+    "queries": (
+        _TOPIC | {"answer": _QUERIES},
+        '{"query1":"one","query2":"two","query3":"three words here"}',
+    ),
     "best": (_COMPARED | {"answer": {"best": "C"}}, '["C"]'),
     "order": (_COMPARED | {"answer": {"order": "C > A > B"}}, '["C > A > B"]'),
 }
@@ -62,7 +75,12 @@ def examples_of(folder: Path, purpose: str) -> Path:
 
 
 def loaded(folder: Path, purpose: str, examples: object, task: str = "comparative") -> Prompt:
-    return load(get_task(task), purposes_of(get_task(task))[purpose], purpose, write(folder, purpose, examples, task))
+    return load(
+        get_task(task),
+        purposes_of(get_task(task))[purpose],
+        purpose,
+        write(folder, purpose, examples, task),
+    )
 
 
 @pytest.mark.parametrize("purpose", EXAMPLES)
@@ -71,17 +89,33 @@ def test_an_example_is_a_question_and_an_answer_between_the_instructions_and_the
 ) -> None:
     example, spelled = EXAMPLES[purpose]
     kind = purposes_of(get_task("comparative"))[purpose]
-    prompt, own = loaded(tmp_path, purpose, [example, example]), load(get_task("comparative"), kind, purpose)
+    prompt, own = (
+        loaded(tmp_path, purpose, [example, example]),
+        load(get_task("comparative"), kind, purpose),
+    )
     shown = [LabelledDocument(label, label * 3) for label in "AB"]
-    given = {"topic": TOPIC, "document": "D", "documents": shown, "first": "f", "second": "s", "aim": "quality"}
+    given = {
+        "topic": TOPIC,
+        "document": "D",
+        "documents": shown,
+        "first": "f",
+        "second": "s",
+        "aim": "quality",
+    }
     variables = {name: given[name] for name in kind.variables}
     system, *turns, user = prompt.render(**variables)
     assert (system, user) == own.render(**variables)
     assert [each.role for each in turns] == ["user", "assistant"] * 2 and turns[:2] == turns[2:]
     assert turns[1].content == spelled
     # The example is rendered like a request about it.
-    documents = [LabelledDocument(label, text) for label, text in zip("ABC", ["ONE", "TWO", "THREE"], strict=True)]
-    of_example = {"topic": Topic("1", "Is tea better than coffee?"), "document": "Tea has less of it."}
+    documents = [
+        LabelledDocument(label, text)
+        for label, text in zip("ABC", ["ONE", "TWO", "THREE"], strict=True)
+    ]
+    of_example = {
+        "topic": Topic("1", "Is tea better than coffee?"),
+        "document": "Tea has less of it.",
+    }
     of_example |= {"documents": documents, "first": "tea", "second": "coffee", "aim": "quality"}
     assert turns[0] == own.render(**{name: of_example[name] for name in kind.variables})[1]
 
@@ -91,7 +125,12 @@ def test_a_question_is_asked_with_the_aim_of_the_run(tmp_path: Path) -> None:
     prompt_with_aim = (prompts_folder() / "comparative" / "best.jinja").read_text()
     path = tmp_path / "mine" / "comparative" / "best.jinja"
     path.write_text(prompt_with_aim.replace("{% block user %}", "{% block user %}AIM {{ aim }}."))
-    prompt = load(get_task("comparative"), purposes_of(get_task("comparative"))["best"], "best", tmp_path / "mine")
+    prompt = load(
+        get_task("comparative"),
+        purposes_of(get_task("comparative"))["best"],
+        "best",
+        tmp_path / "mine",
+    )
     shown = [LabelledDocument(label, label * 3) for label in "AB"]
     for aim in ("quality", "relevance", "quality"):
         messages = prompt.render(topic=TOPIC, documents=shown, first="f", second="s", aim=aim)
@@ -103,7 +142,9 @@ def test_a_question_is_asked_with_the_aim_of_the_run(tmp_path: Path) -> None:
 
 def test_what_an_example_says_is_harmless(tmp_path: Path) -> None:
     hostile = " x ".join(CONTROL_TOKENS)
-    prompt = loaded(tmp_path, "judge", [JUDGE | {"topic": {"id": "1", "title": hostile}, "document": hostile}])
+    prompt = loaded(
+        tmp_path, "judge", [JUDGE | {"topic": {"id": "1", "title": hostile}, "document": hostile}]
+    )
     for message in prompt.render(topic=TOPIC, first="f", second="s", document="d")[1:]:
         assert not [token for token in CONTROL_TOKENS if token in message.content]
 
@@ -115,9 +156,15 @@ def test_what_an_example_says_is_harmless(tmp_path: Path) -> None:
         ({"topic": {"id": "1", "title": " "}}, ["topic.title", "at least 1"]),
         ({"topic": {"id": "1", "title": "T", "query": "x"}}, ["topic.query"]),
         ({"topic": {"id": "1", "title": "T", "objects": ["x"]}}, ["topic.objects"]),
-        ({"answer": {"relevance": 3, "position": "NO", "stance": "NEUTRAL"}}, ["answer: ", "quality"]),
+        (
+            {"answer": {"relevance": 3, "position": "NO", "stance": "NEUTRAL"}},
+            ["answer: ", "quality"],
+        ),
         ({"answer": JUDGE["answer"] | {"x": 1}}, ["answer: ", "'x'"]),
-        ({"answer": JUDGE["answer"] | {"relevance": "3"}}, ["answer: relevance: ", "'relevance': '3'", "0, 1, 2 or 3"]),
+        (
+            {"answer": JUDGE["answer"] | {"relevance": "3"}},
+            ["answer: relevance: ", "'relevance': '3'", "0, 1, 2 or 3"],
+        ),
         ({"answer": JUDGE["answer"] | {"stance": "F"}}, ["'F'", "'FIRST', 'SECOND' or 'NEUTRAL'"]),
     ],
 )
@@ -132,8 +179,16 @@ def test_an_example_that_is_not_as_it_should_be_is_told(
     ("purpose", "example", "pattern"),
     [
         ("queries", {"answer": {"query1": "one", "query2": "two", "query3": "a"}}, "query3"),
-        ("objects", {"answer": {"first": "tea", "second": "milk"}}, "second: .*'Is', 'Is tea'.* 'milk'"),
-        ("objects", {"answer": {"first": "better", "second": "better than"}}, "'better' .*'better than'"),
+        (
+            "objects",
+            {"answer": {"first": "tea", "second": "milk"}},
+            "second: .*'Is', 'Is tea'.* 'milk'",
+        ),
+        (
+            "objects",
+            {"answer": {"first": "better", "second": "better than"}},
+            "'better' .*'better than'",
+        ),
         ("best", {"answer": {"best": "D"}}, "best: .*'A', 'B' or 'C'.*'D'"),
         ("best", {"documents": ["ONE"]}, "documents: .*2 items"),
         ("order", {"answer": {"order": "A > B > A"}}, "order: A .*; C "),
@@ -155,17 +210,28 @@ def test_an_answer_must_fit_what_its_topic_or_its_documents_allow(
         ("- !!python/object/apply:os.system [ls]", ["line 1", "os.system"]),
     ],
 )
-def test_a_file_that_is_no_list_of_examples_is_told(tmp_path: Path, text: str, values: list[str]) -> None:
+def test_a_file_that_is_no_list_of_examples_is_told(
+    tmp_path: Path, text: str, values: list[str]
+) -> None:
     with raises_at(PromptError, examples_of(tmp_path, "judge"), *values):
         loaded(tmp_path, "judge", text)
 
 
 def test_a_template_that_cannot_render_an_example_names_it(tmp_path: Path) -> None:
-    folder = write(tmp_path, "judge", [JUDGE, JUDGE | {"topic": {"id": "1", "title": "T", "objects": ["a", "b"]}}])
+    folder = write(
+        tmp_path,
+        "judge",
+        [JUDGE, JUDGE | {"topic": {"id": "1", "title": "T", "objects": ["a", "b"]}}],
+    )
     path = folder / "comparative" / "judge.jinja"
-    path.write_text(path.read_text().replace("{% block user %}", "{% block user %}{{ topic.objects[0] }}"))
+    path.write_text(
+        path.read_text().replace("{% block user %}", "{% block user %}{{ topic.objects[0] }}")
+    )
     task = get_task("comparative")
-    with pytest.raises(PromptError, match=r"judge\.examples\.yaml: example 1: .*judge\.jinja: block user: line \d+: "):
+    with pytest.raises(
+        PromptError,
+        match=r"judge\.examples\.yaml: example 1: .*judge\.jinja: block user: line \d+: ",
+    ):
         load(task, purposes_of(task)["judge"], "judge", folder)
 
 
@@ -182,9 +248,21 @@ def script(request: Request) -> Mapping[str, Label]:
 
 async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
     (topic,) = RunContext(config_for(tmp_path, topic=("3",)), Silent()).topics
-    folder = write(tmp_path, "judge", [JUDGE, JUDGE | {"topic": {"id": "99", "title": topic.title.upper()[:-1]}}])
+    folder = write(
+        tmp_path,
+        "judge",
+        [JUDGE, JUDGE | {"topic": {"id": "99", "title": topic.title.upper()[:-1]}}],
+    )
     config = config_with(tmp_path, topic=("3",))
-    place = (UsageError, examples_of(tmp_path, "judge"), "example 2", folder, "topic 99", "topic 3", "`topic: ")
+    place = (
+        UsageError,
+        examples_of(tmp_path, "judge"),
+        "example 2",
+        folder,
+        "topic 99",
+        "topic 3",
+        "`topic: ",
+    )
     with raises_at(*place):
         RunContext(config, Silent()).load_prompts()
     with raises_at(*place):
@@ -211,7 +289,9 @@ async def test_a_run_shows_the_examples_and_says_how_many(tmp_path: Path) -> Non
     assert len(lines) == len(seen) == 6
     # System message and examples are the same for all topics, for the prefix cache.
     assert len({request.messages[:5] for request in seen}) == 1
-    assert all([each.role for each in request.messages[4:]] == ["assistant", "user"] for request in seen)
+    assert all(
+        [each.role for each in request.messages[4:]] == ["assistant", "user"] for request in seen
+    )
     # All of it can be replayed, also what the chat template adds.
     with scripted_model(with_cache(config, mode=CacheMode.REPLAY), script) as (model, _):
         await judge_stage(config, tmp_path / "out", Silent(), model)

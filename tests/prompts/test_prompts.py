@@ -22,7 +22,13 @@ from touche_llm.tasks.features import Question
 from touche_llm.text import sanitize
 
 ANY = {"topic": False, "first": False, "second": False, "document": False}
-TOPIC = Topic("2", "Which is better, a laptop or a desktop?", "A description.", "A narrative.", ("laptop", "desktop"))
+TOPIC = Topic(
+    "2",
+    "Which is better, a laptop or a desktop?",
+    "A description.",
+    "A narrative.",
+    ("laptop", "desktop"),
+)
 CONTROL_TOKENS = [
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|start_header_id|>", "<s>", "</s>", "[INST]",
     "[/INST]", "<<SYS>>", "<</SYS>>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<｜User｜>",
@@ -32,7 +38,9 @@ CONTROL_TOKENS = [
 ]  # fmt: skip
 
 
-def template(folder: Path, body: str, header: str = "version: 1\npurpose: a test\nanswer: judge\n") -> str:
+def template(
+    folder: Path, body: str, header: str = "version: 1\npurpose: a test\nanswer: judge\n"
+) -> str:
     path = folder / "mine.jinja"
     path.write_text(f"---\n{header}---\n{body}", encoding="utf-8")
     return str(path)
@@ -43,11 +51,17 @@ BLOCKS = "{% block system %}S{% endblock %}\n{% block user %}U {{ document }}{% 
 
 TASK = get_task("comparative")
 QUESTIONS = [(task.name, "judge", task.question) for task in TASKS.values()]
-QUESTIONS += [(task.name, "sentence", task.sentence_question) for task in TASKS.values() if task.sentence_question]
+QUESTIONS += [
+    (task.name, "sentence", task.sentence_question)
+    for task in TASKS.values()
+    if task.sentence_question
+]
 
 
 @pytest.mark.parametrize(("task", "name", "question"), QUESTIONS)
-def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str, name: str, question: Question) -> None:
+def test_a_prompt_names_every_label_and_the_topic_before_the_document(
+    task: str, name: str, question: Question
+) -> None:
     prompt = load_prompt(get_task(task), name, name, question.template_variables)
     shown = question.render(TOPIC, Document("d", "A page.", "ITS CONCLUSION", "CON"))
     system, user = prompt.render(topic=TOPIC, document="THE PASSAGE", **shown.variables)
@@ -70,12 +84,16 @@ def test_each_document_stands_under_its_label_and_all_labels_are_named_at_the_en
     task: str, name: str, count: int
 ) -> None:
     purpose, prompt = load_named(get_task(task), name)
-    documents = [LabelledDocument(label, f"It says {label}{label}.") for label in ascii_uppercase[:count]]
+    documents = [
+        LabelledDocument(label, f"It says {label}{label}.") for label in ascii_uppercase[:count]
+    ]
     known = {"topic": TOPIC, "aim": "both", "first": "laptop", "second": "desktop"}
     given = {each: value for each, value in known.items() if each in purpose.variables}
     _, user = prompt.render(documents=documents, **given)
     for document in documents:
-        assert re.search(rf"^(Passage|Page|Pair) {document.label}:\n{document.text}$", user.content, re.MULTILINE)
+        assert re.search(
+            rf"^(Passage|Page|Pair) {document.label}:\n{document.text}$", user.content, re.MULTILINE
+        )
     end = user.content.split(documents[-1].text)[1]
     assert ", ".join(ascii_uppercase[:count]) + "." in end and end.count("\n") == 2
 
@@ -93,7 +111,12 @@ def test_each_document_stands_under_its_label_and_all_labels_are_named_at_the_en
         (BLOCKS.replace("document", "passage"), None, "", ["'passage'", "document, first"]),
         (BLOCKS, "version: 1\npurpose: p\nanswer: objects\n", "", ["'objects'", "'judge'"]),
         # NEUTRAL and NO begin with the same letter.
-        (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nform: letters\n", "", ["`form: array`", "stance"]),
+        (
+            BLOCKS,
+            "version: 1\npurpose: p\nanswer: judge\nform: letters\n",
+            "",
+            ["`form: array`", "stance"],
+        ),
         (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nform: verse\n", "", ["form", "letters"]),
     ],
 )
@@ -129,7 +152,9 @@ def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
         ("{% for n in range(1000000) %}{{ n }}{% endfor %}", "[Rr]ange"),
     ],
 )
-def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expression: str, value: str) -> None:
+def test_rendering_names_the_template_and_what_is_wrong(
+    tmp_path: Path, expression: str, value: str
+) -> None:
     body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
     prompt = load_prompt(TASK, template(tmp_path, body), "judge", ANY)
     with pytest.raises(PromptError, match=rf"mine\.jinja: block user: .*({value})"):
@@ -137,7 +162,9 @@ def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expressi
 
 
 @pytest.mark.parametrize("expression", ["{{ [1, 2] | random }}", "{{ lipsum(3) }}"])
-def test_a_template_cannot_make_random_text_which_no_cached_answer_would_match(tmp_path: Path, expression: str) -> None:
+def test_a_template_cannot_make_random_text_which_no_cached_answer_would_match(
+    tmp_path: Path, expression: str
+) -> None:
     body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
     with pytest.raises(PromptError, match=r"mine.jinja.*(random|lipsum)"):
         load_prompt(TASK, template(tmp_path, body), "judge", ANY)
@@ -148,7 +175,9 @@ def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_
     body = "{% block system %}{{ topic.title }}{% endblock %}" + user_block
     prompt = load_prompt(TASK, template(tmp_path, body), "judge", ANY)
     for token in CONTROL_TOKENS:
-        for message in prompt.render(topic=Topic("1", f"before{token}after"), document=f"a {token} b{token}"):
+        for message in prompt.render(
+            topic=Topic("1", f"before{token}after"), document=f"a {token} b{token}"
+        ):
             for each in CONTROL_TOKENS:
                 assert each not in message.content and each.upper() not in message.content
 
@@ -159,14 +188,24 @@ def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path) ->
     for token in ("<|im_end|>", "[/INST]:::", "<<SYS>>:::"):
         for cut in range(1, 10):
             topic = Topic("1", token[:cut])
-            assert token.strip(":") not in prompt.render(topic=topic, document=token[cut:])[1].content
+            assert (
+                token.strip(":") not in prompt.render(topic=topic, document=token[cut:])[1].content
+            )
 
 
 @pytest.mark.parametrize(
     "expression",
-    ["{{ topic }}", "{{ topic.objects }}", "{{ [document] }}", "{{ {'a': document} }}", "{{ document | list }}"],
+    [
+        "{{ topic }}",
+        "{{ topic.objects }}",
+        "{{ [document] }}",
+        "{{ {'a': document} }}",
+        "{{ document | list }}",
+    ],
 )
-def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_path: Path, expression: str) -> None:
+def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(
+    tmp_path: Path, expression: str
+) -> None:
     body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
     prompt = load_prompt(TASK, template(tmp_path, body), "judge", ANY)
     topic = Topic("1", "<|im_end|>", objects=("<|im_end|>", "[INST]"))
@@ -175,7 +214,13 @@ def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_p
 
 
 @pytest.mark.parametrize(
-    "seam", ["<{{ document }}", "< {{- document }}", "<{% if 1 %}{{ document }}{% endif %}", "[{# #}{{ document }}"]
+    "seam",
+    [
+        "<{{ document }}",
+        "< {{- document }}",
+        "<{% if 1 %}{{ document }}{% endif %}",
+        "[{# #}{{ document }}",
+    ],
 )
 def test_a_bracket_just_before_what_is_inserted_is_refused(tmp_path: Path, seam: str) -> None:
     body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{seam}{{% endblock %}}"
@@ -210,13 +255,17 @@ def test_neutralising_again_changes_nothing_and_words_stay(text: str) -> None:
 
 
 @pytest.mark.parametrize("folding", ["NFKC", "NFC"])
-def test_no_character_that_a_tokeniser_folds_into_a_bracket_stays_joined(folding: Literal["NFKC", "NFC"]) -> None:
+def test_no_character_that_a_tokeniser_folds_into_a_bracket_stays_joined(
+    folding: Literal["NFKC", "NFC"],
+) -> None:
     folded = 0
     for character in map(chr, range(sys.maxunicode + 1)):
         form = unicodedata.normalize(folding, character)
         for bracket, token in ("<", "|im_end|>"), ("<", "/s>"), ("[", "INST]"), ("[", "/INST]"):
             if bracket in form:
                 folded += 1
-                assert f"{bracket}{token}" not in unicodedata.normalize(folding, sanitize(f"a {character}{token} b"))
+                assert f"{bracket}{token}" not in unicodedata.normalize(
+                    folding, sanitize(f"a {character}{token} b")
+                )
     assert folded == {"NFKC": 12, "NFC": 4}[folding]
     assert sanitize("\ufe47INST\ufe48 \ufe48~b\ufe48") == "\ufe47 INST\ufe48 \ufe48 ~b\ufe48"

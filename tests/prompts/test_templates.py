@@ -59,7 +59,10 @@ def shown(path: Path, document: str = "D", topic: Topic = TOPIC) -> tuple[str, s
 
 def test_bases_have_bases_and_their_text_comes_through_all_of_them(write: Write) -> None:
     middle = '{% extends "base.jinja" %}{% block rules %}{{ super() }} IN THE MIDDLE{% endblock %}'
-    top = HEADER + '{% extends "middle.jinja" %}{% block rules %}{{ super.super() }}|{{ super() }}{% endblock %}'
+    top = (
+        HEADER
+        + '{% extends "middle.jinja" %}{% block rules %}{{ super.super() }}|{{ super() }}{% endblock %}'
+    )
     system, _ = shown(write(top, middle=middle, base=BASE), topic=Topic("1", HOSTILE))
     rules = f"RULES {MADE_HARMLESS}"
     assert system == f"Use <b>[INST]</b>. {rules}|{rules} IN THE MIDDLE"
@@ -69,10 +72,22 @@ def test_bases_have_bases_and_their_text_comes_through_all_of_them(write: Write)
     ("body", "others"),
     [
         ('{% include "part.jinja" %}', {"part": "({{ document }})"}),
-        ('{% include "deep/part.jinja" %}', {"deep__part": '{% include "more.jinja" %}', "more": "({{ document }})"}),
-        ('{% for each in [document] %}{% include "part.jinja" %}{% endfor %}', {"part": "({{ each }})"}),
-        ('{% from "m.jinja" import p as q %}{{ q(document) }}', {"m": "{% macro p(x) %}({{ x }}){% endmacro %}"}),
-        ('{% from "m.jinja" import p with context %}{{ p() }}', {"m": "{% macro p() %}({{ document }}){% endmacro %}"}),
+        (
+            '{% include "deep/part.jinja" %}',
+            {"deep__part": '{% include "more.jinja" %}', "more": "({{ document }})"},
+        ),
+        (
+            '{% for each in [document] %}{% include "part.jinja" %}{% endfor %}',
+            {"part": "({{ each }})"},
+        ),
+        (
+            '{% from "m.jinja" import p as q %}{{ q(document) }}',
+            {"m": "{% macro p(x) %}({{ x }}){% endmacro %}"},
+        ),
+        (
+            '{% from "m.jinja" import p with context %}{{ p() }}',
+            {"m": "{% macro p() %}({{ document }}){% endmacro %}"},
+        ),
         (
             '{% from "m.jinja" import p %}{% call p() %}{{ document }}{% endcall %}',
             {"m": "{% macro p() %}({{ caller() }}){% endmacro %}"},
@@ -133,7 +148,10 @@ def test_a_file_that_is_pulled_in_may_be_the_one_that_uses_a_variable(write: Wri
     write(CHILD + "{% block user %}U{% endblock %}", base=BASE)
     # The base uses it, although in a block that is given anew.
     assert loaded(path, needed)
-    write(blocks("{% import 'm.jinja' as m %}{{ m.p(1) }}"), m="{% macro p(topic) %}{{ topic }}{% endmacro %}")
+    write(
+        blocks("{% import 'm.jinja' as m %}{{ m.p(1) }}"),
+        m="{% macro p(topic) %}{{ topic }}{% endmacro %}",
+    )
     with raises_at(PromptError, path, "'document'"):
         loaded(path, needed)
 
@@ -149,19 +167,27 @@ def test_a_file_that_is_pulled_in_may_be_the_one_that_uses_a_variable(write: Wri
         ("{% import 'a.jinja' as m %}{{ m.q() }}", "{% macro p() %}{% endmacro %}", r"mine\.jinja: .*'q'"),
     ],
 )  # fmt: skip
-def test_an_error_of_rendering_names_the_file_and_the_line(write: Write, body: str, part: str, pattern: str) -> None:
+def test_an_error_of_rendering_names_the_file_and_the_line(
+    write: Write, body: str, part: str, pattern: str
+) -> None:
     prompt = loaded(write(blocks(body), a=part))
     with pytest.raises(PromptError, match=pattern):
         prompt.render(topic=TOPIC, document="x")
 
 
-def test_the_hash_of_a_template_alone_is_over_its_text_and_else_over_all_files(write: Write) -> None:
+def test_the_hash_of_a_template_alone_is_over_its_text_and_else_over_all_files(
+    write: Write,
+) -> None:
     path = write(blocks("{{ document }}"))
     assert loaded(path).hash == hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     hashes = set[str]()
     for others in ({"a": "1", "b": "2"}, {"a": "2", "b": "1"}, {"a": "1", "b": "22"}):
-        hashes.add(loaded(write(blocks("{% include 'a.jinja' %}{% include 'b.jinja' %}"), **others)).hash)
-    hashes.add(loaded(write(blocks("{% include 'b.jinja' %}{% include 'a.jinja' %}"), a="1", b="22")).hash)
+        hashes.add(
+            loaded(write(blocks("{% include 'a.jinja' %}{% include 'b.jinja' %}"), **others)).hash
+        )
+    hashes.add(
+        loaded(write(blocks("{% include 'b.jinja' %}{% include 'a.jinja' %}"), a="1", b="22")).hash
+    )
     assert len(hashes) == 4
     # A file that is only there changes nothing.
     before = loaded(path).hash
@@ -175,7 +201,11 @@ def test_the_hash_of_a_template_alone_is_over_its_text_and_else_over_all_files(w
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a judge template of the comparative task that extends another file."""
-    own = (prompts_folder() / "comparative" / "judge.jinja").read_text().replace("version: 1", "version: 8")
+    own = (
+        (prompts_folder() / "comparative" / "judge.jinja")
+        .read_text()
+        .replace("version: 1", "version: 8")
+    )
     path = tmp_path / "prompts" / "comparative"
     path.mkdir(parents=True)
     (path / "base.jinja").write_text(own)
@@ -196,5 +226,10 @@ def test_a_folder_goes_before_the_project_s_own_name_by_name(tmp_path: Path, fol
     assert prompts["judge"].path == folder / "comparative" / "judge.jinja"
     assert prompts["stance"].path == prompts_folder() / "comparative" / "stance.jinja"
     assert prompts["judge"].label.startswith("comparative/judge@9-")
-    (folder / "comparative" / "strict.jinja").write_text((folder / "comparative" / "judge.jinja").read_text())
-    assert prompts_for(tmp_path, prompts__folder=folder, prompts__judge="strict")["judge"].name == "comparative/strict"
+    (folder / "comparative" / "strict.jinja").write_text(
+        (folder / "comparative" / "judge.jinja").read_text()
+    )
+    assert (
+        prompts_for(tmp_path, prompts__folder=folder, prompts__judge="strict")["judge"].name
+        == "comparative/strict"
+    )

@@ -60,7 +60,9 @@ class FakeComparer(Comparer):
         order = list(self.order_of(tuple(documents)) or documents)
         return [-float(order.index(each)) for each in documents]
 
-    async def _request_comparison(self, kind: ComparisonKind, documents: Shown) -> Comparison | FailedRequest:
+    async def _request_comparison(
+        self, kind: ComparisonKind, documents: Shown
+    ) -> Comparison | FailedRequest:
         self.compared.append(documents)
         for _ in range(self.turns.randrange(6) if self.turns else 1):
             await asyncio.sleep(0)
@@ -68,15 +70,25 @@ class FakeComparer(Comparer):
         if kind == "best":
             shares = self.best_of(documents)
             if shares is not None:
-                labelled = {label: shares[each] for label, each in zip(LABELS, documents, strict=False)}
-                best = Reading(answered=max(labelled, key=labelled.__getitem__), probabilities=labelled)
+                labelled = {
+                    label: shares[each] for label, each in zip(LABELS, documents, strict=False)
+                }
+                best = Reading(
+                    answered=max(labelled, key=labelled.__getitem__), probabilities=labelled
+                )
         else:
             answer = self.order_of(documents)
             order = list(answer) if answer is not None else None
         if best is None and order is None:
             return FailedRequest([])
         return Comparison(
-            topic_id="1", step=self.step, documents=list(documents), best=best, order=order, prompt="test", key="0"
+            topic_id="1",
+            step=self.step,
+            documents=list(documents),
+            best=best,
+            order=order,
+            prompt="test",
+            key="0",
         )
 
 

@@ -16,14 +16,25 @@ def first_wins(shown: Shown) -> Mapping[str, float]:
 
 
 async def test_the_score_is_the_mean_probability_to_win() -> None:
-    shares = {("a", "b"): 0.75, ("b", "a"): 0.5, ("a", "c"): 1.0, ("c", "a"): 0.5, ("b", "c"): 0.25, ("c", "b"): 0.0}
+    shares = {
+        ("a", "b"): 0.75,
+        ("b", "a"): 0.5,
+        ("a", "c"): 1.0,
+        ("c", "a"): 0.5,
+        ("b", "c"): 0.25,
+        ("c", "b"): 0.0,
+    }
 
     def best(shown: Shown) -> Mapping[str, float]:
         one, other = shown
         return {one: shares[one, other], other: 1.0 - shares[one, other]}
 
-    found = {each.document_id: each.score for each in await BOTH.rerank(["a", "b", "c"], FakeComparer(best))}
-    # a: 0.75, 1 - 0.5, 1.0, 1 - 0.5; b: 0.5, 1 - 0.75, 0.25, 1 - 0.0; c: 0.5, 1 - 1.0, 0.0, 1 - 0.25.
+    found = {
+        each.document_id: each.score
+        for each in await BOTH.rerank(["a", "b", "c"], FakeComparer(best))
+    }
+    # a: 0.75, 1 - 0.5, 1.0, 1 - 0.5; b: 0.5, 1 - 0.75, 0.25, 1 - 0.0; c: 0.5, 1 - 1.0, 0.0, 1 -
+    # 0.25.
     assert found == pytest.approx({"a": 2.75 / 4, "b": 2.0 / 4, "c": 1.25 / 4})
 
 
@@ -33,13 +44,18 @@ async def test_a_pair_with_an_answer_in_one_order_alone_counts_for_neither() -> 
     def some(shown: Shown) -> Mapping[str, float] | None:
         return None if shown == ("c", "a") else best(shown)
 
-    found = {each.document_id: each.score for each in await BOTH.rerank(["a", "b", "c"], FakeComparer(some))}
+    found = {
+        each.document_id: each.score
+        for each in await BOTH.rerank(["a", "b", "c"], FakeComparer(some))
+    }
     assert found == {"a": 0.0, "b": 0.5, "c": 1.0}
 
 
 @pytest.mark.parametrize("settings", [BOTH, ONE])
 @pytest.mark.parametrize("silent", ["a", "b", "d"])
-async def test_a_document_without_any_answer_keeps_its_place(settings: Pairwise, silent: str) -> None:
+async def test_a_document_without_any_answer_keeps_its_place(
+    settings: Pairwise, silent: str
+) -> None:
     best, _ = by_worth({"a": 1, "b": 2, "c": 3, "d": 4})
 
     def some(shown: Shown) -> Mapping[str, float] | None:

@@ -35,7 +35,13 @@ from touche_llm.tasks import get_task
 
 TOPIC = Topic("7", "Which is better, tea or coffee?", "Find out.", "Both count.", ("tea", "coffee"))
 LONG = " ".join(f"Sentence number {number} speaks of tea and of coffee." for number in range(60))
-TEXTS = {"a": "About tea.", "b": "About coffee.", "c": "About both.", "long": LONG, "longer": LONG * 2}
+TEXTS = {
+    "a": "About tea.",
+    "b": "About coffee.",
+    "c": "About both.",
+    "long": LONG,
+    "longer": LONG * 2,
+}
 
 
 class Held:
@@ -74,7 +80,9 @@ class StrictEngine(ScriptedEngine):
         return await super().complete(request)
 
     def size(self, messages: tuple[Message, ...]) -> int:
-        return 10 - (-sum(len(message.content.encode()) for message in messages) // self.bytes_per_token)
+        return 10 - (
+            -sum(len(message.content.encode()) for message in messages) // self.bytes_per_token
+        )
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         self.counted += 1
@@ -139,7 +147,9 @@ def test_a_label_that_is_repeated_or_missing_or_unknown_is_a_typed_failure_that_
 
 async def test_the_probabilities_are_those_of_the_documents_under_their_labels() -> None:
     comparer = comparer_for(StrictEngine(first_shown))
-    assert await comparer.estimate_best(["b", "a", "c"]) == pytest.approx({"b": 0.7, "a": 0.15, "c": 0.15})
+    assert await comparer.estimate_best(["b", "a", "c"]) == pytest.approx(
+        {"b": 0.7, "a": 0.15, "c": 0.15}
+    )
     assert await comparer.choose_best(["b", "a", "c"]) == "b"
     assert await comparer.order(["b", "a", "c"]) == ["c", "a", "b"]
 
@@ -186,7 +196,9 @@ async def test_documents_are_cut_to_equal_shares_with_which_the_request_fits_the
     engine = StrictEngine(first_shown, context, bytes_per_token)
     comparer = comparer_for(engine, tokens=tokens)
     try:
-        found = await (comparer.estimate_best(documents) if kind == "best" else comparer.order(documents))
+        found = await (
+            comparer.estimate_best(documents) if kind == "best" else comparer.order(documents)
+        )
     except PromptError as error:
         assert "topic 7" in str(error) and "listwise:20" in str(error)
         assert not engine.requests
@@ -202,7 +214,8 @@ async def test_documents_are_cut_to_equal_shares_with_which_the_request_fits_the
             continue
         cut = comparison.cut[each]
         assert text == whole[: cut.kept_chars] + CUT_MARK and cut.of_chars == len(whole)
-        # A text is cut where another one of the same length would be, and not much before its share ends.
+        # A text is cut where another one of the same length would be, and not much before its share
+        # ends.
         assert engine.size((Message("user", text),)) - 10 >= 0.6 * min(longest, tokens)
 
 
@@ -214,13 +227,18 @@ async def test_documents_cannot_act_as_chat_control(task: str) -> None:
     assert await comparer.estimate_best(["x,y", "z,y"], both_orders=True) is not None
     for request in engine.requests:
         for message in request.messages:
-            assert not any(token in message.content for token in ("<|im", "</s>", "[INST]", "<start", "\u200b"))
+            assert not any(
+                token in message.content for token in ("<|im", "</s>", "[INST]", "<start", "\u200b")
+            )
 
 
 @pytest.mark.parametrize(
-    "problem", [Rejected(400, "no such route"), Transient("server_error", "no such route", max_tries=1)]
+    "problem",
+    [Rejected(400, "no such route"), Transient("server_error", "no such route", max_tries=1)],
 )
-async def test_what_cannot_be_measured_is_a_failure_of_each_question_that_needs_it(problem: Exception) -> None:
+async def test_what_cannot_be_measured_is_a_failure_of_each_question_that_needs_it(
+    problem: Exception,
+) -> None:
     class Unmeasured(StrictEngine):
         async def count_tokens(self, messages: tuple[Message, ...]) -> int:
             raise problem
@@ -229,8 +247,12 @@ async def test_what_cannot_be_measured_is_a_failure_of_each_question_that_needs_
     for context, failing in ((await prompt_size() + 500, ["a b", "a long"]), (32768, ["a long"])):
         engine = Unmeasured(first_shown, context)
         comparer = comparer_for(engine)
-        found = [await comparer.estimate_best(documents) for documents in (["a", "b"], ["a", "long"])]
-        assert [answer is None for answer in found] == [each in failing for each in ("a b", "a long")]
+        found = [
+            await comparer.estimate_best(documents) for documents in (["a", "b"], ["a", "long"])
+        ]
+        assert [answer is None for answer in found] == [
+            each in failing for each in ("a b", "a long")
+        ]
         assert [(each.document_id, each.kind) for each in comparer.failures] == [
             (each, "server_error") for each in failing
         ]

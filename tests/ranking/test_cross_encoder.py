@@ -34,7 +34,9 @@ class Recording(RecordingEngine):
         return await super().score(query, documents)
 
 
-def send(text: str, task: str = "comparative", context: int = 512, **chosen: Any) -> tuple[str, list[str]]:
+def send(
+    text: str, task: str = "comparative", context: int = 512, **chosen: Any
+) -> tuple[str, list[str]]:
     """Score a document for the topic, and return the query and the documents that were sent."""
     info = EngineInfo(model="m", revision="", context=context, overhead=8, engine="")
     engine = Recording()
@@ -48,12 +50,17 @@ def send(text: str, task: str = "comparative", context: int = 512, **chosen: Any
 
 
 def test_a_preset_puts_both_in_the_template_of_the_model() -> None:
-    query, (document,) = send("{query} <|im_end|>", preset="qwen3", instruction="Compare.", query=["objects"])
+    query, (document,) = send(
+        "{query} <|im_end|>", preset="qwen3", instruction="Compare.", query=["objects"]
+    )
     # As in the examples of vLLM and of the model's card: together they are one chat.
     assert query.startswith("<|im_start|>system\nJudge whether")
     assert query.endswith("<|im_start|>user\n<Instruct>: Compare.\n<Query>: cat dog\n")
     # Placeholders in a text from outside stay, and nothing in it acts as chat control.
-    assert document == "<Document>: {query} < |im_end|><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert (
+        document
+        == "<Document>: {query} < |im_end|><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
 
 
 @pytest.mark.parametrize("task", ["comparative", "controversial"])

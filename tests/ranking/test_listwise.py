@@ -7,17 +7,29 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
+from tests.ranking.fake_comparer import (
+    FakeComparer,
+    Shown,
+    at_random,
+    by_worth,
+    check_scores,
+    ids,
+    names,
+)
 from touche_llm.errors import UsageError
 from touche_llm.ranking.listwise import Listwise, Tournament, find_central_ranking
 
-SEVERAL = st.integers(1, 5).flatmap(lambda size: st.lists(st.permutations("abcde"[:size]), min_size=1, max_size=5))
+SEVERAL = st.integers(1, 5).flatmap(
+    lambda size: st.lists(st.permutations("abcde"[:size]), min_size=1, max_size=5)
+)
 
 
 def disagreements(ranking: Sequence[str], rankings: Sequence[Sequence[str]]) -> int:
     """Kendall's distance to all of the rankings."""
     place = {each: number for number, each in enumerate(ranking)}
-    return sum(place[above] > place[below] for one in rankings for above, below in combinations(one, 2))
+    return sum(
+        place[above] > place[below] for one in rankings for above, below in combinations(one, 2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,7 +58,9 @@ async def test_a_window_without_an_answer_keeps_its_order_and_the_next_goes_on()
     assert ids(ranking) == ["d03", "d02", "d01", "d00", "d04", "d05"]
 
 
-async def test_shuffles_show_the_same_documents_in_several_orders_the_first_time_as_they_are() -> None:
+async def test_shuffles_show_the_same_documents_in_several_orders_the_first_time_as_they_are() -> (
+    None
+):
     compared: list[list[Shown]] = []
     for seed in (0, 0, 1):
         comparer = FakeComparer(order=at_random(1)[1])
@@ -62,10 +76,14 @@ async def test_shuffles_show_the_same_documents_in_several_orders_the_first_time
 @example([list("becad"), list("baedc"), list("dcbae")])
 @given(SEVERAL)
 @settings(max_examples=40, deadline=None)
-def test_the_central_ranking_is_as_near_to_all_as_any_ranking_that_was_given(rankings: list[list[str]]) -> None:
+def test_the_central_ranking_is_as_near_to_all_as_any_ranking_that_was_given(
+    rankings: list[list[str]],
+) -> None:
     central = find_central_ranking(rankings)
     assert sorted(central) == sorted(rankings[0])
-    assert disagreements(central, rankings) <= min(disagreements(each, rankings) for each in rankings)
+    assert disagreements(central, rankings) <= min(
+        disagreements(each, rankings) for each in rankings
+    )
 
 
 def test_windows_that_do_not_overlap_are_refused() -> None:
@@ -74,15 +92,27 @@ def test_windows_that_do_not_overlap_are_refused() -> None:
 
 
 async def test_a_stage_won_is_a_point_and_the_place_in_the_last_group_a_part_of_one() -> None:
-    comparer = FakeComparer(order=by_worth({each: float(place) for place, each in enumerate(names(8))})[1])
+    comparer = FakeComparer(
+        order=by_worth({each: float(place) for place, each in enumerate(names(8))})[1]
+    )
     ranking = await Tournament(group=4, rounds=1).rerank(names(8), comparer)
-    # The groups are 0, 2, 4, 6 and 1, 3, 5, 7; 4, 5, 6 and 7 have won a point, then 1, 3/4, 2/4, 1/4 in the last one.
+    # The groups are 0, 2, 4, 6 and 1, 3, 5, 7; 4, 5, 6 and 7 have won a point, then 1, 3/4, 2/4,
+    # 1/4 in the last one.
     assert [set(shown) for shown in comparer.compared] == [
         {"d00", "d02", "d04", "d06"},
         {"d01", "d03", "d05", "d07"},
         {"d04", "d05", "d06", "d07"},
     ]
-    points = {"d07": 2.0, "d06": 1.75, "d05": 1.5, "d04": 1.25, "d00": 0.0, "d01": 0.0, "d02": 0.0, "d03": 0.0}
+    points = {
+        "d07": 2.0,
+        "d06": 1.75,
+        "d05": 1.5,
+        "d04": 1.25,
+        "d00": 0.0,
+        "d01": 0.0,
+        "d02": 0.0,
+        "d03": 0.0,
+    }
     assert ids(ranking) == list(points)
     assert [each.score for each in ranking] == pytest.approx([each / 2 for each in points.values()])
 

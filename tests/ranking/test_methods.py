@@ -17,7 +17,11 @@ from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.listwise import Listwise, Tournament
 from touche_llm.ranking.steps import METHODS
 
-HEAPS: Mapping[str, Any] = {"children": st.integers(1, 19), "top": st.integers(1, 16), "both_orders": st.booleans()}
+HEAPS: Mapping[str, Any] = {
+    "children": st.integers(1, 19),
+    "top": st.integers(1, 16),
+    "both_orders": st.booleans(),
+}
 CHOSEN: Mapping[str, st.SearchStrategy[RankingMethod]] = {
     "pairwise": st.builds(Pairwise, both_orders=st.booleans()),
     "sliding": st.builds(Sliding, passes=st.integers(1, 10), both_orders=st.booleans()),
@@ -26,7 +30,9 @@ CHOSEN: Mapping[str, st.SearchStrategy[RankingMethod]] = {
     "listwise": st.tuples(st.integers(2, 9), st.integers(1, 8), st.integers(1, 3))
     .filter(lambda drawn: drawn[1] < drawn[0])
     .map(lambda drawn: Listwise(window=drawn[0], stride=drawn[1], shuffles=drawn[2])),
-    "tournament": st.builds(Tournament, group=st.integers(2, 9), rounds=st.integers(1, 3), seed=st.integers(0, 9)),
+    "tournament": st.builds(
+        Tournament, group=st.integers(2, 9), rounds=st.integers(1, 3), seed=st.integers(0, 9)
+    ),
 }
 every_method = pytest.mark.parametrize("name", CHOSEN)
 
@@ -52,9 +58,13 @@ def test_every_method_that_compares_is_here() -> None:
 @every_method
 @given(st.data(), st.integers(2, 14))
 @settings(max_examples=20, deadline=None)
-async def test_without_error_the_best_are_in_order(name: str, data: st.DataObject, size: int) -> None:
+async def test_without_error_the_best_are_in_order(
+    name: str, data: st.DataObject, size: int
+) -> None:
     method, order = data.draw(CHOSEN[name]), data.draw(st.permutations(names(size)))
-    comparer = FakeComparer(*by_worth({each: float(-place) for place, each in enumerate(order)}), seed=size)
+    comparer = FakeComparer(
+        *by_worth({each: float(-place) for place, each in enumerate(order)}), seed=size
+    )
     ranking = await method.rerank(names(size), comparer)
     sure = count_sure(method)
     assert ids(ranking)[:sure] == order[:sure]
@@ -70,7 +80,8 @@ async def test_whatever_is_answered_the_ranking_is_whole_and_the_same_every_time
     name: str, data: st.DataObject, size: int, seed: int, trust: float
 ) -> None:
     method = data.draw(CHOSEN[name])
-    # Some models mostly agree with the order shown; the answers contradict each other, so any slip in a sequence shows.
+    # Some models mostly agree with the order shown; the answers contradict each other, so any slip
+    # in a sequence shows.
     one = FakeComparer(*at_random(seed, trust), seed=seed)
     other = FakeComparer(*at_random(seed, trust), concurrency=1)
     ranking = await method.rerank(names(size), one)
@@ -91,12 +102,16 @@ def best_first(grades: Mapping[str, float]) -> list[str]:
     return sorted(grades, key=lambda document: -grades[document])
 
 
-def rank(engine: OracleEngine, rankings: Mapping[str, Sequence[str]], steps: str, **ranking: Any) -> Outcome:
+def rank(
+    engine: OracleEngine, rankings: Mapping[str, Sequence[str]], steps: str, **ranking: Any
+) -> Outcome:
     return asyncio.run(rank_with(engine, rankings, steps, ranking))
 
 
 @every_method
-def test_after_the_judge_every_method_finds_the_best_five_though_the_first_stage_has_them_last(name: str) -> None:
+def test_after_the_judge_every_method_finds_the_best_five_though_the_first_stage_has_them_last(
+    name: str,
+) -> None:
     grades = {"1": {each: number / 10 for number, each in enumerate(names(30))}}
     engine = OracleEngine(grades)
     judgments = asyncio.run(judge_with(engine, {"1": names(30)}))
@@ -109,11 +124,13 @@ def test_after_the_judge_every_method_finds_the_best_five_though_the_first_stage
     [
         ("pairwise:10", {}, 10 * 9),
         ("pairwise:10", {"pairwise": {"both_orders": False}}, 10 * 9 // 2),
-        # The first stage is right: nothing moves, and the second pass repeats the comparisons of the first.
+        # The first stage is right: nothing moves, and the second pass repeats the comparisons of
+        # the first.
         ("sliding:10", {"sliding": {"passes": 2, "both_orders": True}}, 2 * 9),
         # A heap of 13 with three children: four nodes have any; nothing moves while it is built.
         ("setwise:13", {"setwise": {"top": 1}}, 4),
-        # Three documents take two questions in a heap of two children; one for each block of the other ten.
+        # Three documents take two questions in a heap of two children; one for each block of the
+        # other ten.
         ("insertion:13", {"insertion": {"top": 3, "children": 2}}, 1 + 1 + 5),
         ("listwise:30", {"listwise": {"window": 20, "stride": 10}}, 2),
         ("listwise:20", {"listwise": {"window": 5, "stride": 2, "shuffles": 3}}, 3 * 9),

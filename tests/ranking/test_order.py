@@ -18,7 +18,9 @@ SCALES = {"relevance": Scale(0, 3), "quality": Scale(0, 3)}
 
 
 def candidates(*scores: float) -> list[Candidate]:
-    return [Candidate("1", f"d{rank:02}", rank, score) for rank, score in enumerate(scores, start=1)]
+    return [
+        Candidate("1", f"d{rank:02}", rank, score) for rank, score in enumerate(scores, start=1)
+    ]
 
 
 def judgment(
@@ -42,26 +44,36 @@ def by_id(*judgments: Judgment) -> Mapping[str, Judgment]:
 
 
 def test_scores_of_the_first_stage_are_scaled_to_one_and_nothing() -> None:
-    assert [each.score for each in rank_by_first_stage(candidates(30.0, 20.0, 10.0))] == [1.0, 0.5, 0.0]
+    assert [each.score for each in rank_by_first_stage(candidates(30.0, 20.0, 10.0))] == [
+        1.0,
+        0.5,
+        0.0,
+    ]
     assert [each.score for each in rank_by_first_stage(candidates(-1.0, -3.0))] == [1.0, 0.0]
 
 
 def test_the_score_is_the_weighted_mean_of_grades_and_first_stage() -> None:
-    (found,) = rank_by_judgment([ScoredDocument("a", 0.5)], by_id(judgment("a", 3.0, 1.5)), WEIGHTS, SCALES)
+    (found,) = rank_by_judgment(
+        [ScoredDocument("a", 0.5)], by_id(judgment("a", 3.0, 1.5)), WEIGHTS, SCALES
+    )
     # (1 · 3/3 + 0.5 · 1.5/3 + 0.25 · 0.5) / 1.75
     assert found.score == pytest.approx(1.375 / 1.75)
 
 
 def test_equal_scores_keep_the_order_of_the_first_stage() -> None:
     judgments = by_id(*(judgment(each, 2.0, 1.0) for each in "abc"))
-    found = rank_by_judgment([ScoredDocument(each, 0.0) for each in "cab"], judgments, WEIGHTS, SCALES)
+    found = rank_by_judgment(
+        [ScoredDocument(each, 0.0) for each in "cab"], judgments, WEIGHTS, SCALES
+    )
     assert ids(found) == ["c", "a", "b"]
 
 
 def test_judged_documents_come_before_inherited_ones_and_those_before_the_rest() -> None:
     first = [ScoredDocument(each, 1.0 - place / 8) for place, each in enumerate("uvijab")]
     judgments = by_id(
-        judgment("a", 0.0, 0.0), judgment("b", 0.0, 3.0), *(judgment(each, 3.0, 3.0, "inherited") for each in "ij")
+        judgment("a", 0.0, 0.0),
+        judgment("b", 0.0, 3.0),
+        *(judgment(each, 3.0, 3.0, "inherited") for each in "ij"),
     )
     # Without its weight the first stage, in which it stands behind, does not help "a".
     for first_stage in (WEIGHTS["first_stage"], 0.0):
@@ -72,11 +84,16 @@ def test_judged_documents_come_before_inherited_ones_and_those_before_the_rest()
 def test_each_grade_counts_as_its_share_of_its_own_scale() -> None:
     scales = {"relevance": Scale(1, 5), "quality": Scale(0, 2)}
     weights = {"relevance": 1.0, "quality": 0.5}
-    assert combine_grades(judgment("a", 4.0, 1.0), weights, scales) == pytest.approx((0.75 + 0.5 * 0.5) / 1.5)
+    assert combine_grades(judgment("a", 4.0, 1.0), weights, scales) == pytest.approx(
+        (0.75 + 0.5 * 0.5) / 1.5
+    )
     assert combine_grades(judgment("a", 1.0, 0.0), weights, scales) == 0.0
     assert combine_grades(judgment("a", 5.0, 2.0), weights, scales) == 1.0
     assert (
-        combine_grades(judgment("a", 5.0, 2.0), {"relevance": 0.0, "quality": 0.0, "first_stage": 1.0}, scales) == 0.0
+        combine_grades(
+            judgment("a", 5.0, 2.0), {"relevance": 0.0, "quality": 0.0, "first_stage": 1.0}, scales
+        )
+        == 0.0
     )
 
 
@@ -88,7 +105,10 @@ SCORES = st.integers(0, 64).map(lambda score: score / 64)
 
 @st.composite
 def rankings(draw: st.DrawFn) -> tuple[list[ScoredDocument], dict[str, float], dict[str, str]]:
-    """A ranking, and the worth and the stance of its documents; worth need not fall with the score."""
+    """A ranking, and the worth and the stance of its documents.
+
+    Worth need not fall with the score.
+    """
     scores = sorted(draw(st.lists(SCORES, max_size=12)), reverse=True)
     ranking = [ScoredDocument(f"d{place:02}", score) for place, score in enumerate(scores)]
     worth = {each.document_id: draw(SCORES) for each in ranking}
@@ -98,7 +118,9 @@ def rankings(draw: st.DrawFn) -> tuple[list[ScoredDocument], dict[str, float], d
 def balanced(labels: str, worth: list[float], margin: float, places: int = 9) -> str:
     """The labels in their new order: P, C, and N for no side."""
     names = {"P": "PRO", "C": "CON", "N": "NEU"}
-    ranking = [ScoredDocument(f"{place}{label}", 1.0 / (place + 1)) for place, label in enumerate(labels)]
+    ranking = [
+        ScoredDocument(f"{place}{label}", 1.0 / (place + 1)) for place, label in enumerate(labels)
+    ]
     of_each = {each.document_id: value for each, value in zip(ranking, worth, strict=True)}
     stances = {each.document_id: names[each.document_id[-1]] for each in ranking}
     chosen = BalanceSettings(margin=margin, places=places)

@@ -19,14 +19,19 @@ from touche_llm.ranking.steps import (
 
 SIDES = ("PRO", "CON")
 STEPS = st.lists(
-    st.tuples(st.sampled_from([*METHODS, "fusion", "balance"]), st.integers(2, 14)).map(lambda step: Step(*step)),
+    st.tuples(st.sampled_from([*METHODS, "fusion", "balance"]), st.integers(2, 14)).map(
+        lambda step: Step(*step)
+    ),
     min_size=1,
     max_size=4,
 )
 
 
 def scored(documents: list[str]) -> list[ScoredDocument]:
-    return [ScoredDocument(each, 1.0 - place / max(len(documents), 1)) for place, each in enumerate(documents)]
+    return [
+        ScoredDocument(each, 1.0 - place / max(len(documents), 1))
+        for place, each in enumerate(documents)
+    ]
 
 
 async def rank(
@@ -73,7 +78,13 @@ def test_steps_that_cannot_be_carried_out_are_refused(texts: list[str], pattern:
         parse_steps(texts)
 
 
-@given(st.permutations(names(12)), st.permutations(names(12)), STEPS, st.booleans(), st.integers(0, 10**6))
+@given(
+    st.permutations(names(12)),
+    st.permutations(names(12)),
+    STEPS,
+    st.booleans(),
+    st.integers(0, 10**6),
+)
 @settings(max_examples=30, deadline=None)
 async def test_whatever_is_answered_documents_below_a_step_stay_below_and_scores_fall(
     first: list[str], judged: list[str], steps: list[Step], judge: bool, seed: int
@@ -97,7 +108,9 @@ async def test_whatever_is_answered_documents_below_a_step_stay_below_and_scores
         before = ids(ranking)
 
 
-async def test_without_judge_the_first_stage_is_what_is_put_in_order_and_with_judge_the_judgments() -> None:
+async def test_without_judge_the_first_stage_is_what_is_put_in_order_and_with_judge_the_judgments() -> (
+    None
+):
     first, judged = scored(names(6)), scored(names(6)[::-1])
     assert await rank("judge", first, judged) == judged
     assert ids(await rank("pairwise:2", first, judged)) == names(6)
@@ -105,10 +118,15 @@ async def test_without_judge_the_first_stage_is_what_is_put_in_order_and_with_ju
 
 
 async def test_fusion_puts_the_first_stage_and_every_step_together() -> None:
-    # First stage a b c d, judgments b a d c, comparisons of the best three the other way round: d a b.
+    # First stage a b c d, judgments b a d c, comparisons of the best three the other way round: d a
+    # b.
     worth = {"d": 3.0, "a": 2.0, "b": 1.0}
     ranking = await rank(
-        "judge,pairwise:3,fusion:4", scored(list("abcd")), scored(list("badc")), asking_by(worth), fusion={"k": 0}
+        "judge,pairwise:3,fusion:4",
+        scored(list("abcd")),
+        scored(list("badc")),
+        asking_by(worth),
+        fusion={"k": 0},
     )
     # a: 1 + 1/2 + 1/2; b: 1/2 + 1 + 1/3; d: 1/4 + 1/3 + 1; c: 1/3 + 1/4 + 1/4.
     assert ids(ranking) == ["a", "b", "d", "c"]
@@ -123,9 +141,21 @@ async def test_a_document_without_a_judgment_changes_nothing_among_the_interpola
     first, known = scored(list("cfbaed")), {"a": 0.9, "b": 0.8, "c": 0.3, "d": 0.2}
     orders = []
     for lacking in ({"e": -2.0, "f": -1.0}, {"b": -2.0, "e": -2.0, "f": -1.0}):
-        judged = [ScoredDocument(document, score) for document, score in known.items() if document not in lacking]
-        marked = [ScoredDocument(document, lacking[document]) for document in "fbe" if document in lacking]
-        orders.append(ids(await rank("judge,fusion:6", first, judged + marked, fusion={"method": "interpolation"})))
+        judged = [
+            ScoredDocument(document, score)
+            for document, score in known.items()
+            if document not in lacking
+        ]
+        marked = [
+            ScoredDocument(document, lacking[document]) for document in "fbe" if document in lacking
+        ]
+        orders.append(
+            ids(
+                await rank(
+                    "judge,fusion:6", first, judged + marked, fusion={"method": "interpolation"}
+                )
+            )
+        )
     # Those without a judgment are the last, in the order of the first stage among those of a kind.
     assert [document for document in orders[0][:4] if document != "b"] == orders[1][:3]
     assert (orders[0][4:], orders[1][3:]) == (["f", "e"], ["f", "b", "e"])
@@ -133,13 +163,20 @@ async def test_a_document_without_a_judgment_changes_nothing_among_the_interpola
 
 async def test_a_fusion_weighs_rankings_by_the_names_of_their_steps() -> None:
     worth = dict(zip("abcd", [1.0, 4.0, 2.0, 3.0], strict=True))
-    for only, order in (("first_stage", "abcd"), ("judge", "dcba"), ("pairwise", "bdca"), ("sliding", "badc")):
+    for only, order in (
+        ("first_stage", "abcd"),
+        ("judge", "dcba"),
+        ("pairwise", "bdca"),
+        ("sliding", "badc"),
+    ):
         weights = dict.fromkeys(("first_stage", "judge", "pairwise", "sliding"), 0.0) | {only: 1.0}
         ranking = await rank(
             "judge,pairwise:4,sliding:4,fusion:4",
             scored(list("abcd")),
             scored(list("dcba")),
-            lambda step: asking_by(worth if step.name == "pairwise" else {"b": 4, "a": 3, "d": 2, "c": 1})(step),
+            lambda step: asking_by(
+                worth if step.name == "pairwise" else {"b": 4, "a": 3, "d": 2, "c": 1}
+            )(step),
             fusion={"weights": weights},
         )
         assert ids(ranking) == list(order)
@@ -152,9 +189,16 @@ async def test_balance_goes_by_the_judgments_whatever_scores_a_step_gave() -> No
     asking = asking_by(dict(zip("abcd", [4.0, 3.0, 2.0, 1.0], strict=True)))
     equal = [ScoredDocument(each, 1.0) for each in "abcd"]
     later = asking_by(dict(zip("abcd", [1.0, 2.0, 3.0, 4.0], strict=True)))
-    assert ids(await rank("judge,balance:4,pairwise:2", equal, equal, later, stances)) == list("cabd")
-    unequal = [ScoredDocument(each, score) for each, score in zip("abcd", [0.9, 0.8, 0.7, 0.6], strict=True)]
+    assert ids(await rank("judge,balance:4,pairwise:2", equal, equal, later, stances)) == list(
+        "cabd"
+    )
+    unequal = [
+        ScoredDocument(each, score)
+        for each, score in zip("abcd", [0.9, 0.8, 0.7, 0.6], strict=True)
+    ]
     for steps in ("judge,balance:3", "judge,pairwise:2,balance:3", "pairwise:3,balance:3"):
         assert ids(await rank(steps, equal, equal, asking, stances)) == list("acbd")
         assert ids(await rank(steps, equal, unequal, asking, stances)) == list("abcd")
-        assert ids(await rank(steps, equal, unequal, asking, stances, balance={"margin": 0.2})) == list("acbd")
+        assert ids(
+            await rank(steps, equal, unequal, asking, stances, balance={"margin": 0.2})
+        ) == list("acbd")

@@ -46,10 +46,13 @@ async def rank(
     """Rank topics with so many candidates each, for the comparative task."""
     engine = ScriptedEngine(script)
     topics = [
-        Topic(each, f"Question {each}?", objects=None if each in without_objects else ("x", "y")) for each in documents
+        Topic(each, f"Question {each}?", objects=None if each in without_objects else ("x", "y"))
+        for each in documents
     ]
     candidates = {
-        topic: [Candidate(topic, f"{topic}-{rank}", rank, 1.0 / rank) for rank in range(1, count + 1)]
+        topic: [
+            Candidate(topic, f"{topic}-{rank}", rank, 1.0 / rank) for rank in range(1, count + 1)
+        ]
         for topic, count in documents.items()
     }
     ids = [each.document_id for ranking in candidates.values() for each in ranking]
@@ -57,7 +60,10 @@ async def rank(
         topics,
         candidates,
         {},
-        {topic: {each.document_id: "NO" for each in ranking} for topic, ranking in candidates.items()},
+        {
+            topic: {each.document_id: "NO" for each in ranking}
+            for topic, ranking in candidates.items()
+        },
         RankingPlan(
             TASK,
             WEIGHTS,
@@ -66,7 +72,9 @@ async def rank(
             "tag",
             documents=Held({each: f"Text of {each}." for each in ids}),
             prompts=load_prompts("comparative"),
-            builder=RequestBuilder(ModelClient(engine_info=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
+            builder=RequestBuilder(
+                ModelClient(engine_info=FACTS, engine=engine, cache=cache), Sampling(), {}, 3
+            ),
         ),
         lambda: None,
     )
@@ -77,7 +85,9 @@ def ranking_of(lines: list[RunLine], topic: str) -> list[str]:
     return [line.document_id for line in lines if line.topic_id == topic]
 
 
-async def test_topics_without_documents_or_with_a_single_one_are_ranked_without_a_question(cache: Cache) -> None:
+async def test_topics_without_documents_or_with_a_single_one_are_ranked_without_a_question(
+    cache: Cache,
+) -> None:
     (lines, _, _), engine = await rank(cache, {"1": 0, "2": 1, "3": 2}, "listwise:10")
     assert {request.origin.topic_id for request in engine.requests} == {"3"}
     assert [(line.topic_id, line.document_id, line.rank) for line in lines] == [
@@ -87,7 +97,9 @@ async def test_topics_without_documents_or_with_a_single_one_are_ranked_without_
     ]
 
 
-async def test_what_no_objects_are_known_for_is_not_compared_and_keeps_its_order(cache: Cache) -> None:
+async def test_what_no_objects_are_known_for_is_not_compared_and_keeps_its_order(
+    cache: Cache,
+) -> None:
     for steps in ("setwise:3", "judge,listwise:3,balance:2"):
         (lines, _, _), engine = await rank(cache, {"1": 3, "2": 3}, steps, without_objects=("1",))
         assert {request.origin.topic_id for request in engine.requests} == {"2"}
@@ -95,7 +107,9 @@ async def test_what_no_objects_are_known_for_is_not_compared_and_keeps_its_order
         assert ranking_of(lines, "2") != ["2-1", "2-2", "2-3"]
 
 
-async def test_lines_and_records_are_in_the_order_of_topics_whichever_answer_comes_first(cache: Cache) -> None:
+async def test_lines_and_records_are_in_the_order_of_topics_whichever_answer_comes_first(
+    cache: Cache,
+) -> None:
     (lines, comparisons, _), engine = await rank(cache, {"9": 7, "1": 4}, "sliding:6,listwise:3")
     steps = [(each.topic_id, each.step) for each in comparisons]
     expected = [(topic, step) for topic in ("9", "1") for step in ("sliding:6", "listwise:3")]

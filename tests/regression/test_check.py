@@ -63,8 +63,12 @@ def test_a_changed_sentence_of_a_template_fails_with_the_diff_of_that_prompt_alo
     assert {each.name for each in found["missing"]} == {purpose}
     added = [line for line in prompt.text.split("\n") if line.startswith("+")][1:]
     taken = [line for line in prompt.text.split("\n") if line.startswith("-")][1:]
-    assert taken and [line[1:] for line in taken] == [line[1:].replace("Indeed. ", "") for line in added]
-    assert f"answers missing: {len(found['missing'])}\n    {purpose}: topic" in format_differences(task, differences)
+    assert taken and [line[1:] for line in taken] == [
+        line[1:].replace("Indeed. ", "") for line in added
+    ]
+    assert f"answers missing: {len(found['missing'])}\n    {purpose}: topic" in format_differences(
+        task, differences
+    )
 
 
 def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
@@ -82,16 +86,24 @@ def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
         "weights.quality": (0.5, 0.0),
         "weights.relevance": (1.0, 0.0),
     }
-    ranks = {tuple(line.split()[i] for i in (0, 2)): int(line.split()[3]) for line in _lines(folder / "run.txt")}
+    ranks = {
+        tuple(line.split()[i] for i in (0, 2)): int(line.split()[3])
+        for line in _lines(folder / "run.txt")
+    }
     first = {
-        tuple(line.split()[i] for i in (0, 2)): int(line.split()[3]) for line in _lines(folder / "candidates.run.txt")
+        tuple(line.split()[i] for i in (0, 2)): int(line.split()[3])
+        for line in _lines(folder / "candidates.run.txt")
     }
     # By the first stage's score alone, the new run is the first stage.
     wanted = {key: (ranks[key], first[key]) for key in ranks if ranks[key] != first[key]}
     assert {(each.topic, each.document): (each.old, each.new) for each in found["rank"]} == wanted
     furthest = [abs(each.old - each.new) for each in found["rank"]]
     assert furthest == sorted(furthest, reverse=True)
-    assert [each.name for each in found["measure"]] == ["relevance nDCG@5", "quality nDCG@5", "stance macro-F1"]
+    assert [each.name for each in found["measure"]] == [
+        "relevance nDCG@5",
+        "quality nDCG@5",
+        "stance macro-F1",
+    ]
     text = format_differences("x", checked(folder))
     assert "setting weights.quality: 0.5 → 0.0" in text and f"ranks moved: {len(wanted)}\n" in text
     assert "relevance nDCG@5, over the recorded topics: " in text
@@ -104,7 +116,8 @@ def test_an_answer_that_is_not_there_is_told_with_topic_and_document(copy_of: Co
     gone = next(
         line
         for line in lines
-        if (entry := json.loads(line)).get("prompt") == "comparative/judge" and entry["document"] == best
+        if (entry := json.loads(line)).get("prompt") == "comparative/judge"
+        and entry["document"] == best
     )
     (folder / "cassette.jsonl").write_text("".join(line for line in lines if line != gone))
     entry = json.loads(gone)
@@ -129,7 +142,9 @@ def test_a_check_leaves_the_folder_as_it_was_and_needs_nothing_but_it(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    checked(folder, overlay(tmp_path / "mine", "controversial", judge=("You are", "You are indeed")))
+    checked(
+        folder, overlay(tmp_path / "mine", "controversial", judge=("You are", "You are indeed"))
+    )
     assert not checked(folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert not list((tmp_path / "elsewhere").iterdir())

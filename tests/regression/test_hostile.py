@@ -34,7 +34,9 @@ def test_a_manifest_of_another_form_is_refused(copy_of: Copy, values: dict[str, 
     manifest = json.loads((folder / "recorded.json").read_text())
     (folder / "recorded.json").write_text(json.dumps(manifest | values))
     (error,) = checked(folder)
-    assert error.kind == "error" and all(part in error.text for part in (str(folder / "recorded.json"), *values))
+    assert error.kind == "error" and all(
+        part in error.text for part in (str(folder / "recorded.json"), *values)
+    )
 
 
 # The problem that is reported, after the name of the file; None stands for a missing file.
@@ -48,7 +50,11 @@ def test_a_manifest_of_another_form_is_refused(copy_of: Copy, values: dict[str, 
         ("documents.jsonl", "no json\n", "documents.jsonl:1: not JSON"),
         ("cassette.jsonl", "{}\n", "cassette.jsonl:1: not one of the cache entries"),
         ("cassette.jsonl", "", "nothing to replay of model written-for-the-demo"),
-        ("candidates.run.txt", "3 Q0 unknown 1 1.0 x\n", "1 of its documents are not in the corpus"),
+        (
+            "candidates.run.txt",
+            "3 Q0 unknown 1 1.0 x\n",
+            "1 of its documents are not in the corpus",
+        ),
         ("topics.jsonl", "{}\n", "topics.jsonl: topic in line 1: <number>"),
         ("run.txt", "3 NO x\n", "run.txt:1: 3 columns"),
     ],

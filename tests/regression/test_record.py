@@ -46,11 +46,17 @@ def recorded(run: Path, target: Path) -> Recording:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.slow
-def test_the_same_run_gives_the_same_bytes(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_run_gives_the_same_bytes(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     snapshot = recorded(made, tmp_path / "one" / "name")
     monkeypatch.chdir(tmp_path)
     assert recorded(made, Path("two/name")) == snapshot
@@ -74,11 +80,19 @@ def test_only_what_the_run_needs_is_kept(made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "regress" / "name"
     assert contents(folder) == contents(tmp_path / "regress" / "alone")
     with Cache(tmp_path / "made" / "answers.sqlite", CacheMode.REPLAY) as cache:
-        assert len(list(cache.iterate_entries())) > len((folder / "cassette.jsonl").read_text().splitlines())
+        assert len(list(cache.iterate_entries())) > len(
+            (folder / "cassette.jsonl").read_text().splitlines()
+        )
     lines = [line.split() for line in (folder / "candidates.run.txt").read_text().splitlines()]
-    documents = [json.loads(line)["id"] for line in (folder / "documents.jsonl").read_text().splitlines()]
+    documents = [
+        json.loads(line)["id"] for line in (folder / "documents.jsonl").read_text().splitlines()
+    ]
     assert sorted(documents) == sorted({line[2] for line in lines})
-    assert {topic.id for topic in read_topics(folder / "topics.jsonl")} == {line[0] for line in lines} == {"3", "20"}
+    assert (
+        {topic.id for topic in read_topics(folder / "topics.jsonl")}
+        == {line[0] for line in lines}
+        == {"3", "20"}
+    )
     assert not any(str(tmp_path).encode() in content for content in contents(folder).values())
     assert "written-for-the-demo" in (folder / "config.yaml").read_text()
 
@@ -91,7 +105,9 @@ def test_of_sentences_the_arguments_are_kept_that_they_are_from(tmp_path: Path) 
 
 def test_templates_are_kept_with_what_they_pull_in_and_their_examples(tmp_path: Path) -> None:
     mine = overlay(
-        tmp_path / "mine", "controversial", judge=("{% block user %}", "{% block user %}{% include 'a/b.jinja' %}")
+        tmp_path / "mine",
+        "controversial",
+        judge=("{% block user %}", "{% block user %}{% include 'a/b.jinja' %}"),
     )
     (mine / "controversial" / "a").mkdir()
     (mine / "controversial" / "a" / "b.jinja").write_text("Take care.\n")
@@ -103,8 +119,12 @@ def test_templates_are_kept_with_what_they_pull_in_and_their_examples(tmp_path: 
     folder = tmp_path / "regress" / "name"
     recorded(run, folder)
     kept = {name for name in contents(folder) if name.startswith("prompts/judge/")}
-    assert kept == {f"prompts/judge/{name}" for name in ("judge.jinja", "a/b.jinja", "judge.examples.yaml")}
-    assert yaml.safe_load((folder / "config.yaml").read_text())["prompts"] == {"folder": "../../mine"}
+    assert kept == {
+        f"prompts/judge/{name}" for name in ("judge.jinja", "a/b.jinja", "judge.examples.yaml")
+    }
+    assert yaml.safe_load((folder / "config.yaml").read_text())["prompts"] == {
+        "folder": "../../mine"
+    }
     assert not checked(folder)
     (mine / "controversial" / "a" / "b.jinja").write_text("Take great care.\n")
     (prompt,) = [each for each in checked(folder) if each.kind == "prompt"]
@@ -114,7 +134,8 @@ def test_templates_are_kept_with_what_they_pull_in_and_their_examples(tmp_path: 
 async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) -> None:
     sample = SAMPLES / "controversial"
     pages = {
-        each["docno"]: each["text"] for each in map(json.loads, (sample / "documents.jsonl").read_text().splitlines())
+        each["docno"]: each["text"]
+        for each in map(json.loads, (sample / "documents.jsonl").read_text().splitlines())
     }
     cache = tmp_path / "chatnoir.sqlite"
     with closing(ChatNoirDocuments(ChatNoirSettings(cache=cache))) as documents:
@@ -123,11 +144,19 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
     (tmp_path / "run").mkdir()
     shutil.copy(FOLDER / "controversial" / "candidates.run.txt", tmp_path / "run")
     answers = {"file": tmp_path / "answers.sqlite", "mode": "reuse"}
-    given = {"task": "controversial", "topics": sample / "topics.xml", "retriever": {"name": "chatnoir"}}
-    config = load_config(None, {**given, "chatnoir.cache": cache, "cache": answers, "engine.model": FACTS.model})
+    given = {
+        "task": "controversial",
+        "topics": sample / "topics.xml",
+        "retriever": {"name": "chatnoir"},
+    }
+    config = load_config(
+        None, {**given, "chatnoir.cache": cache, "cache": answers, "engine.model": FACTS.model}
+    )
     with Cache(config.cache.file) as opened:
         store_engine_info(FACTS, opened)
-        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(script_of("controversial")), cache=opened)
+        model = ModelClient(
+            engine_info=FACTS, engine=ScriptedEngine(script_of("controversial")), cache=opened
+        )
         await judge_stage(config, tmp_path / "run", Silent(), model)
         await rank_stage(config, tmp_path / "run", Silent(), model)
     target = tmp_path / "regress" / "name"
@@ -150,10 +179,16 @@ def failing_for(document: str) -> Script:
     return script
 
 
-def test_a_run_with_unusable_answers_is_recorded_and_checked_with_them(made: Path, tmp_path: Path) -> None:
+def test_a_run_with_unusable_answers_is_recorded_and_checked_with_them(
+    made: Path, tmp_path: Path
+) -> None:
     document = next(line.split()[2] for line in (made / "run.txt").read_text().splitlines())
     run = asyncio.run(make_run("comparative", tmp_path, failing_for(document)))
-    kinds = {each.kind for name in ALL_FAILURES[1:] for each in read_records(run / name, Failure, "failures")}
+    kinds = {
+        each.kind
+        for name in ALL_FAILURES[1:]
+        for each in read_records(run / name, Failure, "failures")
+    }
     assert kinds == {"outside_schema"}
     target = tmp_path / "regress" / "failing"
     snapshot = recorded(run, target)
@@ -192,7 +227,9 @@ def test_a_run_that_its_replay_does_not_give_is_refused_and_nothing_stays(
 ) -> None:
     run = shutil.copytree(made, tmp_path / "run")
     if what == "another template":
-        mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess"))
+        mine = overlay(
+            tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess")
+        )
         edit(run / "config.yaml", "folder: null", f"folder: {mine}")
         problem = r"answers missing: 12\n"
     elif what == "another tag":
@@ -212,7 +249,15 @@ ODD = "\u2028 it's \"quoted\", \\n \\\\ back\tslash\nnew line, ,, [{'x': 1}] 日
 
 
 def test_texts_of_any_kind_come_back_as_they_were(tmp_path: Path) -> None:
-    topics = [Topic("x-1", '"odd", title\\', "description, with 'quotes'", "", ("one, of two", 'the "other"'))]
+    topics = [
+        Topic(
+            "x-1",
+            '"odd", title\\',
+            "description, with 'quotes'",
+            "",
+            ("one, of two", 'the "other"'),
+        )
+    ]
     write_topics(topics, tmp_path / "topics.jsonl")
     assert read_topics(tmp_path / "topics.jsonl") == topics
 
@@ -223,7 +268,11 @@ def test_texts_of_any_kind_come_back_as_they_were(tmp_path: Path) -> None:
 
     with (tmp_path / "args.csv").open("w", newline="") as stream:
         csv.writer(stream).writerows([HEADER, *map(row, range(3))])
-    whole = {part.id: (part, each) for _, each in read_arguments(tmp_path / "args.csv") for part in each.parts}
+    whole = {
+        part.id: (part, each)
+        for _, each in read_arguments(tmp_path / "args.csv")
+        for part in each.parts
+    }
     wanted = {"2__0", "0__2", "0__1"}
     with ensure_store(
         CorpusFile(tmp_path / "args.csv", read_arguments), tmp_path / "index", warn=lambda _: None
@@ -243,13 +292,26 @@ async def test_a_recording_says_that_its_texts_may_not_be_redistributed(tmp_path
     (tmp_path / "topics.xml").write_text(
         "<topics><topic><number>1</number><title>tea or coffee</title></topic></topics>"
     )
-    texts = {f"clueweb12-0-{number}": text for number, text in enumerate(("Tea is mild.", "Rain.", "Oil.", "Air."))}
+    texts = {
+        f"clueweb12-0-{number}": text
+        for number, text in enumerate(("Tea is mild.", "Rain.", "Oil.", "Air."))
+    }
     lines = (json.dumps({"id": name, "contents": text}) for name, text in texts.items())
     (tmp_path / "pages.jsonl").write_text("\n".join(lines))
-    flags = {"topics": tmp_path / "topics.xml", "corpus": tmp_path / "pages.jsonl", "index": tmp_path / "index"}
-    config = load_config(None, flags | {"task": "comparative_2020", "cache.file": tmp_path / "answers.sqlite"})
+    flags = {
+        "topics": tmp_path / "topics.xml",
+        "corpus": tmp_path / "pages.jsonl",
+        "index": tmp_path / "index",
+    }
+    config = load_config(
+        None, flags | {"task": "comparative_2020", "cache.file": tmp_path / "answers.sqlite"}
+    )
     await run_directly(config, tmp_path / "run", ScriptedEngine(lambda request: {"relevance": 2}))
     made = await record(config, tmp_path / "run", tmp_path / "recorded", None)
     assert made.documents == 1 and "ClueWeb12" in made.note
-    assert (tmp_path / "recorded/config.yaml").read_text().startswith(f"# documents.jsonl {made.note}.\n")
+    assert (
+        (tmp_path / "recorded/config.yaml")
+        .read_text()
+        .startswith(f"# documents.jsonl {made.note}.\n")
+    )
     assert await check_folder(tmp_path / "recorded") == []

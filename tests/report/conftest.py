@@ -28,7 +28,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def qrels(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> Qrels:
-    return read_qrels(write_qrels(comparative, tmp_path_factory.mktemp("qrels")), get_task("comparative"))
+    return read_qrels(
+        write_qrels(comparative, tmp_path_factory.mktemp("qrels")), get_task("comparative")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,11 @@ _FIXED = frozenset({"template", "source", "costs", "letter", "baseline"})
 
 def changed(value: Any, /, **changes: Any) -> Any:
     """The same part of a page with other values."""
-    return SimpleNamespace(**vars(value) | changes) if isinstance(value, SimpleNamespace) else replace(value, **changes)
+    return (
+        SimpleNamespace(**vars(value) | changes)
+        if isinstance(value, SimpleNamespace)
+        else replace(value, **changes)
+    )
 
 
 def poisoned(value: Any) -> Any:
@@ -62,14 +66,19 @@ def poisoned(value: Any) -> Any:
     if isinstance(value, Scale):
         return value
     if isinstance(value, Model):
-        return value.model_copy(update={name: poisoned(getattr(value, name)) for name in type(value).model_fields})
+        return value.model_copy(
+            update={name: poisoned(getattr(value, name)) for name in type(value).model_fields}
+        )
     if isinstance(value, list | tuple):
         return type(value)(map(poisoned, value))
     if is_dataclass(value) and not isinstance(value, type):
         names = [each.name for each in fields(value) if each.name not in _FIXED]
         return replace(value, **{name: poisoned(getattr(value, name)) for name in names})
     if isinstance(value, SimpleNamespace):
-        return changed(value, **{name: poisoned(each) for name, each in vars(value).items() if name not in _FIXED})
+        return changed(
+            value,
+            **{name: poisoned(each) for name, each in vars(value).items() if name not in _FIXED},
+        )
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.replace(
             value, **{name: poisoned(each) for name, each in msgspec.structs.asdict(value).items()}
@@ -94,8 +103,16 @@ def write_qrels(run: Path, folder: Path) -> dict[str, Path]:
             if chance.random() > 0.9:
                 continue
             own = found.stances[topic, each.document_id]
-            stance = own if chance.random() < 0.7 else chance.choice(["FIRST", "SECOND", "NEUTRAL", "NO"])
-            values = {"relevance": max(3 - each.rank // 4, 0), "quality": chance.randrange(4), "stance": stance}
+            stance = (
+                own
+                if chance.random() < 0.7
+                else chance.choice(["FIRST", "SECOND", "NEUTRAL", "NO"])
+            )
+            values = {
+                "relevance": max(3 - each.rank // 4, 0),
+                "quality": chance.randrange(4),
+                "stance": stance,
+            }
             for aspect, value in values.items():
                 lines[aspect].append(f"{topic} 0 {each.document_id} {value}\n")
     files = {aspect: folder / f"qrels-{aspect}.txt" for aspect in lines}
@@ -115,10 +132,13 @@ def hostile_run(folder: Path) -> Path:
         f"<description>tea</description><narrative>{narrative}</narrative></topic></topics>"
     )
     passages = [
-        {"id": f'"><b/onclick=ran()>{n}', "contents": f"tea and coffee {attack}"} for n, attack in enumerate(ATTACKS)
+        {"id": f'"><b/onclick=ran()>{n}', "contents": f"tea and coffee {attack}"}
+        for n, attack in enumerate(ATTACKS)
     ]
     # A word that is in more than half of the passages says nothing to the first stage.
-    passages += [{"id": f"plain-{n}", "contents": f"nothing of interest, number {n}"} for n in range(30)]
+    passages += [
+        {"id": f"plain-{n}", "contents": f"nothing of interest, number {n}"} for n in range(30)
+    ]
     (inputs / "passages.jsonl").write_text("".join(json.dumps(each) + "\n" for each in passages))
     config = load_config(
         None,
@@ -132,9 +152,16 @@ def hostile_run(folder: Path) -> Path:
     )
     out = folder / "<img src=x onerror=window.ran=8>"
     asyncio.run(run_scripted(config, out, steady(2)))
-    attempts = [Attempt(sample=n, kind=ATTACKS[0], reason=attack, text=attack) for n, attack in enumerate(ATTACKS)]
+    attempts = [
+        Attempt(sample=n, kind=ATTACKS[0], reason=attack, text=attack)
+        for n, attack in enumerate(ATTACKS)
+    ]
     failure = Failure(
-        topic_id="1", document_id=passages[0]["id"], kind=ATTACKS[1], prompt=ATTACKS[2], attempts=attempts
+        topic_id="1",
+        document_id=passages[0]["id"],
+        kind=ATTACKS[1],
+        prompt=ATTACKS[2],
+        attempts=attempts,
     )
     write_records(out / "failures.jsonl", [failure])
     return out
@@ -145,6 +172,9 @@ def steady(grade: int) -> Script:
 
     def answer(request: Request) -> dict[str, int | str]:
         fields = list_fields(request.schema)
-        return {name: grade if grade in field["enum"] else field["enum"][0] for name, field in fields.items()}
+        return {
+            name: grade if grade in field["enum"] else field["enum"][0]
+            for name, field in fields.items()
+        }
 
     return answer

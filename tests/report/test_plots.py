@@ -15,7 +15,11 @@ VALUES = [{"1": 0.51, "2": 0.0}, {"3": 0.0, "1": 0.5, "2": 0.9}, {"1": 0.1}]
 
 def draw(call: str, **values: Any) -> ET.Element:
     """The element that a macro draws."""
-    text = '{% from "macros.html.jinja" import topics_plot, stances_plot with context %}{{ ' + call + " }}"
+    text = (
+        '{% from "macros.html.jinja" import topics_plot, stances_plot with context %}{{ '
+        + call
+        + " }}"
+    )
     given = {"labels": ["PRO", "CON"], "before": "BM25", "anchors": TITLES}
     page = create_environment().from_string(text).render(given | values)
     return ET.fromstring(page.replace("<tr><th>", "<tr/><th/>").replace("<td>", "<td/>"))
@@ -26,7 +30,9 @@ def test_values_are_marks_at_their_heights_and_titles_are_text_whatever_they_hol
     names = [text.text for text in plot.iter("text") if text.get("class") == "f-ink"]
     assert names[6:] == ["1", "2", "3"]
     found = [
-        text.attrib | {"mark": text.text or ""} for text in plot.iter("text") if text.get("class", "").endswith(" mark")
+        text.attrib | {"mark": text.text or ""}
+        for text in plot.iter("text")
+        if text.get("class", "").endswith(" mark")
     ]
     assert [each["mark"] for each in found] == ["A", "B", "C", "A", "B", "B"]
     assert [each["class"] for each in found[:3]] == ["f-side0 mark", "f-side1 mark", "f-side2 mark"]
@@ -35,7 +41,10 @@ def test_values_are_marks_at_their_heights_and_titles_are_text_whatever_they_hol
     # 0.51, 0.5 and 0.1 are where their values are.
     assert (c[1] - b[1]) / (c[1] - a[1]) == pytest.approx(0.40 / 0.41, abs=0.01)
     hints = [element.text for element in plot.iter("title")]
-    assert '1 tea <b>or</b> "coffee" & more: A 0.510, B 0.500, C 0.100' in hints and "3 : B 0.000" in hints
+    assert (
+        '1 tea <b>or</b> "coffee" & more: A 0.510, B 0.500, C 0.100' in hints
+        and "3 : B 0.000" in hints
+    )
     assert [link.get("href") for link in plot.iter("a")] == ["#t1", "#t2", None]
     assert plot_topics([{"1": 0.5, "2": 0.25}]) == {}, "two topics have no plot"
 

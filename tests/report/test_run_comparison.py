@@ -46,9 +46,15 @@ def runs(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Na
     turned, alone = [], []
     for topic, ranking in read_run(comparative / "run.txt").rankings.items():
         ordered = [each.document_id for each in (*ranking[9::-1], *ranking[10:])]
-        turned += [f"{topic} NO {document} {rank} {-rank} turned\n" for rank, document in enumerate(ordered, start=1)]
+        turned += [
+            f"{topic} NO {document} {rank} {-rank} turned\n"
+            for rank, document in enumerate(ordered, start=1)
+        ]
         kept = [f"new-{topic}", *(each.document_id for each in ranking[14:17])]
-        alone += [f"{topic} Q0 {document} {rank} {-rank} alone\n" for rank, document in enumerate(kept, start=1)]
+        alone += [
+            f"{topic} Q0 {document} {rank} {-rank} alone\n"
+            for rank, document in enumerate(kept, start=1)
+        ]
     (folder / "turned" / "run.txt").write_text("".join(turned))
     (folder / "alone.txt").write_text("".join(alone))
     return [
@@ -62,7 +68,13 @@ def gathered(runs: Sequence[Named], qrels: Qrels, top: int = TOP) -> SimpleNames
     evaluations = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
     frame, remarks = compare_runs(evaluations[0], evaluations[1:])
     return gather_comparison(
-        evaluations, [run[2] for run in runs], TASK, {"relevance": Path("qrels.txt")}, frame, remarks, top
+        evaluations,
+        [run[2] for run in runs],
+        TASK,
+        {"relevance": Path("qrels.txt")},
+        frame,
+        remarks,
+        top,
     )
 
 
@@ -79,11 +91,15 @@ def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
         rankings = [run.rankings[topic.topic.id] for _, run, _ in runs]
         tops = {each.document_id for ranking in rankings for each in ranking[:TOP]}
         assert {document.document_id for document in topic.documents} == tops
-        best = [min(place.rank for place in document.places if place) for document in topic.documents]
+        best = [
+            min(place.rank for place in document.places if place) for document in topic.documents
+        ]
         assert best == sorted(best)
         for document in topic.documents:
             for (_, run, _), ranking, place in zip(runs, rankings, document.places, strict=True):
-                expected = {each.document_id: each.rank for each in ranking}.get(document.document_id)
+                expected = {each.document_id: each.rank for each in ranking}.get(
+                    document.document_id
+                )
                 assert (place.rank if place else None) == expected
                 stance = run.stances.get((topic.topic.id, document.document_id), "")
                 assert place is None or place.stance == stance
@@ -96,12 +112,15 @@ def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
             assert alone is None or alone.grades == {}
 
 
-def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(found: SimpleNamespace) -> None:
+def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(
+    found: SimpleNamespace,
+) -> None:
     documents = [document for topic in found.topics for document in topic.documents]
     without = [document.document_id for document in documents if document.text is None]
     assert sorted(without) == sorted(f"new-{topic.topic.id}" for topic in found.topics)
     assert any(
-        f"missing in every available corpus: {len(without)} of {len(documents)}." in note for note in found.notes
+        f"missing in every available corpus: {len(without)} of {len(documents)}." in note
+        for note in found.notes
     )
 
 
@@ -120,12 +139,18 @@ def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_basel
             change = measured.changes[name, measure]
             assert change.difference == pytest.approx(values[name] - values["first"])
             assert change.wins + change.ties + change.losses == measured.rows[name, measure].n
-    assert [set(each) for each in measured.by_topic["relevance nDCG@5"]] == [set(qrels.grades["relevance"])] * 3
+    assert [set(each) for each in measured.by_topic["relevance nDCG@5"]] == [
+        set(qrels.grades["relevance"])
+    ] * 3
 
 
 def test_only_folders_say_what_failed_and_what_it_cost(found: SimpleNamespace) -> None:
     first, turned, alone = found.sides
-    assert first.costs == turned.costs and first.costs is not None and first.costs["judge"]["requests"] is not None
+    assert (
+        first.costs == turned.costs
+        and first.costs is not None
+        and first.costs["judge"]["requests"] is not None
+    )
     assert first.facts["failures"] == "0" and alone.costs is None and "failures" not in alone.facts
     assert any(note.startswith("C: Only a run file") for note in found.notes)
 

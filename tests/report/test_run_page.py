@@ -52,10 +52,18 @@ def hostile_page(hostile: Path) -> str:
 
 def test_hostile_texts_stay_texts(hostile_page: str) -> None:
     page = Page(hostile_page)
-    assert (count(page, "script"), count(page, "style"), count(page, "main"), count(page, "body")) == (1, 1, 1, 1)
+    assert (
+        count(page, "script"),
+        count(page, "style"),
+        count(page, "main"),
+        count(page, "body"),
+    ) == (1, 1, 1, 1)
     assert not {"img", "iframe", "link", "object", "b/onclick"} & {tag for tag, _ in page.elements}
     for _, attributes in page.elements:
-        assert not any(name.startswith("on") or name in ("style", "src", "srcdoc", "srcset") for name in attributes)
+        assert not any(
+            name.startswith("on") or name in ("style", "src", "srcdoc", "srcset")
+            for name in attributes
+        )
         assert (attributes.get("href") or "#").startswith("#")
     for attack in ATTACKS:
         assert page.text.count(attack) >= 2, "in its passage and in the narrative"
@@ -65,15 +73,24 @@ def test_no_text_of_a_report_leaves_its_place(judged: SimpleNamespace) -> None:
     """Raw answers, notes, comparisons, what people said … whatever the page shows, where it shows it."""
     view = judged.topics[0]
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="{")
-    failures = [Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])]
+    failures = [
+        Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])
+    ]
     said = [("s", "title", "PRO", view.documents[0].readings)]
     answers = [*view.documents[0].answers, ("prompt", None)]
     full = changed(
-        view.documents[0], truncation="half", comparisons=["line"], failures=failures, sentences=said, answers=answers
+        view.documents[0],
+        truncation="half",
+        comparisons=["line"],
+        failures=failures,
+        sentences=said,
+        answers=answers,
     )
     assert full.readings and full.text and full.row.people and full.answers[0][1]
     shown = changed(view, documents=[full], rows=[view.documents[1].row])
-    report = changed(judged, topics=[shown], failures=failures, kinds={("not_json", "x"): 1}, notes=["note"])
+    report = changed(
+        judged, topics=[shown], failures=failures, kinds={("not_json", "x"): 1}, notes=["note"]
+    )
     page = Page(render(poisoned(report)))
     assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
     for _, attributes in page.elements:
@@ -84,13 +101,18 @@ def test_no_text_of_a_report_leaves_its_place(judged: SimpleNamespace) -> None:
 
 def test_the_policy_allows_the_page_s_own_style_and_script_alone(hostile_page: str) -> None:
     page = Page(hostile_page)
-    policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"
+    )
     rules = dict(rule.strip().split(" ", 1) for rule in (policy or "").split(";"))
     assert rules["default-src"] == "'none'"
     for name in ("style", "script"):
         digest = base64.b64encode(hashlib.sha256(page.inline[name].encode()).digest()).decode()
         assert rules[f"{name}-src"] == f"'sha256-{digest}'"
-    assert "http://" not in hostile_page.split("<body>")[0] and "unsafe" not in hostile_page.split("<body>")[0]
+    assert (
+        "http://" not in hostile_page.split("<body>")[0]
+        and "unsafe" not in hostile_page.split("<body>")[0]
+    )
 
 
 def test_controls_of_the_direction_of_writing_are_visible(judged: SimpleNamespace) -> None:
@@ -100,7 +122,9 @@ def test_controls_of_the_direction_of_writing_are_visible(judged: SimpleNamespac
     assert not set(controls) & set(page)
 
 
-def test_an_interval_is_drawn_within_its_scale_and_a_missing_one_is_noted_once(judged: SimpleNamespace) -> None:
+def test_an_interval_is_drawn_within_its_scale_and_a_missing_one_is_noted_once(
+    judged: SimpleNamespace,
+) -> None:
     page = Page(render(judged))
     # Four topics are too few for any interval.
     assert not list_whiskers(page) and " ".join(page.text.split()).count("no 95 % interval") == 1
@@ -121,15 +145,20 @@ def list_whiskers(page: Page) -> list[tuple[str | None, str | None]]:
     ]
 
 
-def test_failures_are_counted_by_kind_and_the_first_are_shown(comparative: Path, tmp_path: Path) -> None:
+def test_failures_are_counted_by_kind_and_the_first_are_shown(
+    comparative: Path, tmp_path: Path
+) -> None:
     run = shutil.copytree(comparative, tmp_path / "run")
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="x" * 5000)
     failures = [
-        Failure(topic_id="3", document_id=f"d{n}", kind="not_json", prompt="p", attempts=[attempt]) for n in range(70)
+        Failure(topic_id="3", document_id=f"d{n}", kind="not_json", prompt="p", attempts=[attempt])
+        for n in range(70)
     ]
     write_records(run / "failures.jsonl", failures)
     write_records(run / "comparison_failures.jsonl", failures[:2])
     page = Page(render(gather_report(run, None, 1)))
     text = " ".join(page.text.split())
-    assert "not_json failures.jsonl 70" in re.sub(r"(?<=json)(?=failures|comp)|(?<=jsonl)(?=\d)", " ", text)
+    assert "not_json failures.jsonl 70" in re.sub(
+        r"(?<=json)(?=failures|comp)|(?<=jsonl)(?=\d)", " ", text
+    )
     assert "The first 50 with their completions" in text and "x" * 301 not in page.text

@@ -41,27 +41,42 @@ def test_each_document_has_its_way_from_the_first_stage_over_the_judgments_to_th
     for view in judged.topics:
         candidates = {each.document_id: each.rank for each in first.rankings[view.topic.id]}
         rows = [*(document.row for document in view.documents), *view.rows]
-        assert [row.document_id for row in rows] == [each.document_id for each in run.rankings[view.topic.id]]
+        assert [row.document_id for row in rows] == [
+            each.document_id for each in run.rankings[view.topic.id]
+        ]
         assert [row.rank for row in rows] == list(range(1, len(rows) + 1)) and view.omitted == 0
         assert all(row.first == candidates[row.document_id] for row in rows)
         # Only the best five were compared, so the others stand where the judgments put them.
         assert sorted(row.judge or 0 for row in rows[:5]) == [1, 2, 3, 4, 5]
-        assert all(row.judge == row.rank and row.places == [row.first, row.rank, row.rank] for row in rows[5:])
+        assert all(
+            row.judge == row.rank and row.places == [row.first, row.rank, row.rank]
+            for row in rows[5:]
+        )
 
 
 @pytest.mark.parametrize("steps", [["judge"], ["pairwise:5", "setwise:3"]])
 def test_a_ranking_by_judgments_alone_or_without_them_has_no_way_over_them(
     comparative: Path, tmp_path: Path, steps: list[str]
 ) -> None:
-    rows = [each.row for each in gather_report(copied(comparative, tmp_path, rank=steps), None, 3).topics[0].documents]
+    rows = [
+        each.row
+        for each in gather_report(copied(comparative, tmp_path, rank=steps), None, 3)
+        .topics[0]
+        .documents
+    ]
     assert all(row.judge is None and row.places == [row.first, row.rank] for row in rows)
 
 
 def test_documents_carry_text_probabilities_answers_and_what_people_said(
     comparative: Path, judged: SimpleNamespace
 ) -> None:
-    judgments = {(j.topic_id, j.document_id): j for j in read_records(comparative / "judgments.jsonl", Judgment, "j")}
-    passages = (Path(yaml.safe_load((comparative / "config.yaml").read_text())["corpus"])).read_text()
+    judgments = {
+        (j.topic_id, j.document_id): j
+        for j in read_records(comparative / "judgments.jsonl", Judgment, "j")
+    }
+    passages = (
+        Path(yaml.safe_load((comparative / "config.yaml").read_text())["corpus"])
+    ).read_text()
     for view in judged.topics:
         for document in view.documents:
             judgment = judgments[view.topic.id, document.row.document_id]
@@ -71,7 +86,9 @@ def test_documents_carry_text_probabilities_answers_and_what_people_said(
             # The judge prompt, and the stance prompt with the objects in both orders.
             assert [text is not None for _, text in document.answers] == [True] * 3
             text = document.answers[0][1] or ""
-            assert text.startswith(f"[{judgment.readings['relevance'].answered},") and text.endswith("]")
+            assert text.startswith(
+                f"[{judgment.readings['relevance'].answered},"
+            ) and text.endswith("]")
     assert any(document.row.people for view in judged.topics for document in view.documents)
     assert not all(document.row.people for view in judged.topics for document in view.documents)
 
@@ -90,13 +107,17 @@ def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
             assert document.text is not None and document.text.count("\n") == 1
 
 
-def test_an_index_does_where_the_corpus_is_gone_and_what_is_missing_is_noted(comparative: Path, tmp_path: Path) -> None:
+def test_an_index_does_where_the_corpus_is_gone_and_what_is_missing_is_noted(
+    comparative: Path, tmp_path: Path
+) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     gone = {"corpus": str(tmp_path / "gone.jsonl"), "cache__file": str(tmp_path / "empty.jsonl")}
     run = copied(comparative, tmp_path, **gone)
     report = gather_report(run, None, 2)
     documents = [document for view in report.topics for document in view.documents]
-    assert len(documents) == 2 * len(report.topics) > 0 and all(document.text for document in documents)
+    assert len(documents) == 2 * len(report.topics) > 0 and all(
+        document.text for document in documents
+    )
     assert [text for _, text in documents[0].answers] == [None] * 3
 
 
@@ -118,11 +139,20 @@ def test_what_a_run_lacks_is_an_error_that_names_it(comparative: Path, tmp_path:
 
 def test_comparisons_are_summed_up_for_each_document_and_step() -> None:
     def best(documents: list[str], shares: dict[str, float]) -> Comparison:
-        reading = Reading(answered=max(shares, key=lambda label: shares[label]), probabilities=shares)
-        return Comparison(topic_id="1", step="pairwise:2", documents=documents, best=reading, prompt="p", key="k")
+        reading = Reading(
+            answered=max(shares, key=lambda label: shares[label]), probabilities=shares
+        )
+        return Comparison(
+            topic_id="1", step="pairwise:2", documents=documents, best=reading, prompt="p", key="k"
+        )
 
     order = Comparison(
-        topic_id="1", step="listwise:3", documents=["a", "b", "c"], order=["c", "a", "b"], prompt="p", key="k"
+        topic_id="1",
+        step="listwise:3",
+        documents=["a", "b", "c"],
+        order=["c", "a", "b"],
+        prompt="p",
+        key="k",
     )
     found = summarize_comparisons(
         [best(["a", "b"], {"A": 0.9, "B": 0.1}), best(["b", "a"], {"A": 0.5, "B": 0.5}), order]
@@ -143,26 +173,47 @@ def test_of_a_cut_document_what_the_model_saw_is_shown_and_its_failures_stand_be
     assert first.text and second.text and (first.truncation, first.failures) == ("", [])
     cut = Cut(kept_chars=1010, of_chars=2345, prompt_tokens=7, parts=[(0, 5), (10, 15)])
     judgments = [
-        replace(each, cut=cut) if (each.topic_id, each.document_id) == (whole.topic.id, first.row.document_id) else each
+        replace(each, cut=cut)
+        if (each.topic_id, each.document_id) == (whole.topic.id, first.row.document_id)
+        else each
         for each in read_records(run / "judgments.jsonl", Judgment, "judgments")
     ]
     write_records(run / "judgments.jsonl", judgments)
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="{")
     failed = Failure(
-        topic_id=whole.topic.id, document_id=second.row.document_id, kind="not_json", prompt="p", attempts=[attempt]
+        topic_id=whole.topic.id,
+        document_id=second.row.document_id,
+        kind="not_json",
+        prompt="p",
+        attempts=[attempt],
     )
     write_records(run / "failures.jsonl", [failed])
     one, other = gather_report(run, None, 2).topics[0].documents
     assert one.truncation == "the model saw 1,010 of 2,345 characters"
     assert one.text == f"{first.text[:5]}\n{GAP_MARK}\n{first.text[10:15]}"
-    assert (one.failures, other.failures, other.text, other.truncation) == ([], [failed], second.text, "")
+    assert (one.failures, other.failures, other.text, other.truncation) == (
+        [],
+        [failed],
+        second.text,
+        "",
+    )
 
 
 @pytest.mark.parametrize(
     ("grades", "stance", "people", "expected"),
     [
-        ({"relevance": 2.4, "quality": 1.5}, "PRO", {"relevance": "2", "quality": "2", "stance": "PRO"}, []),
-        ({"relevance": 2.5, "quality": 1.4}, "PRO", {"relevance": "2", "quality": "1"}, ["relevance"]),
+        (
+            {"relevance": 2.4, "quality": 1.5},
+            "PRO",
+            {"relevance": "2", "quality": "2", "stance": "PRO"},
+            [],
+        ),
+        (
+            {"relevance": 2.5, "quality": 1.4},
+            "PRO",
+            {"relevance": "2", "quality": "1"},
+            ["relevance"],
+        ),
         ({"relevance": 0.1}, "PRO", {"relevance": "-2", "stance": "CON"}, ["stance"]),
         ({"relevance": 1.0}, "PRO", {"quality": "1"}, None),
         ({}, "NO", {"relevance": "0", "stance": "PRO"}, None),

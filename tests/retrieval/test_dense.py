@@ -46,12 +46,17 @@ class Embedding(RecordingEngine):
 def store(tmp_path: Path) -> Iterator[DocumentStore]:
     corpus = SAMPLES / "comparative" / "passages.jsonl"
     reader = get_task("comparative").read_corpus
-    with ensure_store(CorpusFile(corpus, reader), tmp_path / "index", warn=lambda _: None) as opened:
+    with ensure_store(
+        CorpusFile(corpus, reader), tmp_path / "index", warn=lambda _: None
+    ) as opened:
         yield opened
 
 
 def embed(
-    store: DocumentStore, engine: Embedding, done: Callable[[], None] = lambda: None, **settings: object
+    store: DocumentStore,
+    engine: Embedding,
+    done: Callable[[], None] = lambda: None,
+    **settings: object,
 ) -> DenseIndex:
     with Cache(Path("none"), CacheMode.OFF) as cache:
         client = PoolingClient(engine_info=INFO, engine=engine, cache=cache, batch=4, concurrency=2)
@@ -73,18 +78,30 @@ def test_every_document_is_embedded_once_and_found_by_its_own_words(store: Docum
     assert sorted(engine.sent) == sorted(f"passage: {text}" for text in texts_of(store))
     queries = np.array([embed_words(engine.sent[3]), embed_words(engine.sent[5])], np.float32)
     topics = [Topic("1", "a"), Topic("2", "b")]
-    for topic, ranking, sent in zip(topics, index.retrieve(topics, queries, 7), (3, 5), strict=True):
+    for topic, ranking, sent in zip(
+        topics, index.retrieve(topics, queries, 7), (3, 5), strict=True
+    ):
         assert len(ranking) == 7 and {each.topic_id for each in ranking} == {topic.id}
-        assert f"passage: {sanitize(store.get_texts([ranking[0].document_id])[0])}" == engine.sent[sent]
-        assert [each.score for each in ranking] == sorted((each.score for each in ranking), reverse=True)
-    assert index.dimensions == queries.shape[1] and DenseIndex(store, DenseSettings(), INFO).dimensions is None
+        assert (
+            f"passage: {sanitize(store.get_texts([ranking[0].document_id])[0])}"
+            == engine.sent[sent]
+        )
+        assert [each.score for each in ranking] == sorted(
+            (each.score for each in ranking), reverse=True
+        )
+    assert (
+        index.dimensions == queries.shape[1]
+        and DenseIndex(store, DenseSettings(), INFO).dimensions is None
+    )
     # Nothing is left to do, and nothing is sent.
     again = Embedding()
     assert list(embed(store, again, preset="e5").find_missing()) == again.sent == []
 
 
 @pytest.mark.parametrize("limit", [1, 17])
-def test_an_interrupted_index_resumes_and_sends_nothing_twice(store: DocumentStore, limit: int) -> None:
+def test_an_interrupted_index_resumes_and_sends_nothing_twice(
+    store: DocumentStore, limit: int
+) -> None:
     first, second, whole = Embedding(limit), Embedding(), Embedding()
     with pytest.raises(EngineError, match="enough"):
         embed(store, first)

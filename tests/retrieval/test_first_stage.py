@@ -40,8 +40,14 @@ def make_store(tmp_path: Path) -> Iterator[MakeStore]:
 
     def make(texts: dict[str, str]) -> DocumentStore:
         corpus = tmp_path / "corpus.jsonl"
-        corpus.write_text("".join(json.dumps({"id": i, "contents": text}) + "\n" for i, text in texts.items()))
-        opened.append(ensure_store(CorpusFile(corpus, read_passages), tmp_path / "index", warn=lambda message: None))
+        corpus.write_text(
+            "".join(json.dumps({"id": i, "contents": text}) + "\n" for i, text in texts.items())
+        )
+        opened.append(
+            ensure_store(
+                CorpusFile(corpus, read_passages), tmp_path / "index", warn=lambda message: None
+            )
+        )
         return opened[-1]
 
     yield make
@@ -59,7 +65,9 @@ def by_index(
 def by_okapi(
     store: DocumentStore, *topics: Topic, fields: tuple[str, ...] = ("title",), depth: int = 10
 ) -> list[list[Candidate]]:
-    return list(OkapiIndex(store, k1=1.5, b=0.75).retrieve(list(topics), fields=fields, depth=depth))
+    return list(
+        OkapiIndex(store, k1=1.5, b=0.75).retrieve(list(topics), fields=fields, depth=depth)
+    )
 
 
 both = pytest.mark.parametrize("retrieve", [by_index, by_okapi])
@@ -77,11 +85,15 @@ def test_only_documents_with_a_word_of_the_query_come_back_best_first(
     assert ids(found) == ["twice", "short", "long"]
     assert [each.rank for each in found] == [1, 2, 3]
     assert {each.topic_id for each in found} == {"7"}
-    assert all(above.score > below.score > 0 for above, below in zip(found, found[1:], strict=False))
+    assert all(
+        above.score > below.score > 0 for above, below in zip(found, found[1:], strict=False)
+    )
 
 
 @both
-def test_a_query_without_a_known_word_gives_nothing(make_store: MakeStore, retrieve: Retrieve) -> None:
+def test_a_query_without_a_known_word_gives_nothing(
+    make_store: MakeStore, retrieve: Retrieve
+) -> None:
     topics = [Topic("1", query) for query in ("zyzzyva quux", "Is it the ... a", "")]
     assert retrieve(make_store(CORPUS), *topics) == [[], [], []]
 
@@ -96,8 +108,13 @@ def test_ties_go_by_document_id_also_at_the_cut(make_store: MakeStore, retrieve:
 
 
 @both
-def test_the_query_is_made_of_the_fields_asked_for(make_store: MakeStore, retrieve: Retrieve) -> None:
-    topic, store = Topic("1", "number4", "desktop", "number2", ("number3", "number1")), make_store(CORPUS)
+def test_the_query_is_made_of_the_fields_asked_for(
+    make_store: MakeStore, retrieve: Retrieve
+) -> None:
+    topic, store = (
+        Topic("1", "number4", "desktop", "number2", ("number3", "number1")),
+        make_store(CORPUS),
+    )
     for fields, expected in (
         (("title",), ["filler4"]),
         (("objects",), ["filler1", "filler3"]),
@@ -116,7 +133,9 @@ def test_an_index_is_kept_while_its_settings_are(make_store: MakeStore) -> None:
     store = make_store(CORPUS)
     notices: list[str] = []
     open_index(store, Bm25Settings(k1=0.9), notices.append)
-    assert notices == [f"{store.folder / 'bm25-documents'}: no BM25 index; indexing {len(store)} documents"]
+    assert notices == [
+        f"{store.folder / 'bm25-documents'}: no BM25 index; indexing {len(store)} documents"
+    ]
     notices.clear()
     before = index_state(store)
     open_index(store, Bm25Settings(k1=0.9), notices.append)
@@ -127,9 +146,15 @@ def test_an_index_is_kept_while_its_settings_are(make_store: MakeStore) -> None:
 def test_other_settings_build_the_index_again_with_a_notice(make_store: MakeStore) -> None:
     store = make_store(CORPUS)
     topic = Topic("1", "laptop")
-    changes: dict[str, tuple[Any, str]] = {"k1": (0.9, "1.5"), "b": (0.5, "0.75"), "method": ("lucene", "robertson")}
+    changes: dict[str, tuple[Any, str]] = {
+        "k1": (0.9, "1.5"),
+        "b": (0.5, "0.75"),
+        "method": ("lucene", "robertson"),
+    }
     for name, (value, old) in changes.items():
-        (before,) = open_index(store, ANY, lambda message: None).retrieve([topic], fields=("title",), depth=5)
+        (before,) = open_index(store, ANY, lambda message: None).retrieve(
+            [topic], fields=("title",), depth=5
+        )
         notices: list[str] = []
         other = open_index(store, ANY.model_copy(update={name: value}), notices.append)
         (after,) = other.retrieve([topic], fields=("title",), depth=5)
@@ -146,7 +171,9 @@ def test_other_settings_build_the_index_again_with_a_notice(make_store: MakeStor
         ('"corpus_sha256":"', '"corpus_sha256":"0'),
     ],
 )
-def test_an_index_made_from_or_by_something_else_is_not_used(make_store: MakeStore, old: str, new: str) -> None:
+def test_an_index_made_from_or_by_something_else_is_not_used(
+    make_store: MakeStore, old: str, new: str
+) -> None:
     store = make_store(CORPUS)
     open_index(store, ANY, lambda message: None)
     manifest = get_index_folder(store) / "manifest.json"

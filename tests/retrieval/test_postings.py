@@ -25,13 +25,20 @@ from touche_llm.retrieval.base import Bm25Settings
 from touche_llm.retrieval.bm25 import get_index_folder, open_index
 from touche_llm.text import Analyzer
 
-TEXTS = [f"common word{n % 7} word{n % 7} of the rare{n}" for n in range(200)] + ["the of", "common"]
+TEXTS = [f"common word{n % 7} word{n % 7} of the rare{n}" for n in range(200)] + [
+    "the of",
+    "common",
+]
 
 
 def store_of(folder: Path, texts: list[str]) -> DocumentStore:
     folder.mkdir(exist_ok=True)
     corpus = folder / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"id": f"d{n}", "contents": text}) + "\n" for n, text in enumerate(texts)))
+    corpus.write_text(
+        "".join(
+            json.dumps({"id": f"d{n}", "contents": text}) + "\n" for n, text in enumerate(texts)
+        )
+    )
     return ensure_store(CorpusFile(corpus, read_passages), folder / "index", warn=lambda _: None)
 
 
@@ -76,7 +83,10 @@ def test_scores_are_those_that_bm25s_computes(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], method: Any, k1: float, b: float
 ) -> None:
     analysed = [Analyzer().analyze(text) for text in texts]
-    vocabulary = {term: number for number, term in enumerate(sorted({term for each in analysed for term in each}))}
+    vocabulary = {
+        term: number
+        for number, term in enumerate(sorted({term for each in analysed for term in each}))
+    }
     rows = [[vocabulary[term] for term in each] for each in analysed]
     with store_of(tmp_path_factory.mktemp("generated"), texts) as store:
         if not vocabulary:
@@ -137,10 +147,14 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_indexing_leaves_the_old_index_and_no_process(store: DocumentStore, ending: int) -> None:
+def test_an_interrupted_indexing_leaves_the_old_index_and_no_process(
+    store: DocumentStore, ending: int
+) -> None:
     before = index_files(store)
     arguments = [sys.executable, "-c", INDEXING, store.manifest.corpus, str(store.folder)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
         assert process.stdout and process.stderr
         assert process.stdout.readline() == b"block\n"
         # Ctrl-C reaches all processes of the terminal, a kill the one that is named.

@@ -29,7 +29,12 @@ ARGUMENTS = {
     "A2": ["Bread tastes better with salted butter.", "https://example.org/zoos-should-be-closed"],
     "A3": ["Zoos should be closed for good, now!", "Zoos teach children about animals.", "Zoos?"],
     "A4": ["Trains are seldom late in winter."],
-    "A5": ["Nobody reads printed maps any more.", "A compass needs no battery.", "Paper lasts.", "Ink fades slowly."],
+    "A5": [
+        "Nobody reads printed maps any more.",
+        "A compass needs no battery.",
+        "Paper lasts.",
+        "Ink fades slowly.",
+    ],
     "A6": [
         "Rain fills the wells.",
         "Clouds pass.",
@@ -43,10 +48,15 @@ ARGUMENTS = {
 
 
 def make_store(folder: Path) -> DocumentStore:
-    def read(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
+    def read(
+        path: Path, on_bad_line: Callable[[BadLine], None] | None = None
+    ) -> Iterator[tuple[int, Document]]:
         for line, (name, texts) in enumerate(ARGUMENTS.items(), start=2):
             parts = tuple(Part(f"{name}_{n}", text) for n, text in enumerate(texts, start=1))
-            yield line, Document(name, " ".join(texts), title="A conclusion", side="PRO", parts=parts)
+            yield (
+                line,
+                Document(name, " ".join(texts), title="A conclusion", side="PRO", parts=parts),
+            )
 
     (folder / "corpus").touch()
     return ensure_store(CorpusFile(folder / "corpus", read), folder / "index", warn=lambda _: None)
@@ -54,16 +64,21 @@ def make_store(folder: Path) -> DocumentStore:
 
 def retrieved(folder: Path, **settings: float) -> list[tuple[str, float]]:
     with make_store(folder) as store:
-        stages = [open_index(units, Bm25Settings(), lambda _: None) for units in (store, store.parts)]
+        stages = [
+            open_index(units, Bm25Settings(), lambda _: None) for units in (store, store.parts)
+        ]
         chosen = SentenceSettings.model_validate(settings)
-        (ranking,) = retrieve_sentences([TOPIC], stages[0], stages[1], store.parts, chosen, ("title",))
+        (ranking,) = retrieve_sentences(
+            [TOPIC], stages[0], stages[1], store.parts, chosen, ("title",)
+        )
     assert [each.rank for each in ranking] == list(range(1, len(ranking) + 1))
     return [(each.document_id, each.score) for each in ranking]
 
 
 def test_sentences_of_good_arguments_come_with_those_that_match_themselves(tmp_path: Path) -> None:
     found = dict(retrieved(tmp_path))
-    # A1_2 and A2_1 hold no word of the topic, their arguments do. A1_1 repeats A3_1; A3_3 and A2_2 cannot stand alone.
+    # A1_2 and A2_1 hold no word of the topic, their arguments do. A1_1 repeats A3_1; A3_3 and A2_2
+    # cannot stand alone.
     assert set(found) == {"A3_1", "A3_2", "A1_2", "A2_1"}
     assert list(found)[0] == "A3_1"
     assert found["A2_1"] <= 0.3
@@ -104,7 +119,9 @@ TERMS = st.frozensets(st.sampled_from("abcdefghij"), max_size=8)
 
 
 @given(st.lists(TERMS, max_size=30), st.sampled_from([0.3, 0.5, 0.6, 0.8, 1.0]))
-def test_near_duplicates_are_those_that_comparing_all_pairs_finds(sets: list[frozenset[str]], threshold: float) -> None:
+def test_near_duplicates_are_those_that_comparing_all_pairs_finds(
+    sets: list[frozenset[str]], threshold: float
+) -> None:
     expected: list[int] = []
     for place, terms in enumerate(sets):
         if terms and all(jaccard(terms, sets[other]) < threshold for other in expected):

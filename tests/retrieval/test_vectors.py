@@ -67,7 +67,12 @@ def test_rows_without_a_vector_are_found_and_those_of_which_a_part_was_written(
     # As after a kill within the row.
     writer._array[500, 12:] = 0
     writer._array[501, 3] = np.nan
-    assert VectorFile(path, SHAPE).find_missing().tolist() == [*range(10), 500, 501, *range(990, 1000)]
+    assert VectorFile(path, SHAPE).find_missing().tolist() == [
+        *range(10),
+        500,
+        501,
+        *range(990, 1000),
+    ]
 
 
 @pytest.mark.parametrize(

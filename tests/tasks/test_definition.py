@@ -25,7 +25,11 @@ GOOD: Mapping[str, Any] = {
     "title": "Essays for a seminar",
     "corpus": {"reader": "json_lines", "files": ["essays.jsonl"], "id": "key", "text": "body"},
     "aspects": {"relevance": "0..2", "depth": "1..5"},
-    "stance": {"labels": ["FOR", "RATHER_FOR", "AGAINST", "OPEN"], "no_side": ["OPEN"], "unanswered": "OPEN"},
+    "stance": {
+        "labels": ["FOR", "RATHER_FOR", "AGAINST", "OPEN"],
+        "no_side": ["OPEN"],
+        "unanswered": "OPEN",
+    },
     "documents_per_topic": {"min": 1, "max": 50},
     "weights": {"both": {"relevance": 1.0, "depth": 0.5}},
     "measures": {"relevance": "nDCG@10", "stance": "macro-F1"},
@@ -70,13 +74,25 @@ def test_a_folder_is_a_task(tmp_path: Path) -> None:
         "depth": (1, 2, 3, 4, 5),
         "stance": ("FOR", "RATHER_FOR", "AGAINST", "OPEN"),
     }
-    assert (task.name, task.sides, task.unknown_stance) == ("essays", ("FOR", "RATHER_FOR", "AGAINST"), "OPEN")
+    assert (task.name, task.sides, task.unknown_stance) == (
+        "essays",
+        ("FOR", "RATHER_FOR", "AGAINST"),
+        "OPEN",
+    )
     assert task.objectives["quality"] == {"relevance": 1.0, "depth": 0.5, "first_stage": 0.0}
-    assert task.stance_question is None and task.objects_answer is None and task.sentence_question is None
+    assert (
+        task.stance_question is None
+        and task.objects_answer is None
+        and task.sentence_question is None
+    )
 
 
 def test_features_add_prompts(tmp_path: Path) -> None:
-    task = get_task(write_task(tmp_path / "mine", {**GOOD, "features": ["objects", "excerpts", "stance_prompt"]}))
+    task = get_task(
+        write_task(
+            tmp_path / "mine", {**GOOD, "features": ["objects", "excerpts", "stance_prompt"]}
+        )
+    )
     assert task.stance_question is not None and task.objects_answer is not None
     assert get_labels(task.stance_question.answer) == {
         "position": ("YES", "NO"),
@@ -104,10 +120,20 @@ def test_the_scale_of_human_judgments_is_apart_from_that_of_the_prompt(tmp_path:
     assert task.qrels_scales == {"relevance": (0, 2), "depth": (0, 2)}
     # A grade keeps its place between the ends.
     depth = task.aspects["depth"]
-    assert [depth.convert(grade, task.qrels_scales["depth"]) for grade in (1, 2.5, 3, 5)] == [0.0, 0.75, 1.0, 2.0]
+    assert [depth.convert(grade, task.qrels_scales["depth"]) for grade in (1, 2.5, 3, 5)] == [
+        0.0,
+        0.75,
+        1.0,
+        2.0,
+    ]
     assert depth.convert(0.1 + 0.2, depth) == 0.1 + 0.2
-    # A changed definition is another task; grades up to 10 are for people and for scales without a 1.
-    values = {**GOOD, "aspects": {"relevance": "2..10", "depth": "0..9"}, "qrels": {"depth": "0..10"}}
+    # A changed definition is another task; grades up to 10 are for people and for scales without a
+    # 1.
+    values = {
+        **GOOD,
+        "aspects": {"relevance": "2..10", "depth": "0..9"},
+        "qrels": {"depth": "0..10"},
+    }
     (tmp_path / "mine" / "task.yaml").write_text(yaml.safe_dump(values))
     task = get_task(str(tmp_path / "mine"))
     assert get_labels(task.question.answer)["relevance"] == tuple(range(2, 11))
@@ -130,7 +156,12 @@ BROKEN = [
     ("stance/labels", ["FOR", "AGAINST", "for"], "stance.labels", "same label"),
     ("stance/labels", ["FOR", "Q0"], "stance.labels.1", "another meaning"),
     ("stance/no_side", ["OPENED"], "stance.no_side", "FOR, RATHER_FOR, AGAINST, OPEN"),
-    ("stance/no_side", ["FOR", "RATHER_FOR", "AGAINST", "OPEN"], "stance.no_side", "must take a side"),
+    (
+        "stance/no_side",
+        ["FOR", "RATHER_FOR", "AGAINST", "OPEN"],
+        "stance.no_side",
+        "must take a side",
+    ),
     ("stance/unanswered", "NO", "stance.unanswered", "OPEN, omit"),
     ("stance/swapped", {"FOR": "FOR"}, "stance.swapped", "two different labels"),
     ("stance/swapped", {"FOR": "OPEN", "RATHER_FOR": "OPEN"}, "stance.swapped", "one pair only"),
@@ -145,7 +176,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("place", "value", "key", "hint"), BROKEN, ids=[f"{item[0]} {item[1]}" for item in BROKEN])
+@pytest.mark.parametrize(
+    ("place", "value", "key", "hint"), BROKEN, ids=[f"{item[0]} {item[1]}" for item in BROKEN]
+)
 def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(
     place: str, value: Any, key: str, hint: str, tmp_path: Path
 ) -> None:
@@ -160,14 +193,19 @@ def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(
 @pytest.mark.parametrize(
     ("values", "key"),
     [
-        ({"stance": {"labels": ["PRO", "CON"], "no_side": ["CON"], "unanswered": "omit"}}, "features"),
+        (
+            {"stance": {"labels": ["PRO", "CON"], "no_side": ["CON"], "unanswered": "omit"}},
+            "features",
+        ),
         ({"stance": {"labels": ["PRO", "NONE"], "unanswered": "omit"}}, "features"),
         ({"stance": None}, "features"),
         ({"sentence_aspects": ["relevance", "depht"]}, "sentence_aspects"),
         ({"features": ["excerpts"], "sentence_aspects": []}, "features"),
     ],
 )
-def test_pairs_need_sides_and_known_aspects_of_sentences(values: Mapping[str, Any], key: str, tmp_path: Path) -> None:
+def test_pairs_need_sides_and_known_aspects_of_sentences(
+    values: Mapping[str, Any], key: str, tmp_path: Path
+) -> None:
     folder = write_task(tmp_path / "mine", {**GOOD, **PAIRS, "measures": {}, **values})
     with pytest.raises(DataError, match=f"^{folder}/task.yaml: {key}: "):
         get_task(folder)
@@ -185,13 +223,16 @@ def test_templates_that_the_folder_lacks_are_those_of_another_task(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("features", "missing"), [([], "judge"), (["stance_prompt"], "stance"), (["objects"], "objects")]
+    ("features", "missing"),
+    [([], "judge"), (["stance_prompt"], "stance"), (["objects"], "objects")],
 )
 def test_a_missing_template_is_named_with_the_key_that_needs_it(
     features: list[str], missing: str, tmp_path: Path
 ) -> None:
     folder = write_task(tmp_path / "mine", {**GOOD, "features": features}, without=missing)
-    with pytest.raises(DataError, match=rf"(features|aspects): .*{missing}\.jinja, which is missing") as caught:
+    with pytest.raises(
+        DataError, match=rf"(features|aspects): .*{missing}\.jinja, which is missing"
+    ) as caught:
         get_task(folder)
     assert caught.value.location == f"{folder}/task.yaml"
 
@@ -213,7 +254,9 @@ def test_a_folder_without_a_definition_and_an_unknown_name_are_errors(tmp_path: 
         ("relevance", nan, "tables.0.runs.0.value"),
     ],
 )
-def test_published_results_of_a_folder_are_checked(measure: str, value: float, key: str, tmp_path: Path) -> None:
+def test_published_results_of_a_folder_are_checked(
+    measure: str, value: float, key: str, tmp_path: Path
+) -> None:
     task = get_task(write_task(tmp_path / "mine", GOOD))
     assert read_tables(task) == []
     file = task.folder / LEADERBOARD_FILE
@@ -237,16 +280,24 @@ def test_the_keys_of_documents_are_those_of_the_task(tmp_path: Path) -> None:
     for number, text in enumerate(("body", "text", "text")):
         values = changed("corpus/text", text)
         task = get_task(write_task(tmp_path / str(number), values))
-        with open_local_corpus(corpus, index, task, skip_bad_lines=False, warn=notes.append) as opened:
+        with open_local_corpus(
+            corpus, index, task, skip_bad_lines=False, warn=notes.append
+        ) as opened:
             texts.append(opened.documents.get("a").text)
     assert texts == ["one tea", "two coffee", "two coffee"]
-    assert [("stor" in note, "other keys" in note) for note in notes] == [(True, False), (True, True)]
+    assert [("stor" in note, "other keys" in note) for note in notes] == [
+        (True, False),
+        (True, True),
+    ]
 
 
 def test_the_text_of_a_document_may_have_several_parts(tmp_path: Path) -> None:
     task = get_task(write_task(tmp_path / "mine", changed("corpus/text", ["title", "body"])))
     corpus = tmp_path / "essays.jsonl"
-    lines = ({"key": "a", "title": "Tea", "body": "It is hot."}, {"key": "b", "title": None, "body": "Cold.", "no": 1})
+    lines = (
+        {"key": "a", "title": "Tea", "body": "It is hot."},
+        {"key": "b", "title": None, "body": "Cold.", "no": 1},
+    )
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
     texts = {document.id: document.text for _, document in task.read_corpus(corpus, None)}
     assert texts == {"a": "Tea\nIt is hot.", "b": "Cold."}

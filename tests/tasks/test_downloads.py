@@ -31,7 +31,9 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def published_file(name: str, content: bytes, **given: Any) -> PublishedFile:
     facts: dict[str, Any] = {"tasks": ["comparative"], "role": "corpus", "records": 9} | given
     md5 = hashlib.md5(content).hexdigest()
-    return PublishedFile(name=name, url=f"https://example.org/{name}", bytes=len(content), md5=md5, **facts)
+    return PublishedFile(
+        name=name, url=f"https://example.org/{name}", bytes=len(content), md5=md5, **facts
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,25 +44,43 @@ def published_file(name: str, content: bytes, **given: Any) -> PublishedFile:
         ("51 Do we need sex education in schools?", "arguments_2021"),
     ],
 )
-def test_topics_are_those_of_the_tasks_with_this_first_topic(first: str, tasks: str, tmp_path: Path) -> None:
+def test_topics_are_those_of_the_tasks_with_this_first_topic(
+    first: str, tasks: str, tmp_path: Path
+) -> None:
     number, title = first.split(" ", 1)
     topic = f"<topic><number>{number}</number><title>{title}</title></topic>"
-    (tmp_path / "renamed.xml").write_text(f"<topics>{topic}<topic><number>99</number><title>?</title></topic></topics>")
+    (tmp_path / "renamed.xml").write_text(
+        f"<topics>{topic}<topic><number>99</number><title>?</title></topic></topics>"
+    )
     found = check_file(tmp_path / "renamed.xml")
-    assert (found["kind"], found["tasks"], found["problem"], found["first"]) == ("topics", tasks, None, first)
+    assert (found["kind"], found["tasks"], found["problem"], found["first"]) == (
+        "topics",
+        tasks,
+        None,
+        first,
+    )
 
 
 def test_files_of_beir_are_a_corpus_topics_and_judgments(tmp_path: Path) -> None:
-    argument = {"_id": "c67482ba-2019-04-18T13:32:05Z-00000-000", "title": "Tea", "text": "Hot.", "metadata": {}}
+    argument = {
+        "_id": "c67482ba-2019-04-18T13:32:05Z-00000-000",
+        "title": "Tea",
+        "text": "Hot.",
+        "metadata": {},
+    }
     (tmp_path / "corpus.jsonl").write_text(json.dumps(argument))
-    (tmp_path / "queries.jsonl").write_text('{"_id": "1", "text": "Should teachers get tenure?", "metadata": {}}\n')
+    (tmp_path / "queries.jsonl").write_text(
+        '{"_id": "1", "text": "Should teachers get tenure?", "metadata": {}}\n'
+    )
     (tmp_path / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n1\t{argument['_id']}\t2\n")
     found = [check_file(tmp_path / name) for name in ("corpus.jsonl", "queries.jsonl", "test.tsv")]
     assert [row["kind"] for row in found] == ["corpus", "topics", "qrels"]
     assert BEIR in found[1]["tasks"]
 
 
-def test_a_file_with_the_published_checksum_is_published(publish: Callable[..., None], tmp_path: Path) -> None:
+def test_a_file_with_the_published_checksum_is_published(
+    publish: Callable[..., None], tmp_path: Path
+) -> None:
     lines = b'{"id": "clueweb12-0000tw-00-00000___1", "contents": "text"}\nnot JSON\n'
     publish(published_file("passages.jsonl", lines, records=868_655))
     (tmp_path / "renamed").write_bytes(lines)
@@ -78,7 +98,10 @@ def test_a_download_that_was_cut_off_is_compared_with_the_published_size(
     with zipfile.ZipFile(tmp_path / "whole.zip", "w") as archive:
         archive.writestr("topics.xml", "<topics/>")
     zipped = (tmp_path / "whole.zip").read_bytes()
-    publish(published_file("passages.jsonl.gz", packed), published_file("topics.zip", zipped, role="topics"))
+    publish(
+        published_file("passages.jsonl.gz", packed),
+        published_file("topics.zip", zipped, role="topics"),
+    )
     for name, content in (("passages.jsonl.gz", packed), ("topics.zip", zipped)):
         (tmp_path / name).write_bytes(content)
         assert check_file(tmp_path / name)["problem"] is None
@@ -97,5 +120,7 @@ def test_a_file_of_another_kind_is_a_problem(content: bytes, tmp_path: Path) -> 
 def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:
     assert {task for file in read_published() for task in file.tasks} == TASKS.keys()
     for task in TASKS:
-        (topics,) = (file for file in read_published() if task in file.tasks and file.role == "topics")
+        (topics,) = (
+            file for file in read_published() if task in file.tasks and file.role == "topics"
+        )
         assert topics.first is not None

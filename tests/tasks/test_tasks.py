@@ -32,7 +32,9 @@ def test_the_labels_of_a_task_are_those_its_prompt_asks_for(name: str) -> None:
 
 
 def test_an_unknown_task_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="'arguments'.*arguments_2020, .*comparative, .*sentence_pairs"):
+    with pytest.raises(
+        UsageError, match="'arguments'.*arguments_2020, .*comparative, .*sentence_pairs"
+    ):
         get_task("arguments")
 
 

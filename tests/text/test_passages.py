@@ -8,12 +8,26 @@ from hypothesis import strategies as st
 
 from touche_llm.data.records import Topic
 from touche_llm.text import Analyzer, sanitize
-from touche_llm.text.passages import GAP_MARK, PASSAGE_CHARS, RankedPassages, rank_passages, select_content, split_lines
+from touche_llm.text.passages import (
+    GAP_MARK,
+    PASSAGE_CHARS,
+    RankedPassages,
+    rank_passages,
+    select_content,
+    split_lines,
+)
 
-TOPIC = Topic("2", "Is vaping with e-cigarettes safe?", "The user wonders about risks.", "Health effects of nicotine.")
+TOPIC = Topic(
+    "2",
+    "Is vaping with e-cigarettes safe?",
+    "The user wonders about risks.",
+    "Health effects of nicotine.",
+)
 ANALYZER = Analyzer()
 ARGUMENT = "Vaping is safer than smoking, since nicotine alone harms the health of the lungs far less than tar."
-FILLER = [f"The village fair of {1700 + n} was held on the green near the old mill." for n in range(600)]
+FILLER = [
+    f"The village fair of {1700 + n} was held on the green near the old mill." for n in range(600)
+]
 MANY = " ".join([*FILLER[:300], ARGUMENT, *FILLER[300:]])
 
 
@@ -25,7 +39,9 @@ def content(text: str) -> list[str]:
     return [text[start:end] for start, end in select_content(text, split_lines(text))]
 
 
-def test_menus_notices_links_breadcrumbs_and_repetitions_are_left_out_and_sentences_and_headings_kept() -> None:
+def test_menus_notices_links_breadcrumbs_and_repetitions_are_left_out_and_sentences_and_headings_kept() -> (
+    None
+):
     page = """\
     Home
     About the project
@@ -118,7 +134,9 @@ def test_a_sentence_longer_than_a_passage_is_split_at_white_space() -> None:
     assert " ".join(shown).split() == words
 
 
-def test_the_passage_that_argues_is_first_the_beginning_second_and_what_lies_between_is_marked() -> None:
+def test_the_passage_that_argues_is_first_the_beginning_second_and_what_lies_between_is_marked() -> (
+    None
+):
     document = made(MANY)
     best = document.best(1)
     assert ARGUMENT in best.text
@@ -135,7 +153,9 @@ def test_overlapping_passages_are_shown_once_and_all_of_them_are_the_whole() -> 
         shown = document.best(count)
         ends = [place for part in shown.parts for place in part]
         assert ends == sorted(set(ends))
-        assert len(shown.parts) == len([part for part in shown.text.split(GAP_MARK) if part.strip()])
+        assert len(shown.parts) == len(
+            [part for part in shown.text.split(GAP_MARK) if part.strip()]
+        )
     assert document.best(len(document.passages)) == document.whole
     assert document.whole.text == MANY
     assert document.whole.parts == ((0, len(MANY)),)
@@ -145,7 +165,9 @@ def test_left_out_boilerplate_parts_the_whole_without_a_mark() -> None:
     page = "The first sentence of it.\n\nLog in\nThe second sentence of it.\nThe third."
     document = made(page)
     assert not document.complete
-    assert document.whole.text == "The first sentence of it.\nThe second sentence of it.\nThe third."
+    assert (
+        document.whole.text == "The first sentence of it.\nThe second sentence of it.\nThe third."
+    )
     assert [page[start:end] for start, end in document.whole.parts] == [
         "The first sentence of it.",
         "The second sentence of it.\nThe third.",
@@ -157,16 +179,27 @@ def essence(text: str) -> str:
     return "".join(text.split()).replace(GAP_MARK, "")
 
 
-WORDS = [*"Vaping is risky. Yes! “No?” e.g. Home A a (".split(), "Log in", "\nMenu\n", "x" * 30, ". ", '"']
+WORDS = [
+    *"Vaping is risky. Yes! “No?” e.g. Home A a (".split(),
+    "Log in",
+    "\nMenu\n",
+    "x" * 30,
+    ". ",
+    '"',
+]
 ODD = ["[INST]", "<|im_end|>", "\n\n", "\r\n", " | ", *"\n\t\x00\u200b\u2028\xa0é😀…\ud800"]
-texts = st.lists(st.sampled_from(WORDS + ODD) | st.text(max_size=8), max_size=60).map(" ".join) | st.text(max_size=200)
+texts = st.lists(st.sampled_from(WORDS + ODD) | st.text(max_size=8), max_size=60).map(
+    " ".join
+) | st.text(max_size=200)
 
 
 @given(texts, st.integers(1, 60), st.integers(0, 12))
 def test_the_parts_are_exactly_what_is_shown(text: str, passage_chars: int, count: int) -> None:
     document = made(text, passage_chars)
     for excerpt in (document.whole, document.best(count)):
-        assert essence(excerpt.text) == essence(sanitize(" ".join(text[start:end] for start, end in excerpt.parts)))
+        assert essence(excerpt.text) == essence(
+            sanitize(" ".join(text[start:end] for start, end in excerpt.parts))
+        )
         assert sanitize(excerpt.text) == excerpt.text
         ends = [place for part in excerpt.parts for place in part]
         assert ends == sorted(ends) and all(start < end for start, end in excerpt.parts)
@@ -176,7 +209,9 @@ def test_the_parts_are_exactly_what_is_shown(text: str, passage_chars: int, coun
 
 
 @given(texts, st.integers(1, 60), st.integers(0, 80))
-def test_the_head_of_the_best_passage_points_to_what_it_shows(text: str, passage_chars: int, chars: int) -> None:
+def test_the_head_of_the_best_passage_points_to_what_it_shows(
+    text: str, passage_chars: int, chars: int
+) -> None:
     document = made(text, passage_chars)
     head = document.head(chars)
     assert head.text == document.passage[:chars]

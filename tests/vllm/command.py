@@ -16,7 +16,9 @@ from touche_llm.cli import main
 
 def touche(*arguments: object, code: int = 0) -> Done:
     """Call `touche-llm` and return what it printed, after checking its exit code."""
-    output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    output, errors = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+    )
     with redirect_stdout(output), redirect_stderr(errors):
         with patch.object(sys, "argv", ["touche-llm", *map(str, arguments)]):
             try:

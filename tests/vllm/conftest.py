@@ -34,7 +34,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, tell: Tell) -> Callable[[st
     def prepare(task: str) -> TaskInput:
         found = input_of(task, tmp_path_factory.mktemp(f"input-{task}"))
         if not found.is_real:
-            tell(f"{task}: the real topics and documents are not here; the project's sample is used instead")
+            tell(
+                f"{task}: the real topics and documents are not here; the project's sample is used instead"
+            )
         return found
 
     return prepare
@@ -52,7 +54,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vllm_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of the one vLLM that the tests share; at the end nothing of it is left."""
     with vllm_server(tiny_model, tmp_path_factory.mktemp("vllm") / "server.log") as url:
-        # The server and its guard, each the leader of a session; vLLM's other processes are in the server's.
+        # The server and its guard, each the leader of a session; vLLM's other processes are in the
+        # server's.
         leaders = processes_of(str(tiny_model))
         assert len(leaders) == 2
         yield url

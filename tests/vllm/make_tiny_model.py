@@ -2,12 +2,13 @@
 
     python make_tiny_model.py OUT_DIR [classifier]
 
-With `classifier` it is a cross-encoder: the same layers with a head that gives one number. Served with
-`--runner pooling`, the chat model is an embedding model.
+With `classifier` it is a cross-encoder: the same layers with a head that gives one number. Served
+with `--runner pooling`, the chat model is an embedding model.
 
-The tokeniser is a byte-level BPE trained on the English text that ships with CPython. Its special tokens are the
-control tokens of several model families, so that a test can see whether text from outside reaches the model as one.
-The attention heads have size 32, the smallest that vLLM's CPU attention takes. Answers of this model mean nothing.
+The tokeniser is a byte-level BPE trained on the English text that ships with CPython. Its special
+tokens are the control tokens of several model families, so that a test can see whether text from
+outside reaches the model as one. The attention heads have size 32, the smallest that vLLM's CPU
+attention takes. Answers of this model mean nothing.
 """
 
 import json
@@ -21,15 +22,42 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPECIAL_TOKENS = [
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),  # ChatML: Qwen and others; the three that this model itself uses
+    *(
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+    ),  # ChatML: Qwen and others; the three that this model itself uses
     *("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),  # Llama 3
     *("<s>", "</s>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),  # Llama 2, Mistral
     *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),  # Gemma
-    *("<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|start|>", "<|message|>", "<|channel|>"),  # Phi, gpt-oss
+    *(
+        "<|user|>",
+        "<|assistant|>",
+        "<|system|>",
+        "<|end|>",
+        "<|start|>",
+        "<|message|>",
+        "<|channel|>",
+    ),  # Phi, gpt-oss
     # DeepSeek, GLM
-    *("<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<think>", "</think>", "[gMASK]", "<sop>"),
+    *(
+        "<｜User｜>",
+        "<｜Assistant｜>",
+        "<｜end▁of▁sentence｜>",
+        "<think>",
+        "</think>",
+        "[gMASK]",
+        "<sop>",
+    ),
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "<|START_OF_TURN_TOKEN|>"),
-    *("[|user|]", "[|endofturn|]", "[UNUSED_TOKEN_145]", "[control_8]", "[e~[", "]~b]"),  # EXAONE, InternLM2, MiniMax
+    *(
+        "[|user|]",
+        "[|endofturn|]",
+        "[UNUSED_TOKEN_145]",
+        "[control_8]",
+        "[e~[",
+        "]~b]",
+    ),  # EXAONE, InternLM2, MiniMax
 ]
 VOCABULARY = 4096
 CONTEXT = 2048
@@ -51,7 +79,9 @@ def make_tokenizer() -> Any:
         show_progress=False,
     )
     topics = pydoc_data.topics.topics
-    tokenizer.train_from_iterator((part for key in sorted(topics) for part in topics[key].split("\n\n")), trainer)
+    tokenizer.train_from_iterator(
+        (part for key in sorted(topics) for part in topics[key].split("\n\n")), trainer
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -91,8 +121,12 @@ def main(out: Path, kind: str = "chat") -> None:
     model.save_pretrained(out, safe_serialization=True)
     tokenizer.save_pretrained(out)
     settings = out / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": CHAT_TEMPLATE}, indent=1))
-    print(f"{out}: {sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}")
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"chat_template": CHAT_TEMPLATE}, indent=1)
+    )
+    print(
+        f"{out}: {sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}"
+    )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def input_of(task: str, folder: Path) -> TaskInput:
         # Whole arguments are also in the table with their sentences.
         found = detect_input(source.parent / "sentence_pairs")
         assert found.corpus is not None
-        return TaskInput(get_task(task), found.topics, found.corpus, folder / "index", REAL.is_dir())
+        return TaskInput(
+            get_task(task), found.topics, found.corpus, folder / "index", REAL.is_dir()
+        )
     if detect_input(source).corpus is None:
         arguments = detect_input(REAL / "sentence_pairs").corpus
         assert arguments is not None

@@ -60,7 +60,10 @@ def vllm_server(
     ready_within: float = READY_SECONDS,
     **options: Any,
 ) -> Iterator[str]:
-    """Serve the model, named after its folder, with the program's own function; yields the base URL."""
+    """Serve the model, named after its folder, with the program's own function.
+
+    Yields the base URL.
+    """
     serving = serve(model, OPTIONS | options, log, context=context)
     with vllm_environment(environment), asyncio.Runner() as runner:
         url = runner.run(asyncio.wait_for(serving.__aenter__(), ready_within))
@@ -72,7 +75,13 @@ def vllm_server(
 
 def finished_requests(url: str) -> int:
     """How many requests the server has finished, from its own metrics."""
-    return round(sum(value for labels, value in _metric(url, "request_success") if 'reason="abort"' not in labels))
+    return round(
+        sum(
+            value
+            for labels, value in _metric(url, "request_success")
+            if 'reason="abort"' not in labels
+        )
+    )
 
 
 def prefix_cache_hits(url: str) -> int:
@@ -90,8 +99,13 @@ def _metric(url: str, name: str) -> list[tuple[str, float]]:
 
 def token_ids(url: str, messages: tuple[Message, ...]) -> list[int]:
     """The prompt's token ids, chat template included, as the server makes them."""
-    body = {"model": MODEL_NAME, "messages": [{"role": each.role, "content": each.content} for each in messages]}
-    request = urllib.request.Request(f"{url}/tokenize", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    body = {
+        "model": MODEL_NAME,
+        "messages": [{"role": each.role, "content": each.content} for each in messages],
+    }
+    request = urllib.request.Request(
+        f"{url}/tokenize", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=30) as response:
         ids: list[int] = json.load(response)["tokens"]
     return ids

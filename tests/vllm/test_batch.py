@@ -30,7 +30,16 @@ CLOSE = 1e-4
 
 def export(*arguments: object) -> list[dict[str, int]]:
     """Export requests with the Python of vLLM, where transformers is, which counts tokens."""
-    command = [VENV / "bin" / "python", "-m", "touche_llm", "batch", "export", *arguments, "--format", "json"]
+    command = [
+        VENV / "bin" / "python",
+        "-m",
+        "touche_llm",
+        "batch",
+        "export",
+        *arguments,
+        "--format",
+        "json",
+    ]
     with vllm_environment():
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,9 +50,21 @@ def export(*arguments: object) -> list[dict[str, int]]:
 def run_batch(model: Path, requests: Path, replies: Path) -> None:
     """Answer a file of requests as a job of a queue would, with the settings that the export names."""
     options = {"dtype": OPTIONS["dtype"], "served-model-name": MODEL_NAME, "max-model-len": CONTEXT}
-    command = [str(VENV / "bin" / "vllm"), "run-batch", "-i", str(requests), "-o", str(replies), "--model", str(model)]
+    command = [
+        str(VENV / "bin" / "vllm"),
+        "run-batch",
+        "-i",
+        str(requests),
+        "-o",
+        str(replies),
+        "--model",
+        str(model),
+    ]
     command += [f"--{name}={value}" for name, value in options.items()] + ["--enforce-eager"]
-    command += ["--structured-outputs-config", json.dumps(build_start_options({})["structured_outputs_config"])]
+    command += [
+        "--structured-outputs-config",
+        json.dumps(build_start_options({})["structured_outputs_config"]),
+    ]
     with vllm_environment():
         done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -59,7 +80,14 @@ class Place:
 
     def by_server(self, url: str, *more: object) -> None:
         """Make the whole run."""
-        engine = ["--model", MODEL_NAME, "--base-url", url, "--cache", self.folder / "server.sqlite"]
+        engine = [
+            "--model",
+            MODEL_NAME,
+            "--base-url",
+            url,
+            "--cache",
+            self.folder / "server.sqlite",
+        ]
         touche("run", *self.given.options, *engine, *more, "--out", self.folder / "server")
 
     def retrieve(self, *more: object) -> None:
@@ -67,7 +95,10 @@ class Place:
         touche("retrieve", *self.given.options, *more, "--out", self.folder / "files")
 
     def by_files(self, stage: str, *more: object) -> list[int]:
-        """Export, answer and import until nothing is pending, and replay; the number of requests of each round."""
+        """Export, answer and import until nothing is pending, and replay.
+
+        The number of requests of each round.
+        """
         rounds: list[int] = []
         requests, replies = self.folder / "files" / "requests.jsonl", self.folder / "replies.jsonl"
         out, cache = ("--out", self.folder / "files"), ("--cache", self.folder / "files.sqlite")
@@ -75,7 +106,9 @@ class Place:
         while found := export(stage, *out, *engine, *more):
             assert len(rounds) < MOST_ROUNDS
             run_batch(self.model, requests, replies)
-            imported = json.loads(touche("batch", "import", replies, *out, "--format", "json").stdout)
+            imported = json.loads(
+                touche("batch", "import", replies, *out, "--format", "json").stdout
+            )
             rounds.append(found[0]["requests"])
             assert {each["outcome"]: each["count"] for each in imported} == {"stored": rounds[-1]}
         touche(stage, *out, "--cache-mode", "replay", *cache, *more)
@@ -83,15 +116,23 @@ class Place:
 
     def compare(self) -> None:
         """Assert that both ways sent the same requests and had the same answers."""
-        files, server = answers(self.folder / "files.sqlite"), answers(self.folder / "server.sqlite")
+        files, server = (
+            answers(self.folder / "files.sqlite"),
+            answers(self.folder / "server.sqlite"),
+        )
         assert files.keys() == server.keys()
         for key, answer in files.items():
             assert said(answer) == said(server[key])
             logprobs = [token.logprob for token in answer.tokens]
-            assert logprobs == pytest.approx([token.logprob for token in server[key].tokens], abs=CLOSE)
+            assert logprobs == pytest.approx(
+                [token.logprob for token in server[key].tokens], abs=CLOSE
+            )
         assert fits(self.folder / "files.sqlite") == fits(self.folder / "server.sqlite")
         ranked = [
-            {(line.topic_id, line.document_id, line.stance) for line in run_lines(self.folder / name / "run.txt")}
+            {
+                (line.topic_id, line.document_id, line.stance)
+                for line in run_lines(self.folder / name / "run.txt")
+            }
             for name in ("files", "server")
         ]
         assert ranked[0] == ranked[1] != set()
@@ -119,7 +160,9 @@ def passages(inputs: Callable[[str], TaskInput], tmp_path: Path) -> TaskInput:
     """Documents of which some have to be cut."""
     given = inputs("comparative")
     corpus = tmp_path / "passages.jsonl"
-    opened = subprocess.run(["gzip", "-dcf", given.corpus], check=True, capture_output=True).stdout.splitlines()
+    opened = subprocess.run(
+        ["gzip", "-dcf", given.corpus], check=True, capture_output=True
+    ).stdout.splitlines()
     with corpus.open("w", encoding="utf-8") as stream:
         for number, line in enumerate(opened[:600]):
             document = json.loads(line)
@@ -129,16 +172,27 @@ def passages(inputs: Callable[[str], TaskInput], tmp_path: Path) -> TaskInput:
     return replace(given, corpus=corpus, index=tmp_path / "index")
 
 
-# Each round starts vLLM: one for the judgments, one for the stances of the best, one for the comparisons.
+# Each round starts vLLM: one for the judgments, one for the stances of the best, one for the
+# comparisons.
 @pytest.mark.parametrize(
     ("steps", "stances", "count"),
     [("judge", 0, 1), pytest.param("judge,pairwise:3", 3, 3, marks=pytest.mark.nightly)],
 )
 def test_comparative_questions_judged_ranked_and_with_stances_by_files(
-    steps: str, stances: int, count: int, passages: TaskInput, tiny_model: Path, vllm_url: str, tmp_path: Path
+    steps: str,
+    stances: int,
+    count: int,
+    passages: TaskInput,
+    tiny_model: Path,
+    vllm_url: str,
+    tmp_path: Path,
 ) -> None:
     place = Place(passages, tiny_model, tmp_path)
-    first, stance, rank = ("--depth", 20, "--limit-topics", 4), ("--stance-depth", stances), ("--rank", steps)
+    first, stance, rank = (
+        ("--depth", 20, "--limit-topics", 4),
+        ("--stance-depth", stances),
+        ("--rank", steps),
+    )
     place.by_server(vllm_url, *first, *stance, *rank)
     place.retrieve(*first)
     rounds = place.by_files("judge", *stance)
@@ -148,6 +202,9 @@ def test_comparative_questions_judged_ranked_and_with_stances_by_files(
         rounds += place.by_files("rank", *rank)
     assert len(rounds) >= count
     place.compare()
-    assert any(each.cut for each in read_records(tmp_path / "files" / "judgments.jsonl", Judgment, "judgments"))
+    assert any(
+        each.cut
+        for each in read_records(tmp_path / "files" / "judgments.jsonl", Judgment, "judgments")
+    )
     stages = yaml.safe_load((tmp_path / "files" / "ir-metadata.yml").read_text())["stages"]
     assert stages["judge"]["engine"].startswith("batch files")

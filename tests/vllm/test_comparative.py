@@ -24,7 +24,8 @@ from touche_llm.tasks import get_task
 pytestmark = pytest.mark.vllm
 DEPTH = 8
 ROOM = 2048 - 64  # tokens of the context beside the answer
-# The start-up check of every run: the enforced schema, two system messages, and the labels of its prompt.
+# The start-up check of every run: the enforced schema, two system messages, and the labels of its
+# prompt.
 PROBES = 4
 
 
@@ -34,7 +35,18 @@ def data(inputs: Callable[[str], TaskInput]) -> TaskInput:
 
 
 def arguments(data: TaskInput, url: str, out: Path) -> list[object]:
-    command = ["run", *data.options, "--model", "tiny", "--base-url", url, "--out", out, "--depth", DEPTH]
+    command = [
+        "run",
+        *data.options,
+        "--model",
+        "tiny",
+        "--base-url",
+        url,
+        "--out",
+        out,
+        "--depth",
+        DEPTH,
+    ]
     # One question a document.
     return [*command, "--cache", out.parent / "answers.sqlite", "--stance-depth", 0]
 
@@ -44,8 +56,16 @@ def run(data: TaskInput, url: str, out: Path, *more: object) -> str:
 
 
 def those_that_do_not_fit(data: TaskInput, url: str, folder: Path) -> set[tuple[str, str]]:
-    """The candidates whose whole prompt has more tokens than the context holds beside the answer; counted by vLLM."""
-    prompt = load_prompt(get_task("comparative"), "judge", "judge", get_task("comparative").question.template_variables)
+    """The candidates whose whole prompt has more tokens than the context holds beside the answer.
+
+    Counted by vLLM.
+    """
+    prompt = load_prompt(
+        get_task("comparative"),
+        "judge",
+        "judge",
+        get_task("comparative").question.template_variables,
+    )
     found = set()
     with DocumentStore(data.index) as store:
         candidates = read_candidates(folder / "asked" / "candidates.run.txt", DEPTH)
@@ -86,7 +106,9 @@ def test_all_topics_are_judged_and_replay_needs_no_server(
     # Nothing listens there.
     tell(run(data, "http://127.0.0.1:1", tmp_path / "replayed", "--cache-mode", "replay"))
     for name in ("run.txt", "judgments.jsonl"):
-        assert (tmp_path / "replayed" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes()
+        assert (tmp_path / "replayed" / name).read_bytes() == (
+            tmp_path / "asked" / name
+        ).read_bytes()
     assert sent == stages["judge"]["requests"]["requests"] + PROBES
 
 
@@ -94,8 +116,13 @@ def test_a_run_killed_half_way_asks_only_for_what_was_missing(
     data: TaskInput, vllm_url: str, tmp_path: Path, tell: Tell
 ) -> None:
     out = tmp_path / "killed"
-    # The sample has about forty requests, which a fast machine answers at once if it gets them at once.
-    kill_half_way(vllm_url, 20, [*arguments(data, vllm_url, out), "--limit-topics", "20", "--concurrency", "2"])
+    # The sample has about forty requests, which a fast machine answers at once if it gets them at
+    # once.
+    kill_half_way(
+        vllm_url,
+        20,
+        [*arguments(data, vllm_url, out), "--limit-topics", "20", "--concurrency", "2"],
+    )
     with Cache(tmp_path / "answers.sqlite") as cache:
         stored = len(cache.find("answer"))
     assert stored > 0
@@ -108,6 +135,15 @@ def test_a_run_killed_half_way_asks_only_for_what_was_missing(
         f"{stored} answers were stored when the run was killed; the second run sent {sent} for {total - stored} missing"
     )
     assert sent == total - stored + PROBES
-    # With new requests, the engine may differ in the last digits, as its batches do: the cache makes a run repeatable.
-    run(data, "http://127.0.0.1:1", tmp_path / "replayed", "--limit-topics", "20", "--cache-mode", "replay")
+    # With new requests, the engine may differ in the last digits, as its batches do: the cache
+    # makes a run repeatable.
+    run(
+        data,
+        "http://127.0.0.1:1",
+        tmp_path / "replayed",
+        "--limit-topics",
+        "20",
+        "--cache-mode",
+        "replay",
+    )
     assert (tmp_path / "replayed" / "run.txt").read_bytes() == (out / "run.txt").read_bytes()

@@ -21,7 +21,10 @@ SECONDS = 120_000
 
 @pytest.fixture
 def folder(vllm_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a run, which is the current one; made before Playwright starts its event loop in this thread."""
+    """A folder with a run, which is the current one.
+
+    Made before Playwright starts its event loop in this thread.
+    """
     monkeypatch.chdir(tmp_path)
     config = make_config(tmp_path, topics=4, engine__base_url=vllm_url, engine__retry_for=60.0)
     asyncio.run(stages.run_all(config, tmp_path / "runs" / "first", Silent()))

@@ -21,14 +21,33 @@ pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 SAMPLE = SAMPLES / "comparative"
 
 
-def test_an_interrupted_run_ends_its_server_and_is_resumed(tiny_model: Path, tmp_path: Path) -> None:
-    engine = {"name": "managed", "model": str(tiny_model), "context": CONTEXT, "options": OPTIONS, "concurrency": 2}
+def test_an_interrupted_run_ends_its_server_and_is_resumed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    engine = {
+        "name": "managed",
+        "model": str(tiny_model),
+        "context": CONTEXT,
+        "options": OPTIONS,
+        "concurrency": 2,
+    }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"engine": engine}))
     arguments = ["run", "--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl"]
-    arguments += ["--config", "config.yaml", "--out", "out", "--cache", "answers.sqlite", "--index", "index"]
+    arguments += [
+        "--config",
+        "config.yaml",
+        "--out",
+        "out",
+        "--cache",
+        "answers.sqlite",
+        "--index",
+        "index",
+    ]
     command = [sys.executable, "-m", "touche_llm", *map(str, arguments)]
     with vllm_environment():
-        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         while stored(tmp_path / "answers.sqlite") < 20:
             assert process.poll() is None, "the run ended before it could be interrupted"
             time.sleep(0.2)

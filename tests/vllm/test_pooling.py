@@ -30,7 +30,9 @@ def data(inputs: Callable[[str], TaskInput]) -> TaskInput:
 def reranker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of a cross-encoder with random weights."""
     folder = tmp_path_factory.mktemp("reranker")
-    with vllm_server(make_model(folder, "classifier"), folder / "server.log", runner="pooling") as url:
+    with vllm_server(
+        make_model(folder, "classifier"), folder / "server.log", runner="pooling"
+    ) as url:
         yield url
 
 
@@ -38,7 +40,9 @@ def reranker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def embeddings_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of an embedding model with random weights."""
     folder = tmp_path_factory.mktemp("embeddings")
-    with vllm_server(make_model(folder, "embedding"), folder / "server.log", runner="pooling") as url:
+    with vllm_server(
+        make_model(folder, "embedding"), folder / "server.log", runner="pooling"
+    ) as url:
         yield url
 
 
@@ -55,12 +59,20 @@ def test_a_cross_encoder_ranks_and_is_replayed_without_its_server(
     asked, replayed = tmp_path / "asked", tmp_path / "replayed"
     # The judgments are not what is tried here, and another start of vLLM takes a minute.
     with FakeServer().in_thread() as judge:
-        done = touche(*command, "--base-url", judge.url, "--reranker-url", reranker_url, "--out", asked)
+        done = touche(
+            *command, "--base-url", judge.url, "--reranker-url", reranker_url, "--out", asked
+        )
     tell(done.stderr.splitlines()[-1])
     found = stages_of(asked)["rank"]["cross-encoder"]
     with Cache(tmp_path / "answers.sqlite") as cache:
-        scores = {(entry.topic, entry.document): entry.value["score"] for entry in cache.find("score")}
-    assert (found["model"], found["context"], found["requests"]["cache_hits"]) == ("classifier", 2048, 0)
+        scores = {
+            (entry.topic, entry.document): entry.value["score"] for entry in cache.find("score")
+        }
+    assert (found["model"], found["context"], found["requests"]["cache_hits"]) == (
+        "classifier",
+        2048,
+        0,
+    )
     assert found["requests"]["requests"] == stages_of(asked)["retrieve"]["topics"]
     assert len(scores) == stages_of(asked)["retrieve"]["candidates"] > 0
     # Clearly different documents have different scores, and the run is in their order.
@@ -85,14 +97,22 @@ def test_vectors_find_candidates_and_are_replayed_without_their_server(
     command = ["retrieve", *data.options, "--retriever", retriever, "--depth", DEPTH]
     command += ["--cache", tmp_path / "answers.sqlite", "--embeddings-preset", "e5"]
     asked, replayed = tmp_path / "asked", tmp_path / "replayed"
-    tell(touche(*command, "--embeddings-url", embeddings_url, "--out", asked).stderr.splitlines()[-1])
+    tell(
+        touche(*command, "--embeddings-url", embeddings_url, "--out", asked).stderr.splitlines()[-1]
+    )
     facts = stages_of(asked)["retrieve"]
     found = facts["dense retrieval"]
-    assert (found["model"], found["dimensions"], facts["candidates"]) == ("embedding", 64, DEPTH * facts["topics"])
+    assert (found["model"], found["dimensions"], facts["candidates"]) == (
+        "embedding",
+        64,
+        DEPTH * facts["topics"],
+    )
     with Cache(tmp_path / "answers.sqlite") as cache:
         assert len(cache.find("embedding")) == facts["topics"]
     touche(*command, "--embeddings-url", NOWHERE, "--cache-mode", "replay", "--out", replayed)
-    assert (replayed / "candidates.run.txt").read_bytes() == (asked / "candidates.run.txt").read_bytes()
+    assert (replayed / "candidates.run.txt").read_bytes() == (
+        asked / "candidates.run.txt"
+    ).read_bytes()
     assert stages_of(replayed)["retrieve"]["dense retrieval"]["requests"]["requests"] == 0
     # Every document has its vector by now.
     server = ("--embeddings-preset", "e5", "--embeddings-url", embeddings_url)

@@ -25,11 +25,15 @@ def arguments(folder: Path, *more: str) -> list[str]:
 
 
 def rows(folder: Path, *more: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(touche(*arguments(folder, *more), "--format", "json").stdout)
+    found: list[dict[str, Any]] = json.loads(
+        touche(*arguments(folder, *more), "--format", "json").stdout
+    )
     return found
 
 
-def test_a_prompt_is_tried_and_counted_as_the_server_counts_it(vllm_url: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_prompt_is_tried_and_counted_as_the_server_counts_it(
+    vllm_url: str, tiny_model: Path, tmp_path: Path
+) -> None:
     template = tmp_path / "mine.jinja"
     text = (prompts_folder() / "comparative" / "judge.jinja").read_text()
     template.write_text(text)

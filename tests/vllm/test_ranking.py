@@ -1,6 +1,7 @@
 """Ranking by comparisons, the stance's own question and expansion against a real vLLM, and what a dry run says of them.
 
-Weights are random: the tests are about what is sent, kept and written, not about which document is better.
+Weights are random: the tests are about what is sent, kept and written, not about which document is
+better.
 """
 
 from __future__ import annotations
@@ -24,9 +25,17 @@ from touche_llm.data.records import Comparison, Queries, StanceReading
 
 pytestmark = pytest.mark.vllm
 TOPICS = 2
-# The start-up check of a run that sends requests, at most: the schema, two system messages, the labels of its prompts.
+# The start-up check of a run that sends requests, at most: the schema, two system messages, the
+# labels of its prompts.
 PROBES = 8
-FILES = ("run.txt", "judgments.jsonl", "stances.jsonl", "comparisons.jsonl", "queries.jsonl", "candidates.run.txt")
+FILES = (
+    "run.txt",
+    "judgments.jsonl",
+    "stances.jsonl",
+    "comparisons.jsonl",
+    "queries.jsonl",
+    "candidates.run.txt",
+)
 NOWHERE = "http://127.0.0.1:1"
 JUDGING = {
     "comparative": ["--depth", 20, "--stance-depth", 4],
@@ -37,7 +46,11 @@ JUDGING = {
 
 
 def values(section: str, **given: object) -> list[str]:
-    return [part for name, value in given.items() for part in ("--set", f"ranking.{section}.{name}={value}")]
+    return [
+        part
+        for name, value in given.items()
+        for part in ("--set", f"ranking.{section}.{name}={value}")
+    ]
 
 
 @dataclass(frozen=True)
@@ -58,13 +71,33 @@ CASES = [
     Case("comparative", "judge,sliding:8", (*values("sliding", passes=3),), depends=True),
     Case("comparative", "judge,setwise:12", (*values("setwise", top=5),), depends=True),
     Case("comparative", "judge,insertion:12", (*values("insertion", top=5),), depends=True),
-    Case("comparative", "judge,listwise:12", (*values("listwise", window=6, stride=3, shuffles=2),), requests=3 * 2),
-    Case("comparative", "judge,tournament:12", (*values("tournament", group=6),), requests=2 * (2 + 1)),
+    Case(
+        "comparative",
+        "judge,listwise:12",
+        (*values("listwise", window=6, stride=3, shuffles=2),),
+        requests=3 * 2,
+    ),
+    Case(
+        "comparative",
+        "judge,tournament:12",
+        (*values("tournament", group=6),),
+        requests=2 * (2 + 1),
+    ),
     Case("comparative", "judge,fusion:10,balance:10", requests=0),
-    Case("comparative", "listwise:6,fusion:12,balance:6", (*values("listwise", window=6, stride=3),), requests=1),
+    Case(
+        "comparative",
+        "listwise:6,fusion:12,balance:6",
+        (*values("listwise", window=6, stride=3),),
+        requests=1,
+    ),
     Case("controversial", "judge,setwise:10", (*values("setwise", top=4),), depends=True),
     Case("arguments_2020", "judge,pairwise:2", requests=2),
-    Case("sentence_pairs", "judge,pairwise:4,listwise:6", (*values("listwise", window=6, stride=3),), requests=12 + 1),
+    Case(
+        "sentence_pairs",
+        "judge,pairwise:4,listwise:6",
+        (*values("listwise", window=6, stride=3),),
+        requests=12 + 1,
+    ),
 ]
 
 
@@ -78,11 +111,21 @@ class Place:
 
     def arguments(self, *more: object) -> list[object]:
         arguments = [*self.given.options, "--limit-topics", TOPICS, "--model", MODEL_NAME]
-        return [*arguments, "--cache", self.folder / "answers.sqlite", *JUDGING[self.given.task.name], *more]
+        return [
+            *arguments,
+            "--cache",
+            self.folder / "answers.sqlite",
+            *JUDGING[self.given.task.name],
+            *more,
+        ]
 
     def dry(self, *more: object) -> tuple[int, int]:
         """The least and the most requests that a dry run speaks of."""
-        done = touche("run", "--dry-run", *self.arguments("--base-url", NOWHERE, "--out", self.folder / "dry", *more))
+        done = touche(
+            "run",
+            "--dry-run",
+            *self.arguments("--base-url", NOWHERE, "--out", self.folder / "dry", *more),
+        )
         assert not (self.folder / "dry").exists()
         if done.stdout.startswith("0 requests"):
             return 0, 0
@@ -99,7 +142,9 @@ class Place:
 
     def replayed(self, out: Path, *more: object) -> None:
         """Assert that a replay without a server makes the same files."""
-        again = replace(self, url=NOWHERE).run(f"{out.name}-replayed", "--cache-mode", "replay", *more)
+        again = replace(self, url=NOWHERE).run(
+            f"{out.name}-replayed", "--cache-mode", "replay", *more
+        )
         written = [name for name in FILES if (out / name).exists()]
         assert "run.txt" in written
         assert [name for name in FILES if (again / name).exists()] == written
@@ -119,7 +164,9 @@ def stages(out: Path) -> dict[str, Any]:
 
 def total(out: Path, name: str) -> int:
     """A count of the requests of all stages."""
-    return sum(stage["requests"][name] or 0 for stage in stages(out).values() if "requests" in stage)
+    return sum(
+        stage["requests"][name] or 0 for stage in stages(out).values() if "requests" in stage
+    )
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +198,9 @@ def test_a_ranking_sends_what_the_dry_run_said_and_is_replayed_to_the_byte(
     asks = case.requests != 0
     found = stages(out)
     sent = total(out, "requests")
-    tell(f"{name_of(case)}: {least} to {most} requests said, {sent} sent, {found['rank']['seconds']} s")
+    tell(
+        f"{name_of(case)}: {least} to {most} requests said, {sent} sent, {found['rank']['seconds']} s"
+    )
     # A finished ranking needs no check.
     assert sent <= finished <= sent + PROBES * (sent > 0)
     # Labels that the schema does not allow, or repeats, would have been requested again.
@@ -166,9 +215,15 @@ def test_a_ranking_sends_what_the_dry_run_said_and_is_replayed_to_the_byte(
     if asks:
         comparisons = read_records(out / "comparisons.jsonl", Comparison, "comparisons")
         assert (out / "comparison_failures.jsonl").read_bytes() == b""
-        assert all(sorted(each.order or each.documents) == sorted(each.documents) for each in comparisons)
+        assert all(
+            sorted(each.order or each.documents) == sorted(each.documents) for each in comparisons
+        )
         assert all(each.best is None or each.best.probabilities for each in comparisons)
-        assert 0 < found["rank"]["requests"]["prefix_cached_tokens"] < found["rank"]["requests"]["prompt_tokens"]
+        assert (
+            0
+            < found["rank"]["requests"]["prefix_cached_tokens"]
+            < found["rank"]["requests"]["prompt_tokens"]
+        )
     place.validated(out)
     assert place.dry(*asked_for) == (0, 0)
     place.replayed(out, *asked_for)
@@ -179,7 +234,15 @@ def test_a_first_run_with_expansion_sends_in_every_stage_what_the_dry_run_said(
 ) -> None:
     # With a cache of its own: nothing is known yet, not even the server's context.
     place = replace(places["comparative"], folder=tmp_path)
-    asked_for = ("--query-expansion", "--rank", "judge,pairwise:3", "--depth", 6, "--stance-depth", 4)
+    asked_for = (
+        "--query-expansion",
+        "--rank",
+        "judge,pairwise:3",
+        "--depth",
+        6,
+        "--stance-depth",
+        4,
+    )
     least, most = place.dry(*asked_for)
     hits = prefix_cache_hits(place.url)
     out = place.run("expanded", *asked_for)
@@ -190,7 +253,8 @@ def test_a_first_run_with_expansion_sends_in_every_stage_what_the_dry_run_said(
         name: count * TOPICS for name, count in parts.items()
     }
     assert least == most == total(out, "requests")
-    # What the metadata says of the prefix cache is what the server says, less the few tokens of the start-up check.
+    # What the metadata says of the prefix cache is what the server says, less the few tokens of the
+    # start-up check.
     seen = prefix_cache_hits(place.url) - hits
     assert 0.99 * seen < total(out, "prefix_cached_tokens") <= seen
     share = total(out, "prefix_cached_tokens") / total(out, "prompt_tokens")

@@ -28,7 +28,11 @@ def lay_out(folder: Path) -> None:
     for name in ("topics.xml", "qrels-relevance.txt", "qrels-quality.txt", "qrels-stance.txt"):
         shutil.copy(source / name, folder / name)
     packed = source / "passages.jsonl.gz"
-    content = packed.read_bytes() if packed.exists() else gzip.compress((source / "passages.jsonl").read_bytes())
+    content = (
+        packed.read_bytes()
+        if packed.exists()
+        else gzip.compress((source / "passages.jsonl").read_bytes())
+    )
     (folder / "passages.jsonl.gz").write_bytes(content)
 
 
@@ -51,6 +55,9 @@ def test_its_commands_lead_to_a_measured_and_valid_run(
         tell(f"{time.monotonic() - began:6.1f} s  {PROGRAM} {' '.join(words)[:100]}")
         done.append(words[0])
     assert {"data", "doctor", "run", "show", "evaluate", "report", "validate"} <= set(done)
-    judged = [len(Path(f"runs/{run}/judgments.jsonl").read_bytes().splitlines()) for run in ("first", "three")]
+    judged = [
+        len(Path(f"runs/{run}/judgments.jsonl").read_bytes().splitlines())
+        for run in ("first", "three")
+    ]
     assert judged[0] > judged[1] > 0
     assert "nDCG@5" in Path("runs/first/report.html").read_text()

@@ -1,7 +1,7 @@
 """Runs by batch files, answered by the real `vllm run-batch` and the real Ray Data.
 
-Each round loads the model, which takes about a minute on two cores; tests/vllm/test_batch.py compares `vllm run-batch`
-with a server.
+Each round loads the model, which takes about a minute on two cores; tests/vllm/test_batch.py
+compares `vllm run-batch` with a server.
 """
 
 from __future__ import annotations
@@ -29,13 +29,25 @@ pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 SAMPLE = SAMPLES / "comparative"
 # Their objects are in the topics, so the model only judges: one round.
 TOPICS = ["3", "7", "12"]
-ON_CPU = {"placement_group_config": {"bundles": [{"CPU": 1}]}, "batch_size": 8, "max_concurrent_batches": 1}
+ON_CPU = {
+    "placement_group_config": {"bundles": [{"CPU": 1}]},
+    "batch_size": 8,
+    "max_concurrent_batches": 1,
+}
 
 
 def command(folder: Path, out: str, engine: dict[str, Any]) -> list[str]:
     config = folder / f"{out}.yaml"
     config.write_text(yaml.safe_dump({"engine": engine}))
-    arguments = ["run", "--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--config", config]
+    arguments = [
+        "run",
+        "--topics",
+        SAMPLE / "topics.xml",
+        "--corpus",
+        SAMPLE / "passages.jsonl",
+        "--config",
+        config,
+    ]
     arguments += [word for topic in TOPICS for word in ("--topic", topic)]
     arguments += ["--temperature", 0.7, "--stance-depth", 0, "--index", folder / "index"]
     arguments += ["--out", folder / f"{out}-out", "--cache", folder / out / "answers.sqlite"]
@@ -47,14 +59,21 @@ def test_interrupted_runs_leave_nothing_and_both_runners_give_the_same_answers(
 ) -> None:
     model = tmp_path / "models" / MODEL_NAME
     shutil.copytree(tiny_model, model)
-    # Sampling of the model's own, which vLLM's server applies and Ray does not. Without it, answers at a temperature
-    # would differ, since no seed is sent.
+    # Sampling of the model's own, which vLLM's server applies and Ray does not. Without it, answers
+    # at a temperature would differ, since no seed is sent.
     settings = model / "generation_config.json"
     settings.write_bytes(orjson.dumps(orjson.loads(settings.read_bytes()) | {"top_k": 1}))
-    # Ray gives its workers a low priority, with which they load no model while the machine does other work.
+    # Ray gives its workers a low priority, with which they load no model while the machine does
+    # other work.
     monkeypatch.setenv("RAY_worker_niceness", "0")
     for runner, more in (("vllm", {}), ("ray", ON_CPU)):
-        engine = {"name": "batch", "runner": runner, "model": str(model), "context": CONTEXT, "options": OPTIONS | more}
+        engine = {
+            "name": "batch",
+            "runner": runner,
+            "model": str(model),
+            "context": CONTEXT,
+            "options": OPTIONS | more,
+        }
         log = tmp_path / runner / "vllm.log"
         run = command(tmp_path, runner, engine)
         interrupt(run, tmp_path, log)
@@ -72,10 +91,15 @@ def test_interrupted_runs_leave_nothing_and_both_runners_give_the_same_answers(
     for key, answer in found.items():
         assert said(answer) == said(expected[key])
         logprobs = [token.logprob for token in answer.tokens]
-        assert logprobs == pytest.approx([token.logprob for token in expected[key].tokens], abs=CLOSE)
+        assert logprobs == pytest.approx(
+            [token.logprob for token in expected[key].tokens], abs=CLOSE
+        )
         assert answer.fingerprint is not None and "-ray-" in answer.fingerprint
     ranked = [
-        {(line.topic_id, line.document_id, line.stance) for line in run_lines(tmp_path / f"{name}-out" / "run.txt")}
+        {
+            (line.topic_id, line.document_id, line.stance)
+            for line in run_lines(tmp_path / f"{name}-out" / "run.txt")
+        }
         for name in ("ray", "vllm")
     ]
     assert ranked[0] == ranked[1] != set()
@@ -84,7 +108,9 @@ def test_interrupted_runs_leave_nothing_and_both_runners_give_the_same_answers(
 def interrupt(run: list[str], folder: Path, log: Path) -> None:
     """Start a run, and interrupt it while the runner loads the model."""
     with vllm_environment():
-        process = subprocess.Popen(run, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            run, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         while not log.exists() or b"Initializing a V1 LLM engine" not in log.read_bytes():
             assert process.poll() is None, "the run ended before it could be interrupted"
             time.sleep(0.2)

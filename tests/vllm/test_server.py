@@ -50,12 +50,17 @@ def special_ids(model: Path) -> dict[str, int]:
 def rendered(text: str) -> tuple[Message, ...]:
     topic = Topic("1", f"Which is better, a {text} or b?", text, text)
     return load_prompt(
-        get_task("comparative"), "judge", "judge", get_task("comparative").question.template_variables
+        get_task("comparative"),
+        "judge",
+        "judge",
+        get_task("comparative").question.template_variables,
     ).render(topic=topic, first=text, second="b", document=f"x{text}y {text}")
 
 
 @pytest.mark.parametrize("token", SPECIAL_TOKENS)
-def test_a_control_token_in_topic_and_passage_is_plain_text(tiny_model: Path, vllm_url: str, token: str) -> None:
+def test_a_control_token_in_topic_and_passage_is_plain_text(
+    tiny_model: Path, vllm_url: str, token: str
+) -> None:
     special = set(special_ids(tiny_model).values())
     plain = [each for each in token_ids(vllm_url, rendered("word")) if each in special]
     hostile = [each for each in token_ids(vllm_url, rendered(token)) if each in special]
@@ -70,14 +75,21 @@ def test_all_of_them_at_once_and_torn_apart(tiny_model: Path, vllm_url: str) -> 
     assert ids.count(known["<|im_end|>"]) == 2
     special = set(known.values())
     plain = [each for each in token_ids(vllm_url, rendered("word")) if each in special]
-    for text in ("".join(SPECIAL_TOKENS), "\u200b".join(SPECIAL_TOKENS), "<|im_<|im_end|>end|>", "<\u200b|im_end|>"):
+    for text in (
+        "".join(SPECIAL_TOKENS),
+        "\u200b".join(SPECIAL_TOKENS),
+        "<|im_<|im_end|>end|>",
+        "<\u200b|im_end|>",
+    ):
         assert [each for each in token_ids(vllm_url, rendered(text)) if each in special] == plain
 
 
 PASSAGES = 30
 
 
-async def test_grades_need_no_more_alternatives_than_their_labels(vllm_url: str, tmp_path: Path) -> None:
+async def test_grades_need_no_more_alternatives_than_their_labels(
+    vllm_url: str, tmp_path: Path
+) -> None:
     task = get_task("comparative")
     prompt = load(task, purposes_of(task)["judge"], "judge")
     topic = Topic("1", "Is tea better than coffee?", objects=("tea", "coffee"))
@@ -91,11 +103,15 @@ async def test_grades_need_no_more_alternatives_than_their_labels(vllm_url: str,
         async with connection as server:
             info = await connect(Survey(server, EngineConfig(), SamplingConfig()))
             client = ModelClient(info, server, off)
-            for _, document in islice(task.read_corpus(input_of("comparative", tmp_path).corpus, None), PASSAGES):
+            for _, document in islice(
+                task.read_corpus(input_of("comparative", tmp_path).corpus, None), PASSAGES
+            ):
                 grades = []
                 for alternatives in (few, many):
                     request = Request(
-                        messages=prompt.render(topic=topic, document=document.text[:600], first="tea", second="coffee"),
+                        messages=prompt.render(
+                            topic=topic, document=document.text[:600], first="tea", second="coffee"
+                        ),
                         schema=schema,
                         sampling=Sampling(top_logprobs=alternatives),
                         model=info.model,
@@ -106,8 +122,14 @@ async def test_grades_need_no_more_alternatives_than_their_labels(vllm_url: str,
                     answered = await client.request(request, model)
                     assert isinstance(answered, AnsweredRequest)
                     readings = read_labels(answered)
-                    grades.append([compute_expected_grade(readings[name]) for name in ("relevance", "quality")])
-                # The second prompt is in the prefix cache, which moves the last digits of a real server.
+                    grades.append(
+                        [
+                            compute_expected_grade(readings[name])
+                            for name in ("relevance", "quality")
+                        ]
+                    )
+                # The second prompt is in the prefix cache, which moves the last digits of a real
+                # server.
                 assert grades[0] == pytest.approx(grades[1], abs=1e-6)
                 different += any(grade % 1 for grade in grades[0])
     assert different == PASSAGES  # expectations, not plain grades

@@ -36,7 +36,18 @@ def data(inputs: Callable[[str], TaskInput]) -> TaskInput:
 
 
 def arguments(data: TaskInput, url: str, out: Path) -> list[object]:
-    command = ["run", *data.options, "--model", MODEL_NAME, "--base-url", url, "--out", out, "--depth", 2]
+    command = [
+        "run",
+        *data.options,
+        "--model",
+        MODEL_NAME,
+        "--base-url",
+        url,
+        "--out",
+        out,
+        "--depth",
+        2,
+    ]
     command += ["--thinking", "judge=48", "--chains", 3, "--stance-depth", 0]
     return [*command, "--cache", out.parent / "answers.sqlite"]
 
@@ -56,7 +67,9 @@ def test_a_template_that_drops_thoughts_ends_the_run_in_one_line(
         done = touche(*arguments(data, url, tmp_path / "out"), "--limit-topics", 1, code=1)
         assert "--chat-template" in done.stderr.splitlines()[-1]
         before = finished_requests(url)
-        row = row_of(touche("doctor", url, "--thinking", "judge=48", "--format", "json", code=1).stdout)
+        row = row_of(
+            touche("doctor", url, "--thinking", "judge=48", "--format", "json", code=1).stdout
+        )
         assert finished_requests(url) > before
     assert (row["is_ok"], row["is_blocking"]) == (False, True)
 
@@ -68,15 +81,38 @@ def row_of(card: str) -> dict[str, object]:
 
 
 def test_a_thought_before_each_answer(data: TaskInput, vllm_url: str, tmp_path: Path) -> None:
-    command = ["run", *data.options, "--model", MODEL_NAME, "--limit-topics", 1, "--depth", 3, "--stance-depth", 0]
+    command = [
+        "run",
+        *data.options,
+        "--model",
+        MODEL_NAME,
+        "--limit-topics",
+        1,
+        "--depth",
+        3,
+        "--stance-depth",
+        0,
+    ]
     command += ["--thinking", "judge=24", "--chains", 2]
     command += ["--cache", tmp_path / "answers.sqlite"]
-    (said,) = json.loads(touche(*command, "--out", tmp_path / "out", "--dry-run", "--format", "json").stdout)
+    (said,) = json.loads(
+        touche(*command, "--out", tmp_path / "out", "--dry-run", "--format", "json").stdout
+    )
     touche(*command, "--base-url", vllm_url, "--out", tmp_path / "out")
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     assert [len(judgment.thoughts or ()) for judgment in judgments] == [2, 2, 2]
     answers = stored(tmp_path)
     assert len(answers) == said["requests_least"] == said["requests_most"] == 12
     assert max(answer.completion_tokens for answer in answers if not answer.tokens) <= 24
-    touche(*command, "--cache-mode", "replay", "--base-url", "http://127.0.0.1:1", "--out", tmp_path / "again")
-    assert (tmp_path / "again" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
+    touche(
+        *command,
+        "--cache-mode",
+        "replay",
+        "--base-url",
+        "http://127.0.0.1:1",
+        "--out",
+        tmp_path / "again",
+    )
+    assert (tmp_path / "again" / "run.txt").read_bytes() == (
+        tmp_path / "out" / "run.txt"
+    ).read_bytes()

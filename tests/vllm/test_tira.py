@@ -41,7 +41,9 @@ def tira(folder: Path, model: Path, *arguments: object, **variables: str) -> Non
     for name in ("home", "work"):
         (folder / name).mkdir(exist_ok=True)
     with vllm_environment():
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("XDG_")
+        }
     # What a CPU without a compiler needs; on a GPU there is nothing to say.
     config = folder / "engine.yaml"
     config.write_text(yaml.safe_dump({"engine": {"options": OPTIONS, "context": CONTEXT}}))
@@ -56,10 +58,14 @@ def tira(folder: Path, model: Path, *arguments: object, **variables: str) -> Non
     }
     shutil.copy(ROOT / "my-software.sh", folder / "my-software.sh")
     command = ["sh", str(folder / "my-software.sh"), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, cwd=folder / "work", capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=environment, cwd=folder / "work", capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert left_in_folder(folder / "work") == []
-    assert [path for name in ("home", "work") for path in (folder / name).rglob("*") if path.is_file()] == []
+    assert [
+        path for name in ("home", "work") for path in (folder / name).rglob("*") if path.is_file()
+    ] == []
 
 
 def check(out: Path, task: str, topics: Path) -> None:
@@ -78,7 +84,9 @@ def check(out: Path, task: str, topics: Path) -> None:
         pytest.param("sentence_pairs", marks=pytest.mark.nightly),
     ],
 )
-def test_nothing_but_two_folders_and_a_model_gives_a_valid_run(task: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_nothing_but_two_folders_and_a_model_gives_a_valid_run(
+    task: str, tiny_model: Path, tmp_path: Path
+) -> None:
     given = prepared(task, tmp_path)
     before = {path.name for path in given.iterdir()}
     tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "out")
@@ -89,5 +97,7 @@ def test_nothing_but_two_folders_and_a_model_gives_a_valid_run(task: str, tiny_m
     # The cache serves a second run, which starts no server: the log is as it was.
     log = (tmp_path / "cache" / "vllm.log").read_bytes()
     tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "again", "--cache-mode", "replay")
-    assert (tmp_path / "again" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
+    assert (tmp_path / "again" / "run.txt").read_bytes() == (
+        tmp_path / "out" / "run.txt"
+    ).read_bytes()
     assert (tmp_path / "cache" / "vllm.log").read_bytes() == log

@@ -21,8 +21,8 @@ from touche_llm.cli.options import Command, ParserError, describe_parser_error
 from touche_llm.data.databases import describe_database_error
 from touche_llm.errors import BadLine, DataError, ToucheError, describe_os_error, to_printable
 
-# By the panel of the help, each command and the module that holds it: a function of its name, or `NAME_app`, a program
-# with commands of its own.
+# By the panel of the help, each command and the module that holds it: a function of its name, or
+# `NAME_app`, a program with commands of its own.
 PANELS = {
     "Make a run": {
         "run": "stages",
@@ -58,7 +58,10 @@ class _Program(TyperGroup):
         self.commands = cast(dict[str, Any], dict.fromkeys(COMMANDS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
-        """Return a command, whose module is loaded only now, as libraries are slow to load; None if there is none."""
+        """Return a command, whose module is loaded only now, as libraries are slow to load.
+
+        None if there is none.
+        """
         if cmd_name not in COMMANDS or self.commands[cmd_name] is not None:
             return cast(TyperCommand | TyperGroup | None, self.commands.get(cmd_name))
         module = import_module(f"{__name__}.{COMMANDS[cmd_name]}")
@@ -81,7 +84,11 @@ class _Program(TyperGroup):
             with formatter.section(panel):
                 commands = ((name, self.get_command(ctx, name)) for name in names)
                 formatter.write_dl(
-                    [(name, command.get_short_help_str(formatter.width)) for name, command in commands if command]
+                    [
+                        (name, command.get_short_help_str(formatter.width))
+                        for name, command in commands
+                        if command
+                    ]
                 )
 
 
@@ -118,7 +125,10 @@ def _callback(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     log_file: Annotated[
-        Path | None, typer.Option("--log-file", metavar="FILE", help="Log requests, retries and timings to this file.")
+        Path | None,
+        typer.Option(
+            "--log-file", metavar="FILE", help="Log requests, retries and timings to this file."
+        ),
     ] = None,
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
@@ -142,7 +152,9 @@ def _describe_error(error: Exception) -> str | None:
             # Imported here because it loads the configuration.
             from touche_llm.cli.setting_options import name_options
 
-            advice = "; --skip-bad-lines leaves such lines out" if isinstance(error, BadLine) else ""
+            advice = (
+                "; --skip-bad-lines leaves such lines out" if isinstance(error, BadLine) else ""
+            )
             return name_options(str(error)) + advice
         case OSError():
             return to_printable(describe_os_error(error))
@@ -173,13 +185,20 @@ def main() -> None:
     except ParserError as error:
         # A group without a command shows its help.
         is_help = error.message.startswith("Usage:")
-        print(error.message if is_help else f"error: {describe_parser_error(error)}", file=sys.stderr)
+        print(
+            error.message if is_help else f"error: {describe_parser_error(error)}", file=sys.stderr
+        )
         sys.exit(error.exit_code)
     except typer.Abort:
         sys.exit("error: aborted")
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is None and error.errno in (errno.EPIPE, errno.ENOSPC):
-            # Standard output is full or has lost its reader; Python would try to write the rest of it again.
+        if (
+            isinstance(error, OSError)
+            and error.filename is None
+            and error.errno in (errno.EPIPE, errno.ENOSPC)
+        ):
+            # Standard output is full or has lost its reader; Python would try to write the rest of
+            # it again.
             error.filename = "standard output"
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         message = None if "--debug" in sys.argv else _describe_error(error)

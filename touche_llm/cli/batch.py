@@ -24,7 +24,9 @@ from touche_llm.pipeline.stages import StageName
 
 _RESPONSES = "responses.jsonl"
 
-batch_app = typer.Typer(no_args_is_help=True, help="Write, answer and import batch files, with vLLM or Ray Data.")
+batch_app = typer.Typer(
+    no_args_is_help=True, help="Write, answer and import batch files, with vLLM or Ray Data."
+)
 
 
 @batch_app.command()
@@ -74,14 +76,28 @@ def export(
 
 @batch_app.command()
 def run(
-    requests: Annotated[Path, typer.Argument(metavar="FILE", help="A file of requests, as `batch export` writes it.")],
-    responses: Annotated[Path, typer.Option("--responses", "-o", help="The file to write, responses.jsonl.")],
-    model: Annotated[Path, typer.Option("--model", metavar="FOLDER", help="Folder of the model, whatever its name.")],
+    requests: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A file of requests, as `batch export` writes it."),
+    ],
+    responses: Annotated[
+        Path, typer.Option("--responses", "-o", help="The file to write, responses.jsonl.")
+    ],
+    model: Annotated[
+        Path,
+        typer.Option("--model", metavar="FOLDER", help="Folder of the model, whatever its name."),
+    ],
     engine: Annotated[
-        Runner, typer.Option("--engine", help="vllm: `vllm run-batch`; ray: a Ray Data job, on a cluster or here.")
+        Runner,
+        typer.Option(
+            "--engine", help="vllm: `vllm run-batch`; ray: a Ray Data job, on a cluster or here."
+        ),
     ] = Runner.VLLM,
     context_tokens: Annotated[
-        int | None, typer.Option("--context", help="Context in tokens, as of the export (default: the model's).")
+        int | None,
+        typer.Option(
+            "--context", help="Context in tokens, as of the export (default: the model's)."
+        ),
     ] = None,
     values: Annotated[
         list[str] | None,
@@ -96,26 +112,43 @@ def run(
 ) -> None:
     """Answer a file of requests with vLLM, here or on a Ray cluster (RAY_ADDRESS).
 
-    The responses are written whole or not at all; the output of vLLM and Ray goes to a log beside them.
+    The responses are written whole or not at all; the output of vLLM and Ray goes to a log beside
+    them.
     """
     check_output(responses, overwrite, [requests])
     options: dict[str, Any] = {}
     for name, value in s.set_values(values or [], "batch run").items():
         section, _, option = name.rpartition(".")
         if section != "engine.options":
-            raise UsageError(f"--set {name}: not an option of vLLM or Ray; give --set engine.options.NAME=VALUE")
+            raise UsageError(
+                f"--set {name}: not an option of vLLM or Ray; give --set engine.options.NAME=VALUE"
+            )
         options[option] = value
-    given = {"name": "batch", "runner": engine, "model": str(model), "context": context_tokens, "options": options}
-    settings = s.read_section(EngineConfig, {f"engine.{name}": value for name, value in given.items()}, "engine")
+    given = {
+        "name": "batch",
+        "runner": engine,
+        "model": str(model),
+        "context": context_tokens,
+        "options": options,
+    }
+    settings = s.read_section(
+        EngineConfig, {f"engine.{name}": value for name, value in given.items()}, "engine"
+    )
     log = responses.with_name(f"{responses.name}.log")
     work = answer_file(settings, requests, responses, log)
     count = stages.until_interrupted(work, lambda: f"{responses} is not written")
-    print_result(output, f"responses: {responses} ({count:,} requests)", {"file": responses, "requests": count})
+    print_result(
+        output,
+        f"responses: {responses} ({count:,} requests)",
+        {"file": responses, "requests": count},
+    )
 
 
 @batch_app.command("import")
 def import_(
-    responses: Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of responses, one or more.")],
+    responses: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Files of responses, one or more.")
+    ],
     out: o.OutOption,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -127,7 +160,10 @@ def import_(
     with RunDirectory(out).lock("batch import", progress.warn):
         work = import_responses(out, responses, progress)
         done = stages.until_interrupted(work, lambda: "import the same files again")
-    rows = [{"outcome": kind, "count": len(texts), "example": texts[0]} for kind, texts in done.problems.items()]
+    rows = [
+        {"outcome": kind, "count": len(texts), "example": texts[0]}
+        for kind, texts in done.problems.items()
+    ]
     columns = (Column("outcome", is_text=True), Column("count"), Column("example", is_cut=True))
     emit(output, [{"outcome": "stored", "count": done.stored, "example": None}, *rows], columns)
     if done.is_done:
@@ -140,6 +176,12 @@ def import_(
 
 def _print_end(output: Format, stage: StageName, out: Path, failed: int) -> None:
     command = shlex.join(("touche-llm", stage, "--out", str(out), "--cache-mode", "replay"))
-    say(output, f"nothing is pending: the stage needs no server now: {command}, with the options of the export")
+    say(
+        output,
+        f"nothing is pending: the stage needs no server now: {command}, with the options of the export",
+    )
     if failed:
-        say(output, f"{failed:,} questions have no usable answer; an export with --retry-failures sends them again")
+        say(
+            output,
+            f"{failed:,} questions have no usable answer; an export with --retry-failures sends them again",
+        )

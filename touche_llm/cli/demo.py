@@ -31,7 +31,10 @@ from touche_llm.tasks.task import Task
 
 
 def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
-    """Print the official measures of a run and of its first stage; keep the run's in its folder, for `report`."""
+    """Print the official measures of a run and of its first stage.
+
+    Keep the run's in its folder, for `report`.
+    """
     qrels = read_qrels(files, task)
     measured = m.given_runs([folder], qrels, task)
     evaluations = m.evaluate_runs(measured, qrels, m.find_recall_depth(measured))
@@ -46,10 +49,12 @@ SAMPLE_TASKS = [name for name in TASKS if (SAMPLES / name).is_dir()]
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the demo's runs.")] = Path(
-        "runs/demo"
-    ),
-    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Show only this task.")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Folder for the demo's runs.")
+    ] = Path("runs/demo"),
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="Show only this task.")
+    ] = None,
     overwrite: o.OverwriteOption = False,
 ) -> None:
     """Run the tasks on small samples, offline, and measure the runs.
@@ -58,7 +63,9 @@ def demo(
     """
     names = SAMPLE_TASKS if task is None else [get_task(task).name]
     if not set(names) <= set(SAMPLE_TASKS):
-        raise UsageError(f"--task {task}: the demo has no sample of it; give {', '.join(SAMPLE_TASKS)}")
+        raise UsageError(
+            f"--task {task}: the demo has no sample of it; give {', '.join(SAMPLE_TASKS)}"
+        )
     for name in names:
         folder, known, config = out / name, TASKS[name], sample_config(name, out / name, {})
         # Its notes advise on models and corpora, which are invented here.

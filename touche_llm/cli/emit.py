@@ -38,7 +38,12 @@ class Format(StrEnum):
 
 FormatOption = Annotated[
     Format,
-    typer.Option("--format", metavar="NAME", help="table; json or tsv print rows alone.", rich_help_panel="Output"),
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="table; json or tsv print rows alone.",
+        rich_help_panel="Output",
+    ),
 ]
 
 
@@ -53,7 +58,8 @@ class Column:
         value: Key of its values if it is not the name, or a function of the row.
         digits: Digits of floats after the point.
         sign: "+" if floats are differences.
-        drop: Where a terminal is too narrow, columns with the highest numbers are left out first; those with 0 never.
+        drop: Where a terminal is too narrow, columns with the highest numbers are left out first;
+            those with 0 never.
     """
 
     name: str
@@ -106,7 +112,10 @@ def emit(
 
 
 def show_table(
-    columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], title: str = "", below: Iterable[str] = ()
+    columns: Sequence[Column],
+    rows: Iterable[Mapping[str, Any]],
+    title: str = "",
+    below: Iterable[str] = (),
 ) -> None:
     """Print a table, with a line above it and lines below that one.
 
@@ -163,11 +172,13 @@ def format_interval(row: Mapping[str, Any], sign: str = "") -> str:
     return "–" if math.isnan(row["low"]) else f"{row['low']:{sign}.4f} to {row['high']:{sign}.4f}"
 
 
-def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+def print_rows(
+    output: Format, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()
+) -> None:
     """Print rows for other programs: a list of objects, or a header and tab-separated lines.
 
-    None and NaN are null in JSON, and empty in TSV. Control characters in text are replaced; paths stay as given. The
-    encoding is UTF-8.
+    None and NaN are null in JSON, and empty in TSV. Control characters in text are replaced; paths
+    stay as given. The encoding is UTF-8.
 
     Args:
         output: JSON or TSV.
@@ -180,7 +191,9 @@ def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Seque
     if output is Format.JSON:
         print(orjson.dumps(values, option=orjson.OPT_INDENT_2).decode())
         return
-    writer = csv.DictWriter(sys.stdout, columns or list(values[0]), delimiter="\t", lineterminator="\n")
+    writer = csv.DictWriter(
+        sys.stdout, columns or list(values[0]), delimiter="\t", lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(values)
 

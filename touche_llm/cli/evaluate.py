@@ -37,7 +37,12 @@ from touche_llm.evaluation.measures import (
 )
 from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
 from touche_llm.evaluation.significance import describe_missing_intervals
-from touche_llm.evaluation.stances import fit_thresholds, label_held_out, read_calibration_set, score_labels
+from touche_llm.evaluation.stances import (
+    fit_thresholds,
+    label_held_out,
+    read_calibration_set,
+    score_labels,
+)
 from touche_llm.judging.labels import choose_stances, write_thresholds
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import find_run_file, find_task, record_evaluation
@@ -51,28 +56,44 @@ Rows = Sequence[Mapping[str, Any]]
 _TOP = 20
 
 
-def rank_among_published(task: Task, rows: Rows, evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+def rank_among_published(
+    task: Task, rows: Rows, evaluations: Sequence[Evaluation]
+) -> list[dict[str, Any]]:
     """Return the rows of `summarize` over all judged topics that have a published table, each with its place there.
 
-    The place is from 1, the better of a tie; `behind` is the published run after it, or with the same value.
+    The place is from 1, the better of a tie; `behind` is the published run after it, or with the
+    same value.
     """
     found = {evaluation.name: evaluation for evaluation in evaluations}
-    tables = {f"{table.measure} {task.measures[table.measure]}": table for table in read_tables(task)}
+    tables = {
+        f"{table.measure} {task.measures[table.measure]}": table for table in read_tables(task)
+    }
     if not tables:
-        raise UsageError(f"--leaderboard: {task.name} has no published results; write {task.folder / LEADERBOARD_FILE}")
+        raise UsageError(
+            f"--leaderboard: {task.name} has no published results; write {task.folder / LEADERBOARD_FILE}"
+        )
     placed = []
     for row in sorted(rows, key=lambda row: [*tables, row["measure"]].index(row["measure"])):
         table = tables.get(row["measure"])
-        if table is None or isnan(row["value"]) or found[row["run"]].coverage(table.measure).left_out:
+        if (
+            table is None
+            or isnan(row["value"])
+            or found[row["run"]].coverage(table.measure).left_out
+        ):
             continue
         place = find_place(table, row["value"])
         row = {**row, "place": place, "published": len(table.runs)}
-        for side, neighbours in (("ahead", table.runs[: place - 1][-1:]), ("behind", table.runs[place - 1 :][:1])):
+        for side, neighbours in (
+            ("ahead", table.runs[: place - 1][-1:]),
+            ("behind", table.runs[place - 1 :][:1]),
+        ):
             run = next(iter(neighbours), None)
             row |= {side: run and f"{run.team}: {run.tag}", f"{side}_value": run and run.value}
         placed.append({**row, "source": table.url})
     if not placed:
-        raise UsageError(f"--leaderboard: published are {', '.join(tables)} over all judged topics, not measured here")
+        raise UsageError(
+            f"--leaderboard: published are {', '.join(tables)} over all judged topics, not measured here"
+        )
     return placed
 
 
@@ -81,9 +102,15 @@ def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
         return f"{row[side]} {row[f'{side}_value']:.3f}" if row[side] else ""
 
     columns = [Column("measure", is_text=True), m.RUN_COLUMN]
-    columns += [Column("place", value=lambda row: f"{row['place']} of {row['published'] + 1}"), Column("value")]
+    columns += [
+        Column("place", value=lambda row: f"{row['place']} of {row['published'] + 1}"),
+        Column("value"),
+    ]
     columns += [m.INTERVAL, Column("n", drop=1)]
-    columns += [Column(side, drop=3, is_text=True, value=partial(name, side=side)) for side in ("ahead", "behind")]
+    columns += [
+        Column(side, drop=3, is_text=True, value=partial(name, side=side))
+        for side in ("ahead", "behind")
+    ]
     show_table(columns, rows)
     show_lines(
         (
@@ -103,21 +130,29 @@ def evaluate(
     task: m.TaskOption = None,
     output: FormatOption = Format.TABLE,
     per_topic: Annotated[
-        bool, typer.Option("--per-topic", help="A row for each topic instead, a column for each measure.")
+        bool,
+        typer.Option(
+            "--per-topic", help="A row for each topic instead, a column for each measure."
+        ),
     ] = False,
     leaderboard: Annotated[
-        bool, typer.Option("--leaderboard", help="The place of each run among the published ones instead.")
+        bool,
+        typer.Option(
+            "--leaderboard", help="The place of each run among the published ones instead."
+        ),
     ] = False,
 ) -> None:
     """Measure runs with qrels, with 95 % intervals over topics.
 
-    A judged topic that a run lacks counts 0. A run made with --limit-topics or --topic is measured by the topics that
-    were chosen, and one that it lost counts 0.
+    A judged topic that a run lacks counts 0. A run made with --limit-topics or --topic is measured
+    by the topics that were chosen, and one that it lost counts 0.
 
-    A run of this program is shown with its first stage, candidates.run.txt in its folder. The folder keeps the qrels'
-    paths and the values (evaluation.yaml), so that evaluate, compare and report need no qrels later.
+    A run of this program is shown with its first stage, candidates.run.txt in its folder. The
+    folder keeps the qrels' paths and the values (evaluation.yaml), so that evaluate, compare and
+    report need no qrels later.
 
-    Notes on standard error: missing topics, imputed stances and much different shares of judged documents.
+    Notes on standard error: missing topics, imputed stances and much different shares of judged
+    documents.
     """
     if per_topic and leaderboard:
         raise UsageError("--per-topic, --leaderboard: each prints its own table; give one of them")
@@ -144,7 +179,12 @@ def evaluate(
     m.print_notes(qrels, evaluations, measured, *notes)
 
 
-def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: Task, files: Mapping[str, Path]) -> None:
+def _record(
+    given: Sequence[m.Given],
+    evaluations: Sequence[Evaluation],
+    task: Task,
+    files: Mapping[str, Path],
+) -> None:
     """Keep qrels and values in the folders of the runs, for later commands."""
     warn = CommandProgress().warn
     for run, evaluation in zip(given, evaluations, strict=True):
@@ -193,7 +233,9 @@ def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     """Print the rows of `summarize`."""
 
     def get_judged(row: Mapping[str, Any]) -> float | None:
-        return None if "precision" in row["measure"] or "recall" in row["measure"] else row["judged"]
+        return (
+            None if "precision" in row["measure"] or "recall" in row["measure"] else row["judged"]
+        )
 
     columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n", drop=1)]
     columns.append(Column("judged@k", value=get_judged, digits=3))
@@ -211,8 +253,17 @@ def _show_topics(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
         columns = [Column(m.strip_aspect(name), value=name) for name in chosen]
         for evaluation in evaluations:
             if below := describe_coverage([evaluation], aspect):  # a first stage labels nothing
-                kept = [row for row in rows if row["run"] == evaluation.name and not isnan(row[chosen[0]])]
-                show_table([Column("topic"), *columns], kept, title=f"{aspect}: {evaluation.name}", below=below)
+                kept = [
+                    row
+                    for row in rows
+                    if row["run"] == evaluation.name and not isnan(row[chosen[0]])
+                ]
+                show_table(
+                    [Column("topic"), *columns],
+                    kept,
+                    title=f"{aspect}: {evaluation.name}",
+                    below=below,
+                )
                 print()
 
 
@@ -226,19 +277,24 @@ def compare(
     output: FormatOption = Format.TABLE,
     html: Annotated[
         Path | None,
-        typer.Option("--html", help="Write a page as well, with 2 to 8 runs side by side (report.html, say)."),
+        typer.Option(
+            "--html", help="Write a page as well, with 2 to 8 runs side by side (report.html, say)."
+        ),
     ] = None,
     overwrite: o.OverwriteOption = False,
 ) -> None:
     """Compare runs with the first: differences, intervals and tests.
 
-    The table has 95 % intervals, and the topics won, tied and lost. p is that of a two-sided paired randomisation test
-    over topics; p Holm is corrected for the number of runs compared with the baseline, measure by measure.
+    The table has 95 % intervals, and the topics won, tied and lost. p is that of a two-sided paired
+    randomisation test over topics; p Holm is corrected for the number of runs compared with the
+    baseline, measure by measure.
 
-    Only topics that --limit-topics or --topic left in all runs count; one of these that a run lacks counts 0.
+    Only topics that --limit-topics or --topic left in all runs count; one of these that a run lacks
+    counts 0.
 
-    Without qrels, those of the last evaluation or the runs' dataset are used. Stances are compared over the documents
-    that both runs label (@5: over the first 5 of each). Notes on standard error are those of `evaluate`.
+    Without qrels, those of the last evaluation or the runs' dataset are used. Stances are compared
+    over the documents that both runs label (@5: over the first 5 of each). Notes on standard error
+    are those of `evaluate`.
     """
     if len(runs) < 2:
         raise UsageError(f"{runs[0]} alone cannot be compared; name another run")
@@ -282,13 +338,17 @@ _COMPARED = (
     *m.CHANGE_COLUMNS,
     Column(
         "judged@k",
-        value=lambda row: f"{format_value(row['judged'], digits=3)}/{format_value(row['baseline_judged'], digits=3)}",
+        value=lambda row: (
+            f"{format_value(row['judged'], digits=3)}/{format_value(row['baseline_judged'], digits=3)}"
+        ),
     ),
 )
 
 
 def _show_changes(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
-    m.show_aspects(rows, _COMPARED, evaluations, f", change from the baseline {rows[0]['baseline']}")
+    m.show_aspects(
+        rows, _COMPARED, evaluations, f", change from the baseline {rows[0]['baseline']}"
+    )
     show_lines(
         (
             "value, baseline: over the topics that both runs have; for stances over the documents that both label, "
@@ -302,17 +362,23 @@ def _show_changes(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
 
 def calibrate(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run that was judged with log-probabilities.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The folder of a run that was judged with log-probabilities."
+        ),
     ],
     stance: Annotated[Path, typer.Option("--stance", help="The stance qrels: qid 0 doc LABEL.")],
-    out: Annotated[Path, typer.Option("--out", help="The YAML file to write, for --config of a run.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="The YAML file to write, for --config of a run.")
+    ],
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Fit the thresholds of stance labels that take no side, and measure them on other topics.
 
-    The table compares labels by thresholds with the most probable ones. Each document is labelled with thresholds that
-    were fitted on other topics, in a cross-validation of five parts; the file holds those fitted on all topics.
+    The table compares labels by thresholds with the most probable ones. Each document is labelled
+    with thresholds that were fitted on other topics, in a cross-validation of five parts; the file
+    holds those fitted on all topics.
     """
     check_output(out, overwrite, [stance])
     directory, warn = RunDirectory(run), CommandProgress().warn
@@ -337,13 +403,26 @@ def calibrate(
     thresholds = fit_thresholds(examples.probabilities, examples.truth, task)
     write_thresholds(out, thresholds, topics, examples.prompt)
     rows = [
-        {"labels": name, "topics": len(topics), "documents": len(examples.topics), "macro_f1": f1, "accuracy": accuracy}
+        {
+            "labels": name,
+            "topics": len(topics),
+            "documents": len(examples.topics),
+            "macro_f1": f1,
+            "accuracy": accuracy,
+        }
         for name, (f1, accuracy) in scores.items()
     ]
     columns = [Column("labels", is_text=True), Column("topics"), Column("documents")]
-    emit(output, rows, [*columns, Column("macro-F1", value="macro_f1", digits=3), Column("accuracy", digits=3)])
+    emit(
+        output,
+        rows,
+        [*columns, Column("macro-F1", value="macro_f1", digits=3), Column("accuracy", digits=3)],
+    )
     held_out, most_probable = scores.values()
     if held_out[0] <= most_probable[0]:
         say(output, "the thresholds do not help on held-out topics; leave them out")
     fitted = ", ".join(f"{label} {value:.3g}" for label, value in thresholds.items())
-    say(output, f"thresholds fitted on all {len(topics)} topics, for other topics, in {out}: {fitted}")
+    say(
+        output,
+        f"thresholds fitted on all {len(topics)} topics, for other topics, in {out}: {fitted}",
+    )

@@ -25,7 +25,8 @@ from touche_llm.pipeline.runs import find_known_qrels, find_run_directory, read_
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
 
-# Functions that need the measures, and pandas with them, import these: wrong usage is reported without loading them.
+# Functions that need the measures, and pandas with them, import these: wrong usage is reported
+# without loading them.
 if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
 
@@ -45,7 +46,8 @@ JUDGED_LEGEND = "judged@k: share of judged documents among the first k, the meas
 RunsArgument = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN", help="Run files of this or any other program, or folders of runs, for their run.txt."
+        metavar="RUN",
+        help="Run files of this or any other program, or folders of runs, for their run.txt.",
     ),
 ]
 TaskOption = Annotated[
@@ -67,12 +69,16 @@ def find_qrels_files(
     Qrels of the last evaluation are named on standard error. A dataset has its own qrels.
     """
     if given and dataset is not None:
-        raise UsageError(f"--dataset {dataset:.200}: has qrels of its own; leave it out, or the qrels files")
+        raise UsageError(
+            f"--dataset {dataset:.200}: has qrels of its own; leave it out, or the qrels files"
+        )
     if given:
         return given
     folders = [folder for path in runs if (folder := find_run_directory(path)) is not None]
     if dataset is None and (known := find_known_qrels(folders, task)):
-        options = " ".join(format_qrels_option(aspect, shorten_path(path)) for aspect, path in known.items())
+        options = " ".join(
+            format_qrels_option(aspect, shorten_path(path)) for aspect, path in known.items()
+        )
         CommandProgress().warn(f"qrels of the last evaluation: {options}")
         return known
     own = (folder.read_config().dataset for folder in folders if folder.config_file.exists())
@@ -83,7 +89,10 @@ def find_qrels_files(
 def require_qrels(
     task: Task, runs: Sequence[Path], given: Mapping[str, Path], dataset: str | None
 ) -> tuple[Mapping[str, Path], Qrels]:
-    """Return the files of `find_qrels_files` and their content; raise UsageError if there are none."""
+    """Return the files of `find_qrels_files` and their content.
+
+    Raise UsageError if there are none.
+    """
     files = find_qrels_files(task, runs, given, dataset)
     if not files:
         options = ", ".join(format_qrels_option(aspect) for aspect in task.judged_aspects)
@@ -96,11 +105,17 @@ def require_qrels(
 
 def describe_qrels(files: Mapping[str, Path]) -> list[str]:
     """Return a line for each qrels file, with the beginning of its hash."""
-    return [f"qrels: {aspect} {shorten_path(path)} sha256 {sha256(path):.12}" for aspect, path in files.items()]
+    return [
+        f"qrels: {aspect} {shorten_path(path)} sha256 {sha256(path):.12}"
+        for aspect, path in files.items()
+    ]
 
 
 def show_aspects(
-    rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], evaluations: Sequence[Evaluation], change: str = ""
+    rows: Iterable[Mapping[str, Any]],
+    columns: Sequence[Column],
+    evaluations: Sequence[Evaluation],
+    change: str = "",
 ) -> None:
     """Print a table of measures for each aspect, with the topics that its values are over."""
     from touche_llm.evaluation.measures import describe_coverage
@@ -133,7 +148,10 @@ class Given(NamedTuple):
 
 
 def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task) -> list[Given]:
-    """Read runs in their order; the first stage of a run comes before it, if it is known and can be measured."""
+    """Read runs in their order.
+
+    The first stage of a run comes before it, if it is known and can be measured.
+    """
     # Where stances are not measured, other programs may write what they like in the column.
     labels = qrels.labels if qrels.stances else None
     runs: list[Given] = []
@@ -151,7 +169,9 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task) -> list[Given]:
                 )
             fitted_on = own.fitted_on
         if directory is not None and qrels.grades and directory.candidates_file.exists():
-            own_stage = replace(trec_runs.read_run(directory.candidates_file), chosen_topics=run.chosen_topics)
+            own_stage = replace(
+                trec_runs.read_run(directory.candidates_file), chosen_topics=run.chosen_topics
+            )
             runs.append(Given(f"{name} ({task.before_judging})", own_stage, folder, True))
         runs.append(Given(name, run, folder, fitted_on=fitted_on))
     return runs
@@ -165,7 +185,11 @@ def find_recall_depth(runs: Sequence[Given]) -> int:
 
 def list_fitted(runs: Sequence[Given], qrels: Qrels) -> list[str]:
     """Return notes on runs whose thresholds were fitted on these judgments."""
-    return [note for each in runs for note in describe_fitted(each.name, each.run, each.fitted_on, qrels)]
+    return [
+        note
+        for each in runs
+        for note in describe_fitted(each.name, each.run, each.fitted_on, qrels)
+    ]
 
 
 def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evaluation]:
@@ -182,11 +206,20 @@ def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evalu
     return evaluations
 
 
-def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given], *further: str) -> None:
-    """Print on standard error what readers should know about the values; what holds for all runs is printed once."""
+def print_notes(
+    qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given], *further: str
+) -> None:
+    """Print on standard error what readers should know about the values.
+
+    What holds for all runs is printed once.
+    """
     notes = [*format_notes({each.name: each.notes for each in evaluations}), *further]
     for each in runs:
-        stages = RunDirectory(each.folder).read_metadata().stages if each.folder and not each.first_stage else {}
+        stages = (
+            RunDirectory(each.folder).read_metadata().stages
+            if each.folder and not each.first_stage
+            else {}
+        )
         if qrels.stances and "rank" in stages and (imputed := read_counts(stages["rank"]).imputed):
             notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")
     sys.stdout.flush()

@@ -24,7 +24,10 @@ QrelsFiles = Mapping[str, Path]
 
 
 class Command(TyperCommand):
-    """Command whose help lists its options by panel; typer does so only with rich, which cuts names of options."""
+    """Command whose help lists its options by panel.
+
+    Typer does so only with rich, which cuts names of options.
+    """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options by panel."""
@@ -40,15 +43,23 @@ class Command(TyperCommand):
 
 def find_panel(parameter: Any) -> str:
     """Return the heading of the help under which a parameter is listed."""
-    return parameter.rich_help_panel or ("Arguments" if parameter.param_type_name == "argument" else "Options")
+    return parameter.rich_help_panel or (
+        "Arguments" if parameter.param_type_name == "argument" else "Options"
+    )
 
 
 OutOption = Annotated[
-    Path, typer.Option("--out", metavar="FOLDER", help="Folder of the run.", rich_help_panel="Output")
+    Path,
+    typer.Option("--out", metavar="FOLDER", help="Folder of the run.", rich_help_panel="Output"),
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.", rich_help_panel="Output")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace existing files.", rich_help_panel="Output")
+]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Only estimate the requests and tokens.", rich_help_panel="Output")
+    bool,
+    typer.Option(
+        "--dry-run", help="Only estimate the requests and tokens.", rich_help_panel="Output"
+    ),
 ]
 
 
@@ -61,9 +72,17 @@ def describe_parser_error(error: Any) -> str:
         problem = f"{option}: no such option" + (f"; did you mean {near[0]}" if near else "")
     elif parameter is not None:
         invalid = error.__cause__
-        message = describe_problem(invalid.errors()[0]) if isinstance(invalid, ValidationError) else error.message
+        message = (
+            describe_problem(invalid.errors()[0])
+            if isinstance(invalid, ValidationError)
+            else error.message
+        )
         is_option = parameter.param_type_name == "option"
-        name = max(parameter.opts, key=len) if is_option else parameter.metavar or parameter.name.upper()
+        name = (
+            max(parameter.opts, key=len)
+            if is_option
+            else parameter.metavar or parameter.name.upper()
+        )
         problem = f"{name}: {message or 'missing'}"
     else:
         problem = error.format_message()
@@ -71,7 +90,9 @@ def describe_parser_error(error: Any) -> str:
 
 
 def replace_parameter(
-    name: str, options: Sequence[inspect.Parameter], collect: Callable[[dict[str, Any], Mapping[str, Any]], Any]
+    name: str,
+    options: Sequence[inspect.Parameter],
+    collect: Callable[[dict[str, Any], Mapping[str, Any]], Any],
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that gives a command options in place of its parameter `name`.
 
@@ -79,14 +100,20 @@ def replace_parameter(
     """
 
     def decorate(command: CommandFunction) -> CommandFunction:
-        own = [item for item in inspect.signature(command, eval_str=True).parameters.values() if item.name != name]
+        own = [
+            item
+            for item in inspect.signature(command, eval_str=True).parameters.values()
+            if item.name != name
+        ]
 
         @wraps(command)
         def expanded(**values: Any) -> None:
             given = {option.name: values.pop(option.name) for option in options}
             command(**values, **{name: collect(given, values)})
 
-        parameters = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (*options, *own)]
+        parameters = [
+            item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (*options, *own)
+        ]
         expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         expanded.__annotations__ = {item.name: item.annotation for item in parameters}
         return expanded
@@ -97,7 +124,9 @@ def replace_parameter(
 def make_parameter(name: str, kind: Any, *declared: str, **attributes: Any) -> inspect.Parameter:
     """Make a keyword parameter of a command from the declaration of its option, whose arguments are those of typer."""
     annotation = Annotated[kind, typer.Option(*declared, **attributes)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 _QRELS = {
@@ -112,17 +141,27 @@ def _collect_qrels(values: dict[str, Any], _: Mapping[str, Any]) -> QrelsFiles:
     for text in values["qrels"] or ():
         aspect, _, path = text.partition("=")
         if not aspect or not path or aspect in given:
-            raise UsageError(f"--qrels {text:.80}: must be ASPECT=FILE, as --qrels depth=qrels.txt, once for an aspect")
+            raise UsageError(
+                f"--qrels {text:.80}: must be ASPECT=FILE, as --qrels depth=qrels.txt, once for an aspect"
+            )
         given[aspect] = Path(path)
     return given
 
 
-# Adds the options of qrels files to a command, which receives those given by aspect, as `qrels_files`.
+# Adds the options of qrels files to a command, which receives those given by aspect, as
+# `qrels_files`.
 takes_qrels = replace_parameter(
     "qrels_files",
     [
         *(
-            make_parameter(aspect, Path | None, f"--{aspect}", metavar="FILE", help=text, rich_help_panel="Input")
+            make_parameter(
+                aspect,
+                Path | None,
+                f"--{aspect}",
+                metavar="FILE",
+                help=text,
+                rich_help_panel="Input",
+            )
             for aspect, text in _QRELS.items()
         ),
         make_parameter(

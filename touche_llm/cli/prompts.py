@@ -25,9 +25,25 @@ from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, get_task
 
 EveryTaskOption = Annotated[
     str | None,
-    typer.Option("--task", metavar="NAME|FOLDER", help=f"{TASK_HELP} (default: all).", rich_help_panel="Input"),
+    typer.Option(
+        "--task",
+        metavar="NAME|FOLDER",
+        help=f"{TASK_HELP} (default: all).",
+        rich_help_panel="Input",
+    ),
 ]
-_NAMES = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
+_NAMES = (
+    "task",
+    "name",
+    "version",
+    "hash",
+    "answer",
+    "fields",
+    "purpose",
+    "examples",
+    "path",
+    "error",
+)
 _PROMPT = Column(
     "prompt",
     is_text=True,
@@ -50,17 +66,23 @@ _CHECKS = (
     Column("warnings"),
 )
 
-prompts_app = typer.Typer(no_args_is_help=True, help="See, check, render and try prompts, and compare them.")
+prompts_app = typer.Typer(
+    no_args_is_help=True, help="See, check, render and try prompts, and compare them."
+)
 
 
 @prompts_app.command("list")
 @s.takes_settings("prompts.folder")
-def list_(given: s.GivenSettings, task: EveryTaskOption = None, output: FormatOption = Format.TABLE) -> None:
+def list_(
+    given: s.GivenSettings, task: EveryTaskOption = None, output: FormatOption = Format.TABLE
+) -> None:
     """List the prompts of the tasks: the project's own, or those of a folder that replace them.
 
     Exit code 1 if one does not load.
     """
-    found = find_prompts(TASKS.values() if task is None else [get_task(task)], given.get("prompts.folder"))
+    found = find_prompts(
+        TASKS.values() if task is None else [get_task(task)], given.get("prompts.folder")
+    )
     emit(output, [_make_row(entry) for entry in found], _LIST, _NAMES)
     invalid = [entry for entry in found if entry.error]
     for entry in invalid:
@@ -73,15 +95,24 @@ def list_(given: s.GivenSettings, task: EveryTaskOption = None, output: FormatOp
 @s.takes_settings("task", "prompts.folder")
 def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = Format.TABLE) -> None:
     """Print a prompt's template and the files that it includes."""
-    purpose, prompt = load_named(get_task(given.get("task", DEFAULT_TASK)), name, given.get("prompts.folder"))
+    purpose, prompt = load_named(
+        get_task(given.get("task", DEFAULT_TASK)), name, given.get("prompts.folder")
+    )
     texts = {prompt.path: read_text(prompt.path)}
     texts |= {prompt.path.parent / part: text for part, text in prompt.files.texts.items()}
     if output is not Format.TABLE:
-        rows = [{"prompt": prompt.label, "answer": purpose.name, "file": path, "text": texts[path]} for path in texts]
+        rows = [
+            {"prompt": prompt.label, "answer": purpose.name, "file": path, "text": texts[path]}
+            for path in texts
+        ]
         print_rows(output, [row | {"examples": len(prompt.examples)} for row in rows])
         return
     header = prompt.header
-    print(to_printable(f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}"))
+    print(
+        to_printable(
+            f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}"
+        )
+    )
     print(to_printable(f"answer: {purpose.name}: {_describe_fields(purpose, prompt)}"))
     if prompt.examples:
         print(to_printable(f"{len(prompt.examples)} examples: {examples_path(prompt.path)}"))
@@ -94,7 +125,8 @@ def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = For
 def check_(
     given: s.GivenSettings,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME|FILE", help="Prompts: names or .jinja files (default: all).")
+        list[str] | None,
+        typer.Argument(metavar="NAME|FILE", help="Prompts: names or .jinja files (default: all)."),
     ] = None,
     task: Annotated[
         str | None,
@@ -109,16 +141,25 @@ def check_(
 ) -> None:
     """Check prompts without a model: whether they load, name all labels and share what they can with other requests.
 
-    Documents are invented, and topics unless some are given. Exit code 1 if there are errors; warnings leave it at 0.
+    Documents are invented, and topics unless some are given. Exit code 1 if there are errors;
+    warnings leave it at 0.
     """
     folder, file = given.get("prompts.folder"), given.get("topics")
     tasks = [*TASKS.values()] if not (task or names or file) else [get_task(task or DEFAULT_TASK)]
-    found = [find_prompt(tasks[0], name, folder) for name in names] if names else find_prompts(tasks, folder)
+    found = (
+        [find_prompt(tasks[0], name, folder) for name in names]
+        if names
+        else find_prompts(tasks, folder)
+    )
     topics = [] if file is None else read_topics(file)
     rows = [(entry, _check_entry(entry, topics, file)) for entry in found]
     emit(output, [_make_check_row(entry, checked) for entry, checked in rows], _CHECKS)
     if output is Format.TABLE:
-        show_lines(["tokens: of the longest topic's prompt without documents, estimated at four characters each"])
+        show_lines(
+            [
+                "tokens: of the longest topic's prompt without documents, estimated at four characters each"
+            ]
+        )
         show_lines(
             f"{finding.level}: {entry.task.name} {entry.name}: {finding.message}"
             for entry, checked in rows
@@ -149,17 +190,32 @@ def _make_check_row(found: CatalogEntry, checked: CheckedPrompt) -> dict[str, An
 
 def _make_row(found: CatalogEntry) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(_NAMES)
-    row |= {"task": found.task.name, "name": found.name, "path": found.path, "error": found.error or None}
+    row |= {
+        "task": found.task.name,
+        "name": found.name,
+        "path": found.path,
+        "error": found.error or None,
+    }
     if found.loaded is not None:
         purpose, prompt = found.loaded
-        row |= {"version": prompt.header.version, "hash": prompt.hash, "purpose": prompt.header.purpose}
-        row |= {"answer": purpose.name, "fields": _describe_fields(purpose, prompt), "examples": len(prompt.examples)}
+        row |= {
+            "version": prompt.header.version,
+            "hash": prompt.hash,
+            "purpose": prompt.header.purpose,
+        }
+        row |= {
+            "answer": purpose.name,
+            "fields": _describe_fields(purpose, prompt),
+            "examples": len(prompt.examples),
+        }
     return row
 
 
 def _describe_fields(purpose: Purpose, prompt: Prompt) -> str:
     if purpose.depends_on == "documents":
-        return "a label of the documents" if purpose.name == "best" else "all labels of the documents"
+        return (
+            "a label of the documents" if purpose.name == "best" else "all labels of the documents"
+        )
     if purpose.depends_on == "topic":
         return "first, second (words of the title)"
     labels = get_labels(prompt.answer_for(Topic("", ""), 1))
@@ -169,5 +225,10 @@ def _describe_fields(purpose: Purpose, prompt: Prompt) -> str:
     )
 
 
-for _command in (prompts_trial.copy, prompts_trial.render, prompts_trial.try_, prompts_compare.compare):
+for _command in (
+    prompts_trial.copy,
+    prompts_trial.render,
+    prompts_trial.try_,
+    prompts_compare.compare,
+):
     prompts_app.command(_command.__name__.rstrip("_"))(_command)

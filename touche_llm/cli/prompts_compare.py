@@ -12,7 +12,15 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, say, show_lines, show_table
+from touche_llm.cli.emit import (
+    Column,
+    Format,
+    FormatOption,
+    print_rows,
+    say,
+    show_lines,
+    show_table,
+)
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, print_costs, print_failures, run_requests
 from touche_llm.config import Config
@@ -40,13 +48,19 @@ _OF_COMPARISON = (
 def compare(
     config: Config,
     qrels_files: o.QrelsFiles,
-    templates: Annotated[list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")],
+    templates: Annotated[
+        list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")
+    ],
     split: Annotated[
         Literal["half", "all"],
-        typer.Option("--split", help="Topics to choose on: their fixed half, and the others are held out; or all."),
+        typer.Option(
+            "--split",
+            help="Topics to choose on: their fixed half, and the others are held out; or all.",
+        ),
     ] = "half",
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="Compare best and first on the held-out topics; logged.")
+        bool,
+        typer.Option("--confirm", help="Compare best and first on the held-out topics; logged."),
     ] = False,
     sample: Annotated[
         int,
@@ -60,7 +74,10 @@ def compare(
     html: Annotated[
         Path | None,
         typer.Option(
-            "--html", metavar="FILE", help="Also write a page with a row per document.", rich_help_panel="Output"
+            "--html",
+            metavar="FILE",
+            help="Also write a page with a row per document.",
+            rich_help_panel="Output",
         ),
     ] = None,
     dry_run: o.DryRunOption = False,
@@ -69,16 +86,25 @@ def compare(
 ) -> None:
     """Compare prompts by their agreement with human judgments of a sample.
 
-    Variants are chosen by nDCG@5 on one half of the topics; nothing is sent about the other half. Give `--confirm`
-    once, when no wording is left to try. Answers in the cache are not requested again. Exit codes as for `run`.
+    Variants are chosen by nDCG@5 on one half of the topics; nothing is sent about the other half.
+    Give `--confirm` once, when no wording is left to try. Answers in the cache are not requested
+    again. Exit codes as for `run`.
     """
-    from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts, estimate_comparison
+    from touche_llm.prompt_lab.comparison import (
+        ComparisonInputs,
+        compare_prompts,
+        estimate_comparison,
+    )
     from touche_llm.prompt_lab.sample import Plan
 
     if html is not None:
         if len(templates) > _MAX_ON_PAGE:
-            raise UsageError(f"--html: a page shows at most {_MAX_ON_PAGE} prompts; name fewer than {len(templates)}")
-        check_output(html, overwrite, filter(None, (*qrels_files.values(), config.topics, config.corpus)))
+            raise UsageError(
+                f"--html: a page shows at most {_MAX_ON_PAGE} prompts; name fewer than {len(templates)}"
+            )
+        check_output(
+            html, overwrite, filter(None, (*qrels_files.values(), config.topics, config.corpus))
+        )
     if not qrels_files and config.dataset is not None:
         qrels_files = Dataset(config.dataset, config.task).qrels_files
     qrels = read_qrels(qrels_files, config.task)
@@ -123,7 +149,10 @@ def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[st
         columns.append(Column(title, value=_key(measure)))
     columns += [Column("outside", drop=2), Column("failures", drop=2)]
     columns += [Column("tokens", drop=2, value="prompt_tokens"), Column("requests", drop=2)]
-    chance = dict.fromkeys(rows[0]) | {"variant": "random order", _key(part.measures[0]): part.chance}
+    chance = dict.fromkeys(rows[0]) | {
+        "variant": "random order",
+        _key(part.measures[0]): part.chance,
+    }
     purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
     topics = f"{len(part.topics)} topic{'' if len(part.topics) == 1 else 's'}"
     show_table(columns, [*rows, chance], f"{len(part.sample):,} documents of {topics}{purpose}")
@@ -150,15 +179,27 @@ def _make_rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, An
     for variant in found.variants_in(part):
         prompt, said = variant.prompt, found.judged[part.name, variant.name]
         best = variant.name == found.verdict.winner
-        row: dict[str, Any] = {"part": part.name, "topics": len(part.topics), "documents": len(part.sample)}
-        row |= {"variant": variant.name, "prompt": prompt.name, "version": prompt.header.version, "hash": prompt.hash}
+        row: dict[str, Any] = {
+            "part": part.name,
+            "topics": len(part.topics),
+            "documents": len(part.sample),
+        }
+        row |= {
+            "variant": variant.name,
+            "prompt": prompt.name,
+            "version": prompt.header.version,
+            "hash": prompt.hash,
+        }
         row |= {"best": best, "confirmed": found.verdict.confirmed if best else None}
         for measure, figure in part.estimates[variant.name].items():
             name = _key(measure)
             change = part.differences.get((variant.name, measure), {})
             row |= {name: figure.value} | {f"{name}_{key}": change.get(key) for key in _CHANGE}
         accesses, counts = found.earlier_accesses, said.counts
-        row |= {"random_ndcg_5": part.chance, "earlier_accesses": None if accesses is None else len(accesses)}
+        row |= {
+            "random_ndcg_5": part.chance,
+            "earlier_accesses": None if accesses is None else len(accesses),
+        }
         row |= {"outside": part.off_label_mass[variant.name], "failures": len(said.failures)}
         row |= {"prompt_tokens": counts.prompt_tokens + counts.cached_prompt_tokens}
         row |= {"requests": counts.requests, "cache_hits": counts.cache_hits}

@@ -29,8 +29,12 @@ from touche_llm.prompts.prompt import Prompt, Purpose, copy_prompt
 from touche_llm.prompts.purposes import LABELS, load_named
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A prompt's name, or a .jinja file.")]
-TopicOption = Annotated[str, typer.Option("--topic", metavar="ID", help="Topic.", rich_help_panel="Input")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME|FILE", help="A prompt's name, or a .jinja file.")
+]
+TopicOption = Annotated[
+    str, typer.Option("--topic", metavar="ID", help="Topic.", rich_help_panel="Input")
+]
 DocumentsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -52,16 +56,25 @@ _NO_INDEX = Path(".touche-llm/index/none")
 
 
 def _load(
-    given: s.GivenSettings, topic: str, documents: list[str] | None, file: Path | None, sets: list[str] | None
+    given: s.GivenSettings,
+    topic: str,
+    documents: list[str] | None,
+    file: Path | None,
+    sets: list[str] | None,
 ) -> Config:
-    """Load the configuration of a command about a topic; a prompt without documents needs no corpus."""
+    """Load the configuration of a command about a topic.
+
+    A prompt without documents needs no corpus.
+    """
     given["topic"] = (topic,)
     if not documents and file is None and not given.keys() & {"corpus", "index"}:
         given["index"] = _NO_INDEX
     return s.load_settings("prompts", given, file, sets)
 
 
-@s.takes_settings(*_OF_TRIAL, without=(*s.DELIVERY, "sampling", "cache.mode", "cache.retry_failures"))
+@s.takes_settings(
+    *_OF_TRIAL, without=(*s.DELIVERY, "sampling", "cache.mode", "cache.retry_failures")
+)
 def render(
     given: s.GivenSettings,
     name: NameArgument,
@@ -73,8 +86,8 @@ def render(
 ) -> None:
     """Print the messages that would be sent about a topic and documents. Nothing is sent.
 
-    Documents are truncated if the context is known, from --context or the cache: as the engine measured them if the
-    cache holds the counts, otherwise by an estimate.
+    Documents are truncated if the context is known, from --context or the cache: as the engine
+    measured them if the cache holds the counts, otherwise by an estimate.
     """
     config = _load(given, topic, documents, config_file, assigned)
     with RunContext(config, CommandProgress()) as run, open_offline(config) as (known, dry):
@@ -97,7 +110,11 @@ def render(
         print_rows(output, rows, _MESSAGES)
         return
     for trial in trials:
-        print(to_printable(f"{prompt.label}, topic {topic}{', ' * bool(trial.ids)}{' '.join(trial.ids)}\n"))
+        print(
+            to_printable(
+                f"{prompt.label}, topic {topic}{', ' * bool(trial.ids)}{' '.join(trial.ids)}\n"
+            )
+        )
         for message in trial.messages:
             print(to_printable(f"── {message.role} ──\n{message.content.expandtabs()}\n"))
 
@@ -110,7 +127,10 @@ async def _ask(
     known: RequestBuilder,
     builder: RequestBuilder,
 ) -> tuple[Subject, list[Trial]]:
-    """Send a prompt about the topic and the documents; missing objects of the topic come from `known`."""
+    """Send a prompt about the topic and the documents.
+
+    Missing objects of the topic come from `known`.
+    """
     (topic,) = run.topics
     subject = await make_subject(run, topic, purpose, tuple(documents or ()), known)
     return subject, await ask(prompt, subject, builder)
@@ -126,7 +146,8 @@ def copy(
     given: s.GivenSettings,
     name: NameArgument,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The template to write (default: NAME.jinja, here).")
+        Path | None,
+        typer.Argument(metavar="FILE", help="The template to write (default: NAME.jinja, here)."),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -145,7 +166,10 @@ def copy(
     else:
         show_lines(f"wrote {path}" for path in written)
     version = prompt.header.version
-    say(output, f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then")
+    say(
+        output,
+        f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then",
+    )
     say(output, f"    touche-llm prompts check {mine} --task {of_task.reference}")
 
 
@@ -186,12 +210,16 @@ def try_(
         purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
         check_examples(prompt, run.topics, config.topics, run.progress.warn)
         if not documents and purpose.question is not None:
-            raise UsageError(f"--doc: missing, since the prompt for {purpose.name} is about documents")
+            raise UsageError(
+                f"--doc: missing, since the prompt for {purpose.name} is about documents"
+            )
         subject, trials = run_requests(config, _send(run, purpose, prompt, documents))
         if qrels is not None:
             # Human judgments, of one document each, are about to be shown: an access to the topic.
             judged = dict.fromkeys(trial.ids[0] for trial in trials if len(trial.ids) == 1)
-            record_trial(config.cache.file, subject.topic, [*judged], qrels, prompt.label, run.progress.warn)
+            record_trial(
+                config.cache.file, subject.topic, [*judged], qrels, prompt.label, run.progress.warn
+            )
     objects = f" ({' or '.join(subject.topic.objects)})" if subject.topic.objects else ""
     title = f"{prompt.label}, topic {subject.topic.id}: {subject.topic.title}{objects}"
     emit(output, _make_rows(prompt, subject, trials, qrels), _SHOWN, _ANSWERS, title=title)
@@ -205,7 +233,9 @@ async def _send(
     run: RunContext, purpose: Purpose, prompt: Prompt, documents: list[str] | None
 ) -> tuple[Subject, list[Trial]]:
     config = run.config
-    async with open_model(config.engine, config.sampling, config.cache, progress=run.progress) as model:
+    async with open_model(
+        config.engine, config.sampling, config.cache, progress=run.progress
+    ) as model:
         builder = make_request_builder(model, config.engine, config.sampling)
         return await _ask(run, purpose, prompt, documents, builder, builder)
 
@@ -230,18 +260,26 @@ def _list_lines(trial: Trial) -> Iterator[str]:
 
 def _format_shares(row: Mapping[str, Any]) -> str:
     shares: dict[str, float] = orjson.loads(row["probabilities"] or "{}")
-    return "  ".join(f"{label} {share:.2f}" for label, share in sorted(shares.items(), key=lambda item: -item[1]))
+    return "  ".join(
+        f"{label} {share:.2f}" for label, share in sorted(shares.items(), key=lambda item: -item[1])
+    )
 
 
-def _find_human_judgment(trial: Trial, topic_id: str, name: str, qrels: Qrels | None) -> float | str | None:
+def _find_human_judgment(
+    trial: Trial, topic_id: str, name: str, qrels: Qrels | None
+) -> float | str | None:
     if qrels is None or len(trial.ids) != 1:
         return None
-    judged: Mapping[str, Mapping[str, Any]] = qrels.stances if name == STANCE else qrels.grades.get(name, {})
+    judged: Mapping[str, Mapping[str, Any]] = (
+        qrels.stances if name == STANCE else qrels.grades.get(name, {})
+    )
     found: float | str | None = judged.get(topic_id, {}).get(trial.ids[0])
     return found
 
 
-def _make_rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None) -> list[dict[str, Any]]:
+def _make_rows(
+    prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None
+) -> list[dict[str, Any]]:
     rows = []
     for trial in trials:
         row: dict[str, Any] = dict.fromkeys(_ANSWERS)
@@ -253,7 +291,10 @@ def _make_rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qre
             continue
         answer = trial.result.answer
         row |= {"answer": answer.text, "thought": "\n\n".join(_list_thoughts(trial.result)) or None}
-        row |= {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
+        row |= {
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.completion_tokens,
+        }
         for name, value in trial.values.items():
             people = _find_human_judgment(trial, subject.topic.id, name, qrels)
             row_of = row | {"field": name, "value": value, "people": people}

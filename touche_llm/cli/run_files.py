@@ -44,21 +44,34 @@ from touche_llm.tasks.task import Task
 def fuse(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Run files of this or any other program, or folders of runs; two or more."),
+        typer.Argument(
+            metavar="RUN",
+            help="Run files of this or any other program, or folders of runs; two or more.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The run file to write.")],
     method: Annotated[
         Literal["rrf", "interpolation"],
-        typer.Option("--method", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1."),
+        typer.Option(
+            "--method", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1."
+        ),
     ] = "rrf",
     k: Annotated[
-        float, typer.Option("--k", min=0, help="Constant of rrf; the larger, the less a first place counts.")
+        float,
+        typer.Option(
+            "--k", min=0, help="Constant of rrf; the larger, the less a first place counts."
+        ),
     ] = 60.0,
     weight: Annotated[
-        list[float] | None, typer.Option("--weight", help="One for each run, in their order (default: 1 each).")
+        list[float] | None,
+        typer.Option("--weight", help="One for each run, in their order (default: 1 each)."),
     ] = None,
-    depth: Annotated[int, typer.Option("--depth", min=1, help="Lines for each topic; the runs are read whole.")] = 1000,
-    tag: Annotated[str, typer.Option("--tag", help="Last column of the run, one word.")] = "touche-llm",
+    depth: Annotated[
+        int, typer.Option("--depth", min=1, help="Lines for each topic; the runs are read whole.")
+    ] = 1000,
+    tag: Annotated[
+        str, typer.Option("--tag", help="Last column of the run, one word.")
+    ] = "touche-llm",
     task: Annotated[
         str | None,
         typer.Option(
@@ -103,18 +116,32 @@ def fuse(
     for what, count in counts.items():
         if count:
             say(output, f"{what}: {count:,}")
-    row = {"file": out, "lines": len(fused.lines), "topics": len(topics), "partial_topics": len(fused.partial)}
+    row = {
+        "file": out,
+        "lines": len(fused.lines),
+        "topics": len(topics),
+        "partial_topics": len(fused.partial),
+    }
     row |= {"disagreeing": fused.disagreeing, "imputed": fused.imputed, "left_out": fused.left_out}
     print_result(output, f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)", row)
 
 
 def _find_task(name: str | None, runs: Sequence[Path]) -> Task | None:
-    """Return the task of this name, or without a name that of the folders among the runs; None if there are none."""
-    tasks = [(path, directory.read_task()) for path in runs if (directory := find_run_directory(path)) is not None]
+    """Return the task of this name, or without a name that of the folders among the runs.
+
+    None if there are none.
+    """
+    tasks = [
+        (path, directory.read_task())
+        for path in runs
+        if (directory := find_run_directory(path)) is not None
+    ]
     known = get_task(name) if name is not None else (tasks[0][1] if tasks else None)
     for path, task in tasks:
         if known is not None and task.name != known.name:
-            raise UsageError(f"{path}: a run of {task.name}, not of {known.name}; fuse runs of one task")
+            raise UsageError(
+                f"{path}: a run of {task.name}, not of {known.name}; fuse runs of one task"
+            )
     return known
 
 
@@ -126,7 +153,10 @@ _MANY = 20
 def validate(
     given: s.GivenSettings,
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run file of this or any other program, or the folder of a run.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run file of this or any other program, or the folder of a run."
+        ),
     ],
     task: m.TaskOption = None,
     output: FormatOption = Format.TABLE,
@@ -154,8 +184,14 @@ def validate(
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
     # Line 0 is the file as a whole.
     found = [("error", each.line or None, each.message) for each in problems]
-    found += [("warning", None, remark) for remark in ([] if problems else _remarks(run, known, topic_ids))]
-    rows = [{"file": run, "line": line, "level": level, "message": message} for level, line, message in found]
+    found += [
+        ("warning", None, remark)
+        for remark in ([] if problems else _remarks(run, known, topic_ids))
+    ]
+    rows = [
+        {"file": run, "line": line, "level": level, "message": message}
+        for level, line, message in found
+    ]
     if output is not Format.TABLE:
         print_rows(output, rows, ("file", "line", "level", "message"))
     elif rows:
@@ -165,10 +201,19 @@ def validate(
         if len(rows) > _MANY:
             say(output, f"… and {len(rows) - _MANY:,} more; --format tsv prints them all")
     if problems:
-        say(output, f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {known.name} run")
+        say(
+            output,
+            f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {known.name} run",
+        )
         raise typer.Exit(1)
-    checked = [name for name, given in (("topics", topic_ids), ("documents", documents or index)) if given]
-    say(output, f"{run}: a valid {known.name} run" + (f", {' and '.join(checked)} checked" if checked else ""))
+    checked = [
+        name for name, given in (("topics", topic_ids), ("documents", documents or index)) if given
+    ]
+    say(
+        output,
+        f"{run}: a valid {known.name} run"
+        + (f", {' and '.join(checked)} checked" if checked else ""),
+    )
 
 
 def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> list[str]:
@@ -185,10 +230,16 @@ def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> list[s
 
 
 _DEFAULT = Path("regress")
-DirOption = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the recorded runs.")]
-NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Recorded runs (default: all).")]
+DirOption = Annotated[
+    Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the recorded runs.")
+]
+NamesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", help="Recorded runs (default: all).")
+]
 
-regress_app = typer.Typer(no_args_is_help=True, help="Record runs, replay them offline, and compare.")
+regress_app = typer.Typer(
+    no_args_is_help=True, help="Record runs, replay them offline, and compare."
+)
 
 
 @regress_app.command("record")
@@ -197,14 +248,16 @@ def record_(
     qrels_files: o.QrelsFiles,
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     name: Annotated[
-        str | None, typer.Argument(help="Name of the recorded run (default: the name of the folder).")
+        str | None,
+        typer.Argument(help="Name of the recorded run (default: the name of the folder)."),
     ] = None,
     root: DirOption = _DEFAULT,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Store a finished run with everything that a replay needs, in DIR/NAME.
 
-    Its first stage is copied and never repeated. With qrels, a check also reports how the measures change.
+    Its first stage is copied and never repeated. With qrels, a check also reports how the measures
+    change.
     """
     target = root / (run_dir.resolve().name if name is None else name)
     recover(target)
@@ -222,7 +275,9 @@ def record_(
 
 
 @regress_app.command("check")
-def check_(names: NamesArgument = None, root: DirOption = _DEFAULT, output: FormatOption = Format.TABLE) -> None:
+def check_(
+    names: NamesArgument = None, root: DirOption = _DEFAULT, output: FormatOption = Format.TABLE
+) -> None:
     """Replay recorded runs offline, with the current program and templates, and print what differs.
 
     Exit code 0 if every run is reproduced byte for byte, 1 otherwise.
@@ -244,15 +299,19 @@ def update_(
     root: DirOption = _DEFAULT,
     run: Annotated[
         Path | None,
-        typer.Option("--run", metavar="RUN", help="The folder of a new run, if answers are missing; for one NAME."),
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="The folder of a new run, if answers are missing; for one NAME.",
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Store without asking.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """After an intended change: show what differs, ask, and store the new expectation.
 
-    If only the ranking changed, the replayed run is stored. If answers are missing, make a new run and give its folder
-    with --run.
+    If only the ranking changed, the replayed run is stored. If answers are missing, make a new run
+    and give its folder with --run.
     """
     if run is not None and len(names) > 1:
         raise UsageError("--run: the new run of one recorded run; give a single NAME")
@@ -278,6 +337,7 @@ def update_(
 
 def _describe(target: Path, made: Recording) -> str:
     counts = (
-        f"{made.topics:,} topics, {made.documents:,} documents, {made.answers:,} cassette entries, {made.size:,} bytes"
+        f"{made.topics:,} topics, {made.documents:,} documents, "
+        f"{made.answers:,} cassette entries, {made.size:,} bytes"
     )
     return f"recorded: {target} ({counts})"

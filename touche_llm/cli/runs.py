@@ -31,17 +31,22 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look for runs.")] = Path("."),
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to look for runs.")
+    ] = Path("."),
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List the runs in a folder, with model, measures and costs.
 
     Folders below are searched too; the latest run of each folder comes first.
 
-    The measures are those of the last `evaluate`: nDCG@5 of the grades, macro-F1 of the stance, and the share of judged
-    documents; `show` has the qrels and the topics that they rest on. Unfinished and damaged runs are listed too.
+    The measures are those of the last `evaluate`: nDCG@5 of the grades, macro-F1 of the stance, and
+    the share of judged documents; `show` has the qrels and the topics that they rest on. Unfinished
+    and damaged runs are listed too.
     """
-    latest_first = sorted(map(read_overview, find_runs(folder)), key=lambda run: run.changed, reverse=True)
+    latest_first = sorted(
+        map(read_overview, find_runs(folder)), key=lambda run: run.changed, reverse=True
+    )
     overviews = sorted(latest_first, key=lambda run: run.directory.path.parent)
     measures = list_measures(run.evaluation for run in overviews)
     rows = [_make_row(run, folder, measures) for run in overviews]
@@ -62,7 +67,11 @@ def _make_row(overview: RunOverview, root: Path, measures: Iterable[str]) -> dic
     config, evaluation = overview.config, overview.evaluation
     row: dict[str, Any] = dict.fromkeys(_list_names(measures))
     row |= {"run": overview.directory.path.relative_to(root), "state": overview.state}
-    row |= {"problem": overview.problem or None, "model": overview.model or None, "prompt": overview.prompt or None}
+    row |= {
+        "problem": overview.problem or None,
+        "model": overview.model or None,
+        "prompt": overview.prompt or None,
+    }
     row |= {"topics": overview.topics, "date": overview.changed.isoformat(timespec="seconds")}
     row |= overview.usage._asdict()
     if config is not None:
@@ -84,8 +93,15 @@ def _list_columns(rows: Sequence[Mapping[str, Any]], measures: Mapping[str, str]
         *(Column(measures[name], value=name) for name in measured),
         Column("topics", drop=5),
         Column("date", drop=2, value=lambda row: row["date"][:10]),
-        Column("model", drop=1, is_cut=True, value=lambda row: (row["model"] or "").rpartition("/")[2]),
-        Column("prompt", drop=3, is_cut=True, value=lambda row: (row["prompt"] or "").rpartition("-")[0]),
+        Column(
+            "model", drop=1, is_cut=True, value=lambda row: (row["model"] or "").rpartition("/")[2]
+        ),
+        Column(
+            "prompt",
+            drop=3,
+            is_cut=True,
+            value=lambda row: (row["prompt"] or "").rpartition("-")[0],
+        ),
         Column("requests", drop=4),
     ]
 
@@ -101,16 +117,21 @@ def report(
     qrels_files: o.QrelsFiles,
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder).")
+        Path | None,
+        typer.Option(
+            "-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder)."
+        ),
     ] = None,
-    should_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    should_open: Annotated[
+        bool, typer.Option("--open", help="Open the page in a browser.")
+    ] = False,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write an HTML page about a run.
 
-    The page shows measures, costs, documents and answers in one self-contained file. Without qrels, given here or to
-    `evaluate` before, it has no measures.
+    The page shows measures, costs, documents and answers in one self-contained file. Without qrels,
+    given here or to `evaluate` before, it has no measures.
     """
     # Only here: pandas takes half a second to load.
     from touche_llm.report.page import render, write_page
@@ -132,7 +153,9 @@ def report(
     sentence = f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)"
     print_result(output, sentence, {"file": target, "topics": len(found.topics), "bytes": size})
     if should_open and not webbrowser.open(target.absolute().as_uri()):
-        CommandProgress().warn(f"{target}: found no browser on this machine; open the page in one yourself")
+        CommandProgress().warn(
+            f"{target}: found no browser on this machine; open the page in one yourself"
+        )
 
 
 _OF_LAB = (*s.INPUTS, "prompts.folder", "engine", "sampling", "cache")
@@ -144,18 +167,21 @@ def lab(
     given: s.GivenSettings,
     qrels_files: o.QrelsFiles,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER|RUN", help="Where to look for runs (default: here).")
+        Path | None,
+        typer.Argument(metavar="FOLDER|RUN", help="Where to look for runs (default: here)."),
     ] = None,
     config_file: s.ConfigOption = None,
     assigned: s.SetOption = None,
-    port: Annotated[int, typer.Option("--port", min=0, metavar="N", help="Port (default: a free one).")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", min=0, metavar="N", help="Port (default: a free one).")
+    ] = 0,
     stay_closed: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
 ) -> None:
     """Serve a page to look at runs and to improve prompts. Ctrl-C ends it.
 
-    The page shows all runs of a folder, their documents with answers and labels of your own, and a bench on which
-    judge prompts are edited: answers change while you type. The settings given here override those of the runs; with
-    --config or --topics there is the bench alone.
+    The page shows all runs of a folder, their documents with answers and labels of your own, and a
+    bench on which judge prompts are edited: answers change while you type. The settings given here
+    override those of the runs; with --config or --topics there is the bench alone.
 
     Only programs of this machine that know the token in the printed address can read it.
     """
@@ -164,12 +190,16 @@ def lab(
 
     is_alone = config_file is not None or not given.keys().isdisjoint(("topics", "dataset"))
     if folder is not None and config_file is not None:
-        raise UsageError(f"--config {config_file}: for work without a run; leave out {folder}, or the file")
+        raise UsageError(
+            f"--config {config_file}: for work without a run; leave out {folder}, or the file"
+        )
     root = folder or (None if is_alone else Path())
     if root is None:
         s.load_settings("lab", given, config_file, assigned)
     settings = given | s.set_values(assigned or [], "lab")
-    workplace = Workplace(LabInputs(root, config_file, settings, qrels_files), CommandProgress().warn)
+    workplace = Workplace(
+        LabInputs(root, config_file, settings, qrels_files), CommandProgress().warn
+    )
     with suppress(KeyboardInterrupt):
         asyncio.run(_serve(workplace, port, should_open=not stay_closed))
 

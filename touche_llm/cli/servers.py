@@ -34,9 +34,14 @@ from touche_llm.tasks.task import Task
 )
 def doctor(
     given: s.GivenSettings,
-    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")
+    ],
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Also repeat a request sixteen times, to see if its answers differ.")
+        bool,
+        typer.Option(
+            "--thorough", help="Also repeat a request sixteen times, to see if its answers differ."
+        ),
     ] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -46,7 +51,9 @@ def doctor(
     """
     engine = s.read_section(EngineConfig, {**given, "engine.base_url": url}, "engine")
     sampling = s.read_section(SamplingConfig, given, "sampling")
-    checks, failure = until_interrupted(_examine(engine, sampling, thorough), lambda: "nothing was stored")
+    checks, failure = until_interrupted(
+        _examine(engine, sampling, thorough), lambda: "nothing was stored"
+    )
     if failure is not None and not any(check.is_ok for check in checks):
         raise failure
     checks = [replace(check, remedy=s.name_options(check.remedy)) for check in checks]
@@ -99,12 +106,16 @@ async def _examine(
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
 _DEFAULT_CACHE = CacheConfig().file
 
-cache_app = typer.Typer(no_args_is_help=True, help="Export and import the entries of an answer cache as cassettes.")
+cache_app = typer.Typer(
+    no_args_is_help=True, help="Export and import the entries of an answer cache as cassettes."
+)
 
 
 @cache_app.command("export")
 def export_(
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="The cassette to write, a .jsonl file.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The cassette to write, a .jsonl file.")
+    ],
     cache: CacheFile = _DEFAULT_CACHE,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
@@ -134,14 +145,25 @@ def import_(
 
 
 @s.takes_settings(
-    *("task", "dataset", "corpus", "index", "skip_bad_lines", "retriever", "elasticsearch", "dense"),
+    *(
+        "task",
+        "dataset",
+        "corpus",
+        "index",
+        "skip_bad_lines",
+        "retriever",
+        "elasticsearch",
+        "dense",
+    ),
     without=("retriever.query",),
 )
-def index(given: s.GivenSettings, assigned: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
+def index(
+    given: s.GivenSettings, assigned: s.SetOption = None, output: FormatOption = Format.TABLE
+) -> None:
     """Store a corpus and build its BM25 index. Does nothing if both exist and are up to date.
 
-    With `--retriever dense` or `hybrid` a model embeds the documents, with `--retriever elasticsearch` they are loaded
-    into an index there; what was stopped resumes.
+    With `--retriever dense` or `hybrid` a model embeds the documents, with `--retriever
+    elasticsearch` they are loaded into an index there; what was stopped resumes.
     """
     s.check_inputs(given)
     dataset = given.get("dataset")
@@ -151,13 +173,23 @@ def index(given: s.GivenSettings, assigned: s.SetOption = None, output: FormatOp
     task = get_task(given.get("task") or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))
     retriever = s.read_section(RetrieverConfig, given, "retriever")
     if retriever.name in ("chatnoir", "okapi"):
-        raise UsageError(f"--retriever {retriever.name}: needs no index; give bm25, dense, hybrid or elasticsearch")
-    section = "elasticsearch" if retriever.name == "elasticsearch" else "dense" if retriever.is_dense else None
+        raise UsageError(
+            f"--retriever {retriever.name}: needs no index; give bm25, dense, hybrid or elasticsearch"
+        )
+    section = (
+        "elasticsearch"
+        if retriever.name == "elasticsearch"
+        else "dense"
+        if retriever.is_dense
+        else None
+    )
     values = s.set_values(assigned or [], "index")
     for name in (*given, *values):
         of = name.partition(".")[0]
         if of != section and (name in values or of in ("elasticsearch", "dense")):
-            raise UsageError(f"{'--set ' * (name in values)}{name}: not used with --retriever {retriever.name}")
+            raise UsageError(
+                f"{'--set ' * (name in values)}{name}: not used with --retriever {retriever.name}"
+            )
     given |= values
     if section == "elasticsearch":
         _load_elasticsearch(task, retriever, given, output)
@@ -178,20 +210,33 @@ def index(given: s.GivenSettings, assigned: s.SetOption = None, output: FormatOp
         if section == "dense":
             settings = s.read_section(DenseSettings, given, "dense")
             work = DenseCorpus(opened, settings, CacheConfig(mode=CacheMode.OFF), progress).embed()
-            until_interrupted(work, lambda: "the vectors so far are stored; the same command resumes")
+            until_interrupted(
+                work, lambda: "the vectors so far are stored; the same command resumes"
+            )
         store = opened.store
         documents, sentences = len(store), len(store.parts)
         parts = f" and their {sentences:,} sentences" if sentences else ""
         sentence = f"{documents:,} documents of {corpus}{parts} are indexed in {store.folder}"
-        row = {"corpus": corpus, "documents": documents, "sentences": sentences or None, "folder": store.folder}
+        row = {
+            "corpus": corpus,
+            "documents": documents,
+            "sentences": sentences or None,
+            "folder": store.folder,
+        }
         print_result(output, sentence, row)
 
 
-def _load_elasticsearch(task: Task, retriever: RetrieverConfig, given: s.GivenSettings, output: Format) -> None:
+def _load_elasticsearch(
+    task: Task, retriever: RetrieverConfig, given: s.GivenSettings, output: Format
+) -> None:
     if "index" in given or given.get("retriever.method", "lucene") != "lucene":
-        raise UsageError("--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene")
+        raise UsageError(
+            "--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene"
+        )
     if "dataset" in given:
-        raise UsageError("--dataset: cannot be loaded into Elasticsearch; give its file as --corpus")
+        raise UsageError(
+            "--dataset: cannot be loaded into Elasticsearch; give its file as --corpus"
+        )
     if task.reads_arguments:
         what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
         raise UsageError(f"--retriever elasticsearch: {task.name} ranks {what}; use bm25")
@@ -206,7 +251,9 @@ def _load_elasticsearch(task: Task, retriever: RetrieverConfig, given: s.GivenSe
         skip_bad_lines=given.get("skip_bad_lines", False),
         warn=CommandProgress().warn,
     )
-    documents = until_interrupted(work, lambda: "the documents so far are stored; the same command resumes").documents
+    documents = until_interrupted(
+        work, lambda: "the documents so far are stored; the same command resumes"
+    ).documents
     sentence = f"{documents:,} documents of {corpus} are in {settings.url}, index {settings.index}"
     row = {"corpus": corpus, "documents": documents, "url": settings.url, "index": settings.index}
     print_result(output, sentence, row)

@@ -29,9 +29,18 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 GivenSettings = dict[str, Any]
 INPUTS = ("task", "dataset", "topics", "corpus", "index")
 _OF_RETRIEVE, _OF_JUDGE, _OF_RANK = map(find_settings, (Scope.RETRIEVE, Scope.JUDGE, Scope.RANK))
-# Settings that a stage can take from the command line; it may run with another server, or where files have moved.
+# Settings that a stage can take from the command line; it may run with another server, or where
+# files have moved.
 OF_STAGE: Mapping[str, tuple[str, ...]] = {
-    "retrieve": (*_OF_RETRIEVE, "elasticsearch", "depth", "tag", "prompts.folder", "engine", "cache"),
+    "retrieve": (
+        *_OF_RETRIEVE,
+        "elasticsearch",
+        "depth",
+        "tag",
+        "prompts.folder",
+        "engine",
+        "cache",
+    ),
     "judge": (*INPUTS, *_OF_JUDGE, "engine", "cache"),
     "rank": (*INPUTS, *_OF_RANK, "engine", "cache"),
 }
@@ -42,10 +51,12 @@ OF_RUN = tuple(dict.fromkeys(name for names in OF_STAGE.values() for name in nam
 _SETTINGS = {name for name, _ in list_fields(Config)}
 # Arguments of the library that are options of commands, but no settings.
 _ARGUMENTS = ("overwrite", "run")
-# A dotted setting in a message of the library, or any setting or argument with its value; other words are commands.
+# A dotted setting in a message of the library, or any setting or argument with its value; other
+# words are commands.
 _NAMED = re.compile(r"`(?=[^`]*[.:])([a-z][a-z0-9_.]*)(?:: ([^`\n]+))?`")
 _METAVARS = {int: "N", float: "NUMBER", Path: "FILE", str: "TEXT"}
-# Settings of the stages before a command; a change of them would make the configuration differ from what was done.
+# Settings of the stages before a command; a change of them would make the configuration differ from
+# what was done.
 _DONE_BEFORE = {"judge": _OF_RETRIEVE, "rank": (*_OF_RETRIEVE, *_OF_JUDGE)}
 
 SetOption = Annotated[
@@ -60,7 +71,10 @@ SetOption = Annotated[
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="YAML file of settings; options override it.", rich_help_panel="Input"
+        "--config",
+        metavar="FILE",
+        help="YAML file of settings; options override it.",
+        rich_help_panel="Input",
     ),
 ]
 # Parameters of these options in commands that do not declare them.
@@ -71,7 +85,10 @@ _SET = inspect.Parameter("assigned", _KEYWORD, default=None, annotation=SetOptio
 
 @dataclass(frozen=True, slots=True)
 class SettingOption:
-    """Option of a setting, by dotted name; `kind` is the type of one value, `default` a text, empty for none."""
+    """Option of a setting, by dotted name.
+
+    `kind` is the type of one value, `default` a text, empty for none.
+    """
 
     setting: str
     option: Option
@@ -90,7 +107,10 @@ class SettingOption:
         return self.setting.replace(".", "__")
 
     def to_parameter(self) -> inspect.Parameter:
-        """Return the parameter that typer makes the option of; its default None means that it was not given."""
+        """Return the parameter that typer makes the option of.
+
+        Its default None means that it was not given.
+        """
         kind: Any = list[self.kind] if self.is_repeatable else self.kind  # type: ignore[name-defined]
         return make_parameter(
             self.parameter_name,
@@ -108,7 +128,9 @@ def _split_pairs(option: SettingOption, text: str) -> GivenSettings:
     for pair in text.split(","):
         name, separator, number = pair.strip().partition("=")
         if not separator or not name.isidentifier() or not number.isdecimal():
-            raise UsageError(f"{option.flag}: {pair!r:.80} must be {option.option.metavar}, as judge=512")
+            raise UsageError(
+                f"{option.flag}: {pair!r:.80} must be {option.option.metavar}, as judge=512"
+            )
         found[f"{option.setting}.{name}"] = int(number)
     return found
 
@@ -156,7 +178,9 @@ def _format_default(value: Any, option: Option) -> str:
 OPTIONS: Mapping[str, SettingOption] = {option.setting: option for option in _list_options()}
 
 
-def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[CommandFunction], CommandFunction]:
+def takes_settings(
+    *settings: str, without: Collection[str] = ()
+) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that adds the options of settings to a command, which receives those given as `given`.
 
     Settings are dotted names, also of sections; options of those in `without` are left out.
@@ -166,10 +190,13 @@ def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[C
     return replace_parameter("given", parameters, lambda values, _: _collect(options, values))
 
 
-def configured(*settings: str, without: Collection[str] = ()) -> Callable[[CommandFunction], CommandFunction]:
+def configured(
+    *settings: str, without: Collection[str] = ()
+) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that adds the options of settings, `--config` and `--set` to a command.
 
-    The command receives the configuration that they make, as `config`; see `takes_settings` for the arguments.
+    The command receives the configuration that they make, as `config`; see `takes_settings` for the
+    arguments.
     """
     options = _choose(settings, without)
     parameters = [*(option.to_parameter() for option in options), _CONFIG, _SET]
@@ -178,7 +205,9 @@ def configured(*settings: str, without: Collection[str] = ()) -> Callable[[Comma
         def load(values: dict[str, Any], own: Mapping[str, Any]) -> Config:
             name = str(own.get("stage") or command.__name__)
             given = _collect(options, values)
-            return load_settings(name, given, values["config_file"], values["assigned"], own.get("out"))
+            return load_settings(
+                name, given, values["config_file"], values["assigned"], own.get("out")
+            )
 
         return replace_parameter("config", parameters, load)(command)
 
@@ -186,7 +215,11 @@ def configured(*settings: str, without: Collection[str] = ()) -> Callable[[Comma
 
 
 def _choose(settings: Collection[str], without: Collection[str]) -> list[SettingOption]:
-    return [option for name, option in OPTIONS.items() if is_one_of(name, settings) and not is_one_of(name, without)]
+    return [
+        option
+        for name, option in OPTIONS.items()
+        if is_one_of(name, settings) and not is_one_of(name, without)
+    ]
 
 
 def _collect(options: Sequence[SettingOption], values: Mapping[str, Any]) -> GivenSettings:
@@ -194,12 +227,18 @@ def _collect(options: Sequence[SettingOption], values: Mapping[str, Any]) -> Giv
     for option in options:
         value = values[option.parameter_name]
         if value is not None and value != []:
-            given |= _split_pairs(option, value) if option.option.is_pairs else {option.setting: value}
+            given |= (
+                _split_pairs(option, value) if option.option.is_pairs else {option.setting: value}
+            )
     return given
 
 
 def load_settings(
-    command: str, given: GivenSettings, file: Path | None, assigned: list[str] | None, folder: Path | None = None
+    command: str,
+    given: GivenSettings,
+    file: Path | None,
+    assigned: list[str] | None,
+    folder: Path | None = None,
 ) -> Config:
     """Load the configuration of a command or stage from its options, `--config` and `--set`.
 
@@ -208,18 +247,27 @@ def load_settings(
     if file is None and command in ("judge", "rank") and folder is not None:
         file = folder / CONFIG
         if not file.exists():
-            raise DataError(f"{file}: missing; run `touche-llm retrieve` for this folder first, or give --config")
+            raise DataError(
+                f"{file}: missing; run `touche-llm retrieve` for this folder first, or give --config"
+            )
         # The copy in a run's folder, unless the task's own folder still has the same definition.
         if "task" not in given and (task := find_task_folder(file)) is not None:
             given["task"] = task
             if is_copy(get_task(task), folder):
-                ConsoleProgress().warn(f"{task}: used as the task, since its own folder moved or {TASK_FILE} changed")
+                ConsoleProgress().warn(
+                    f"{task}: used as the task, since its own folder moved or {TASK_FILE} changed"
+                )
     if thresholds := given.get("stance.thresholds"):
         found = read_thresholds(thresholds)
-        given |= {"stance.thresholds": found.thresholds, "stance.calibrated_on": list(found.calibrated_on)}
+        given |= {
+            "stance.thresholds": found.thresholds,
+            "stance.calibrated_on": list(found.calibrated_on),
+        }
         given |= {"stance.calibrated_for": found.calibrated_for}
     values = set_values(assigned or [], command)
-    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    flags = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
     return load_config(file, flags | values)
 
 
@@ -232,13 +280,17 @@ def set_values(given: list[str], command: str) -> dict[str, Any]:
         if not separator or not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"{where}: must be NAME=VALUE, as --set ranking.listwise.window=10")
         if is_one_of(name, _DONE_BEFORE.get(command, ())):
-            raise UsageError(f"{where}: a stage before `{command}` depends on it; give it to `touche-llm run`")
+            raise UsageError(
+                f"{where}: a stage before `{command}` depends on it; give it to `touche-llm run`"
+            )
         try:
             values[name] = parse_yaml(text)
         except YamlError as error:
             raise UsageError(f"{where}: the value is not YAML: {error}") from error
         if values[name] is None:
-            raise UsageError(f"{where}: has no value; to unset it, leave it out of a configuration file")
+            raise UsageError(
+                f"{where}: has no value; to unset it, leave it out of a configuration file"
+            )
     return values
 
 
@@ -253,8 +305,8 @@ def check_inputs(given: GivenSettings) -> None:
 def name_options(text: str) -> str:
     """Return a message of the library with options in place of the settings and arguments that it names.
 
-    `engine.context` becomes --context, `cache.mode: reuse` --cache-mode reuse, and a setting without an option
-    --set NAME=VALUE.
+    `engine.context` becomes --context, `cache.mode: reuse` --cache-mode reuse, and a setting
+    without an option --set NAME=VALUE.
     """
     location, separator, rest = text.partition(": ")
     if separator and (location in OPTIONS or ("." in location and location in _SETTINGS)):
@@ -275,10 +327,17 @@ def _name_option(match: re.Match[str]) -> str:
 
 
 def read_section(model: type[ModelT], given: Mapping[str, Any], section: str) -> ModelT:
-    """Return the section of the given settings; raises UsageError, with the setting's name, if a value is invalid."""
+    """Return the section of the given settings.
+
+    Raises UsageError, with the setting's name, if a value is invalid.
+    """
     prefix = f"{section}."
     own: dict[str, Any] = {}
-    nest_values(own, {name.removeprefix(prefix): given[name] for name in given if name.startswith(prefix)}, section)
+    nest_values(
+        own,
+        {name.removeprefix(prefix): given[name] for name in given if name.startswith(prefix)},
+        section,
+    )
     return read_settings(model, own, section)
 
 

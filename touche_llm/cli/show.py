@@ -10,7 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, say, show_lines, show_table
+from touche_llm.cli.emit import (
+    Column,
+    Format,
+    FormatOption,
+    print_rows,
+    say,
+    show_lines,
+    show_table,
+)
 from touche_llm.config import Config
 from touche_llm.data.io import read_records, shorten_path
 from touche_llm.data.records import Judgment, Topic
@@ -19,7 +27,13 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
 from touche_llm.pipeline.candidates import add_objects
-from touche_llm.pipeline.run_directory import CANDIDATES, JUDGMENTS, RESULTS, RunDirectory, read_counts
+from touche_llm.pipeline.run_directory import (
+    CANDIDATES,
+    JUDGMENTS,
+    RESULTS,
+    RunDirectory,
+    read_counts,
+)
 from touche_llm.pipeline.runs import (
     COMPLETE,
     RecordedEvaluation,
@@ -35,7 +49,8 @@ from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 
 _NDCG = " nDCG@5"
-# Measures of the last evaluation with short names that have a column in any case; a task may have other aspects.
+# Measures of the last evaluation with short names that have a column in any case; a task may have
+# other aspects.
 _MEASURES = {f"{aspect}{_NDCG}": aspect for aspect in ("relevance", "quality", "coherence")}
 _MEASURES["stance macro-F1"] = "stance"
 # Counts in the facts of a stage that say what came out of it.
@@ -43,7 +58,10 @@ _OUTPUTS = ("candidates", "judgments", "lines")
 
 
 def read_run_topics(folder: Path, config: Config) -> dict[str, Topic]:
-    """Return the topics of a run by id, with the objects that the model found; empty if their file is missing."""
+    """Return the topics of a run by id, with the objects that the model found.
+
+    Empty if their file is missing.
+    """
     try:
         topics = read_topics(config.topics)
     except DataError:
@@ -52,7 +70,12 @@ def read_run_topics(folder: Path, config: Config) -> dict[str, Topic]:
 
 
 def list_rows(
-    folder: Path, config: Config, task: Task, topics: Mapping[str, Topic], top: int | None, only: str | None = None
+    folder: Path,
+    config: Config,
+    task: Task,
+    topics: Mapping[str, Topic],
+    top: int | None,
+    only: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row for each of the `top` documents of a topic, or of the topic `only`."""
     kept = [
@@ -70,17 +93,27 @@ def list_rows(
     return rows
 
 
-def show_rankings(rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping[str, Topic]) -> None:
+def show_rankings(
+    rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping[str, Topic]
+) -> None:
     """Print a table of the rows of `list_rows` for each topic, below its title and objects."""
     is_topic = any("seen" in row for row in rows)
     columns = [Column("rank"), Column("document", is_text=True)]
     if task.stances:
-        columns.append(Column("stance", is_text=True, value=_format_stance if is_topic else "stance"))
-    columns += [Column(name, value=partial(_format_share, name=name)) for name in task.question.grades]
+        columns.append(
+            Column("stance", is_text=True, value=_format_stance if is_topic else "stance")
+        )
+    columns += [
+        Column(name, value=partial(_format_share, name=name)) for name in task.question.grades
+    ]
     columns.append(Column("score", drop=4))
     if is_topic:
         columns.append(
-            Column("seen", drop=7, value=lambda row: "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}")
+            Column(
+                "seen",
+                drop=7,
+                value=lambda row: "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}",
+            )
         )
         columns.append(Column("before", drop=6, value="first_stage_rank"))
     columns += [Column("text", drop=8, is_cut=True)] * any(row["text"] for row in rows)
@@ -105,33 +138,41 @@ def _format_stance(row: Mapping[str, Any]) -> str:
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     topic: Annotated[
-        str | None, typer.Option("--topic", metavar="ID", help="Show this topic with its whole ranking.")
+        str | None,
+        typer.Option("--topic", metavar="ID", help="Show this topic with its whole ranking."),
     ] = None,
     top: Annotated[
-        int | None, typer.Option("--top", min=1, help="Documents per topic (default: 3; with --topic all).")
+        int | None,
+        typer.Option("--top", min=1, help="Documents per topic (default: 3; with --topic all)."),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show a run: settings, stages, failures, first documents.
 
-    With --topic: the topic's text, and its ranking with grades, stance probabilities, the share of each document that
-    the model saw, and the rank in the first stage (before). Texts of documents are shown if the index of the run is
-    available.
+    With --topic: the topic's text, and its ranking with grades, stance probabilities, the share of
+    each document that the model saw, and the rank in the first stage (before). Texts of documents
+    are shown if the index of the run is available.
     """
     if not run.is_dir():
-        raise DataError(f"{run}: no such folder; give the folder of a run, which `touche-llm runs` lists")
+        raise DataError(
+            f"{run}: no such folder; give the folder of a run, which `touche-llm runs` lists"
+        )
     overview = read_overview(run)
     config = overview.config
     if config is None:
         raise DataError(overview.problem)
     if topic is not None and overview.state != COMPLETE:
-        raise DataError(f"{run}: {overview.problem or overview.state}; finish the run to see its rankings")
+        raise DataError(
+            f"{run}: {overview.problem or overview.state}; finish the run to see its rankings"
+        )
     task, topics = get_task(config.task), read_run_topics(run, config)
     rows: list[dict[str, Any]] = []
     if (run / RESULTS).is_file():
         rows = list_rows(run, config, task, topics, top or (3 if topic is None else None), topic)
     if topic is not None and not rows:
-        raise UsageError(f"--topic {topic}: not in the run; it has {', '.join(read_run(run / 'run.txt').rankings)}")
+        raise UsageError(
+            f"--topic {topic}: not in the run; it has {', '.join(read_run(run / 'run.txt').rankings)}"
+        )
     if topic is not None:
         _add_details(rows, run, topic, task)
     if output is not Format.TABLE:
@@ -149,7 +190,9 @@ def show(
 
 def _add_details(rows: Sequence[dict[str, Any]], run: Path, topic: str, task: Task) -> None:
     """Add the rank in the first stage and the share of the document that the model saw to the rows of a topic."""
-    first = {item.document_id: item.rank for item in read_run(run / CANDIDATES).rankings.get(topic, [])}
+    first = {
+        item.document_id: item.rank for item in read_run(run / CANDIDATES).rankings.get(topic, [])
+    }
     judgments = read_records(run / JUDGMENTS, Judgment, "judgments")
     check_judgments(judgments, task.question, run / JUDGMENTS)
     judged = {item.document_id: item for item in judgments if item.topic_id == topic}
@@ -167,10 +210,16 @@ def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
     print(f"{overview.directory}: {overview.state}{problem}, {overview.changed:%Y-%m-%d %H:%M}")
     show_facts(dict(_list_facts(overview, config, task)))
     print()
-    columns = [Column("stage", is_text=True), Column("time", value=lambda row: format_seconds(row["seconds"]))]
+    columns = [
+        Column("stage", is_text=True),
+        Column("time", value=lambda row: format_seconds(row["seconds"])),
+    ]
     columns += [Column("requests"), Column("cached"), Column("failed", value="failures")]
     columns += [Column("tokens in", drop=1, value="prompt_tokens")]
-    columns += [Column("tokens out", drop=2, value="completion_tokens"), Column("result", is_text=True)]
+    columns += [
+        Column("tokens out", drop=2, value="completion_tokens"),
+        Column("result", is_text=True),
+    ]
     rows = []
     for name, stage in overview.stages.items():
         result = next((f"{stage[count]:,} {count}" for count in _OUTPUTS if count in stage), None)
@@ -183,7 +232,9 @@ def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
 def show_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values, one below the other."""
     width = max(map(len, facts))
-    show_lines(f"{name:{width}}  {'–' if value is None else value}" for name, value in facts.items())
+    show_lines(
+        f"{name:{width}}  {'–' if value is None else value}" for name, value in facts.items()
+    )
 
 
 def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[tuple[str, str]]:
@@ -200,25 +251,48 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
     yield "first stage", f"{config.candidates or config.retriever.name}, depth {config.depth}"
     yield "ranking", f"{', '.join(config.rank)}; objective {config.criterion}"
     yield "tag", config.tag
-    failures = [failure for of_file in overview.directory.read_failures().values() for failure in of_file]
+    failures = [
+        failure for of_file in overview.directory.read_failures().values() for failure in of_file
+    ]
     if failures:
-        yield "failures", ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
+        yield (
+            "failures",
+            ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items()),
+        )
     for facts in overview.stages.values():
         for name, counts in read_counts(facts).labels.items():
-            bits = ", ".join(f"{aspect} {bits:.3f}" for aspect, bits in counts.bits.items() if bits is not None)
-            known = f"information {bits} bits" if bits else "too few answers to say whether labels differ by document"
-            yield f"labels of {name}", "; ".join([known, *counts.list_problems(), *counts.describe_overruled()])
+            bits = ", ".join(
+                f"{aspect} {bits:.3f}" for aspect, bits in counts.bits.items() if bits is not None
+            )
+            known = (
+                f"information {bits} bits"
+                if bits
+                else "too few answers to say whether labels differ by document"
+            )
+            yield (
+                f"labels of {name}",
+                "; ".join([known, *counts.list_problems(), *counts.describe_overruled()]),
+            )
     if (evaluation := overview.evaluation) is not None:
         found = {name: evaluation.measures.get(name) for name in list_measures([evaluation])}
-        values = ((name, item) for name, item in found.items() if item is not None and item.value is not None)
+        values = (
+            (name, item)
+            for name, item in found.items()
+            if item is not None and item.value is not None
+        )
         judged = (f"{name} {item.value:.4f}" for name, item in values)
         yield "measures", ", ".join(judged)
         for aspect, covered in evaluation.coverage.items():
             used = evaluation.qrels[aspect]
-            yield f"{aspect} over", f"{covered}; qrels {shorten_path(used.file)} sha256 {used.sha256:.12}"
+            yield (
+                f"{aspect} over",
+                f"{covered}; qrels {shorten_path(used.file)} sha256 {used.sha256:.12}",
+            )
 
 
 def list_measures(evaluations: Iterable[RecordedEvaluation | None]) -> dict[str, str]:
     """Return the measures that are shown, with their short names."""
-    measured = (name for evaluation in evaluations if evaluation is not None for name in evaluation.measures)
+    measured = (
+        name for evaluation in evaluations if evaluation is not None for name in evaluation.measures
+    )
     return _MEASURES | {name: name.removesuffix(_NDCG) for name in measured if name.endswith(_NDCG)}

@@ -17,7 +17,15 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, say, show_lines, show_table
+from touche_llm.cli.emit import (
+    Column,
+    Format,
+    FormatOption,
+    print_rows,
+    say,
+    show_lines,
+    show_table,
+)
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config
 from touche_llm.data.records import Failure
@@ -48,13 +56,15 @@ def retrieve(
 ) -> None:
     """Retrieve the candidates of each topic.
 
-    They are written to candidates.run.txt, or to sentences.run.txt for pairs of sentences. Only `--query-expansion`
-    needs the model.
+    They are written to candidates.run.txt, or to sentences.run.txt for pairs of sentences. Only
+    `--query-expansion` needs the model.
     """
     if dry_run:
         show_cost(output, config, out, ("retrieve",), overwrite=overwrite)
         return
-    found = run_requests(config, pipeline.run_retrieve(config, out, CommandProgress(), overwrite=overwrite))
+    found = run_requests(
+        config, pipeline.run_retrieve(config, out, CommandProgress(), overwrite=overwrite)
+    )
     _report(output, "candidates", RunDirectory(out).first_stage_file(found.task), found.failures)
 
 
@@ -70,13 +80,18 @@ def judge(
     if dry_run:
         show_cost(output, config, out, ("judge",))
         return
-    outcome = run_requests(config, pipeline.run_judge(config, out, CommandProgress(), overwrite=overwrite))
+    outcome = run_requests(
+        config, pipeline.run_judge(config, out, CommandProgress(), overwrite=overwrite)
+    )
     _report(output, "judgments", out / run_directory.JUDGMENTS, outcome.failures)
 
 
 @s.configured(*s.OF_STAGE["rank"])
 def rank(
-    config: Config, out: o.OutOption, dry_run: o.DryRunOption = False, output: FormatOption = Format.TABLE
+    config: Config,
+    out: o.OutOption,
+    dry_run: o.DryRunOption = False,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Write run.txt from the candidates and judgments of a run. Exit code 3 if some are missing.
 
@@ -101,8 +116,8 @@ def run(
 ) -> None:
     """Run the pipeline: retrieve, judge, rank. A stopped run resumes.
 
-    Exit codes: 0 all judged; 1 data, prompt or engine error; 2 wrong usage; 3 some answers unusable, see
-    failures.jsonl; 130 interrupted.
+    Exit codes: 0 all judged; 1 data, prompt or engine error; 2 wrong usage; 3 some answers
+    unusable, see failures.jsonl; 130 interrupted.
     """
     task = get_task(config.task)
     show_lines([f"task: {task.name} ({task.title})"], sys.stderr)
@@ -114,7 +129,9 @@ def run(
 
 def _run_all(output: Format, config: Config, out: Path, *, overwrite: bool) -> None:
     started = time.monotonic()
-    outcome = run_requests(config, pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite))
+    outcome = run_requests(
+        config, pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite)
+    )
     usage, seconds = read_overview(out).usage, format_seconds(time.monotonic() - started)
     say(
         output,
@@ -123,12 +140,26 @@ def _run_all(output: Format, config: Config, out: Path, *, overwrite: bool) -> N
     )
     if usage.overruled:
         why = "the probabilities of all labels decide"
-        say(output, f"stances that differ from the answers as written: {usage.overruled:,}, since {why}")
-    _report(output, "run", out / run_directory.RUN, outcome.failures, judgments=outcome.judgments.requested)
+        say(
+            output,
+            f"stances that differ from the answers as written: {usage.overruled:,}, since {why}",
+        )
+    _report(
+        output,
+        "run",
+        out / run_directory.RUN,
+        outcome.failures,
+        judgments=outcome.judgments.requested,
+    )
 
 
-def _report(output: Format, name: str, file: Path, failures: Sequence[Failure], **counts: int) -> None:
-    """Print the file that a stage has written, with counts, and its failures; exit with code 3 if there are any."""
+def _report(
+    output: Format, name: str, file: Path, failures: Sequence[Failure], **counts: int
+) -> None:
+    """Print the file that a stage has written, with counts, and its failures.
+
+    Exit with code 3 if there are any.
+    """
     counts |= {"failures": len(failures)}
     if output is Format.TABLE:
         shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
@@ -138,12 +169,17 @@ def _report(output: Format, name: str, file: Path, failures: Sequence[Failure], 
     if failures:
         written = (file.parent / of_stage for of_stage in run_directory.ALL_FAILURES)
         files = [str(path) for path in written if path.exists() and path.stat().st_size]
-        print_failures(output, failures, f"the answers of all attempts are in {' and '.join(files)}")
+        print_failures(
+            output, failures, f"the answers of all attempts are in {' and '.join(files)}"
+        )
         raise typer.Exit(FAILURES_EXIT)
 
 
 def run_requests(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run work that sends requests; Ctrl-C, SIGTERM and SIGHUP end it with exit code 130 and a note on the cache."""
+    """Run work that sends requests.
+
+    Ctrl-C, SIGTERM and SIGHUP end it with exit code 130 and a note on the cache.
+    """
     return until_interrupted(work, lambda: describe_resume(config.cache.file, config.cache.mode))
 
 
@@ -191,15 +227,24 @@ def print_failures(output: Format, failures: Sequence[Failure], note: str) -> No
 
 
 def show_cost(
-    output: Format, config: Config, folder: Path, stages: Sequence[StageName], *, overwrite: bool = False
+    output: Format,
+    config: Config,
+    folder: Path,
+    stages: Sequence[StageName],
+    *,
+    overwrite: bool = False,
 ) -> None:
     """Print what stages would request, see `print_costs`."""
-    result = run_requests(config, estimate_cost(config, folder, stages, CommandProgress(), overwrite=overwrite))
+    result = run_requests(
+        config, estimate_cost(config, folder, stages, CommandProgress(), overwrite=overwrite)
+    )
     notes = []
     if result.has_unknown_queries:
         notes.append("Documents that only queries of the model find are not counted.")
     if get_task(config.task).sentence_question is not None and "judge" in stages:
-        notes.append("The number of sentences and pairs depends on the answers too; here every sentence takes a side.")
+        notes.append(
+            "The number of sentences and pairs depends on the answers too; here every sentence takes a side."
+        )
     print_costs(output, config, result, notes)
 
 
@@ -215,7 +260,11 @@ def print_costs(output: Format, config: Config, result: DryRun, further: Sequenc
     elif rows:
         show_table(_COSTS, [*rows, total])
     else:
-        print(f"0 requests: no answer is needed that is not in {config.cache.file}" if known else "0 requests")
+        print(
+            f"0 requests: no answer is needed that is not in {config.cache.file}"
+            if known
+            else "0 requests"
+        )
     notes = [f"Known failures: {describe_known_failures(failed)}."] * bool(failed)
     if rows:
         notes += [
@@ -226,7 +275,9 @@ def print_costs(output: Format, config: Config, result: DryRun, further: Sequenc
             *further,
         ]
         if result.context is None:
-            notes.append("Documents are counted whole: the engine's context is unknown; give it with --context.")
+            notes.append(
+                "Documents are counted whole: the engine's context is unknown; give it with --context."
+            )
     for note in notes:
         say(output, note)
 
@@ -265,7 +316,12 @@ _WRITES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
 }
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
 
 
 @s.takes_settings("prompts.folder", "cache.mode", "skip_bad_lines")
@@ -274,22 +330,39 @@ def tira(
     input_folder: Annotated[
         Path | None,
         typer.Option(
-            "-i", "--input", envvar="TIRA_INPUT_DATASET", metavar="FOLDER", help="Folder with topics and corpus."
+            "-i",
+            "--input",
+            envvar="TIRA_INPUT_DATASET",
+            metavar="FOLDER",
+            help="Folder with topics and corpus.",
         ),
     ] = None,
     output_folder: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", envvar="TIRA_OUTPUT_DIR", metavar="FOLDER", help="Folder for run.txt and the rest."
+            "-o",
+            "--output",
+            envvar="TIRA_OUTPUT_DIR",
+            metavar="FOLDER",
+            help="Folder for run.txt and the rest.",
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", envvar="TOUCHE_LLM_MODEL", metavar="FOLDER", help="Folder of the model's weights."),
+        typer.Option(
+            "--model",
+            envvar="TOUCHE_LLM_MODEL",
+            metavar="FOLDER",
+            help="Folder of the model's weights.",
+        ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", envvar="TOUCHE_LLM_CONFIG", help="YAML file with any of the values of a run."),
+        typer.Option(
+            "--config",
+            envvar="TOUCHE_LLM_CONFIG",
+            help="YAML file with any of the values of a run.",
+        ),
     ] = None,
     cache_folder: Annotated[
         Path | None,
@@ -305,8 +378,8 @@ def tira(
 ) -> None:
     """Make the run for an input folder of TIRA, without a network.
 
-    The files there determine the task. A vLLM server is started and stopped for the run. Writes to the output folder
-    and the cache folder only. Exit codes as `run`.
+    The files there determine the task. A vLLM server is started and stopped for the run. Writes to
+    the output folder and the cache folder only. Exit codes as `run`.
     """
     if input_folder is None or output_folder is None:
         raise UsageError(
@@ -314,9 +387,14 @@ def tira(
         )
     found = detect_input(input_folder)
     try:
-        cache = cache_folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "touche-llm"
+        cache = (
+            cache_folder
+            or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "touche-llm"
+        )
     except RuntimeError as error:
-        raise UsageError(f"--cache-folder: no default ({error}); give a folder, or set TOUCHE_LLM_CACHE") from error
+        raise UsageError(
+            f"--cache-folder: no default ({error}); give a folder, or set TOUCHE_LLM_CACHE"
+        ) from error
     flags: dict[str, Any] = {
         "task": found.task.name,
         "topics": found.topics,

@@ -43,7 +43,8 @@ _CHECKED = (
 
 def data(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="Downloaded files to check, packed or not.")
+        list[Path] | None,
+        typer.Argument(metavar="FILE", help="Downloaded files to check, packed or not."),
     ] = None,
     task: Annotated[
         str | None, typer.Option("--task", metavar="NAME", help="List only the files of this task.")
@@ -52,7 +53,8 @@ def data(
 ) -> None:
     """List the published files of the tasks, or check downloaded files.
 
-    Each file is compared with the published ones by its checksum, topics also by the first one. Nothing is downloaded.
+    Each file is compared with the published ones by its checksum, topics also by the first one.
+    Nothing is downloaded.
 
     Exit code 1 if a file cannot be read, or is none of these.
     """
@@ -85,7 +87,14 @@ def data(
 
 EXAMPLE = SAMPLES / "example"
 # The definition comes last, so that a folder that has it is complete.
-EXAMPLE_FILES = ("judge.jinja", "topics.xml", "opinions.jsonl", "answers.jsonl", "qrels-relevance.txt", TASK_FILE)
+EXAMPLE_FILES = (
+    "judge.jinja",
+    "topics.xml",
+    "opinions.jsonl",
+    "answers.jsonl",
+    "qrels-relevance.txt",
+    TASK_FILE,
+)
 _COLUMNS = (
     Column("task", is_text=True),
     Column("aspects", drop=1, is_text=True),
@@ -105,7 +114,10 @@ def list_(output: FormatOption = Format.TABLE) -> None:
 
 @tasks_app.command("show")
 def show_(
-    name: Annotated[str, typer.Argument(metavar="NAME|FOLDER", help="A task of the project, or a folder of a task.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME|FOLDER", help="A task of the project, or a folder of a task."),
+    ],
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show a task: what it grades and labels, its limits, weights, measures and published results."""
@@ -119,7 +131,10 @@ def show_(
 @tasks_app.command("new")
 def new(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder of the new task; it must not exist or be empty.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Folder of the new task; it must not exist or be empty."
+        ),
     ],
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -139,7 +154,9 @@ def new(
             stream.write(text.encode())
     if output is not Format.TABLE:
         print_rows(output, [{"task": name, "file": folder / file} for file in EXAMPLE_FILES])
-    topics, corpus, answers, qrels = (shlex.quote(str(folder / file)) for file in EXAMPLE_FILES[1:5])
+    topics, corpus, answers, qrels = (
+        shlex.quote(str(folder / file)) for file in EXAMPLE_FILES[1:5]
+    )
     # Without `./` the path would be read as a task of the project or an option.
     is_misread = str(folder) in TASKS or str(folder).startswith("-")
     place = shlex.quote(f"./{folder}" if is_misread else str(folder))
@@ -165,7 +182,9 @@ def _choose_name(folder: Path) -> str:
 
 def _make_row(task: Task) -> dict[str, Any]:
     # An objective can be for an aspect that the task does not have.
-    objectives = {name: of for name, of in task.objectives.items() if name in (*task.weights, *task.aspects)}
+    objectives = {
+        name: of for name, of in task.objectives.items() if name in (*task.weights, *task.aspects)
+    }
     weights = (f"{name}: {_join(of, '{} {:g}')}" for name, of in objectives.items())
     return {
         "task": task.name,

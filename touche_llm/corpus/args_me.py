@@ -32,11 +32,14 @@ HEADER = ["id", "conclusion", "premises", "context", "sentences"]
 # A real argument has tens of thousands of bytes, a web page in its context hundreds of thousands.
 MAX_ROW_BYTES = 16 * 2**20
 
-# A string literal without prefix on one line; possessive, so that untrusted text cannot cause backtracking.
+# A string literal without prefix on one line; possessive, so that untrusted text cannot cause
+# backtracking.
 _STRING = r"""(?:'[^'\\\r\n\0]*+(?:\\[^\r\n\0][^'\\\r\n\0]*+)*+'|"[^"\\\r\n\0]*+(?:\\[^\r\n\0][^"\\\r\n\0]*+)*+")"""
 _NEXT = r"(?:, (?=\{)|\]\Z)"
 _SENTENCE = re.compile(rf"\{{'(sent_id)': ({_STRING}), '(sent_text)': ({_STRING})\}}{_NEXT}")
-_PREMISE = re.compile(rf"\{{'(text)': ({_STRING}), '(stance)': ({_STRING}), 'annotations': \[\]\}}{_NEXT}")
+_PREMISE = re.compile(
+    rf"\{{'(text)': ({_STRING}), '(stance)': ({_STRING}), 'annotations': \[\]\}}{_NEXT}"
+)
 
 
 class _Premise(msgspec.Struct):
@@ -58,33 +61,42 @@ class _Argument(_WholeArgument):
     sentences: list[_Sentence]
 
 
-def read_arguments(path: Path, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
+def read_arguments(
+    path: Path, on_bad_line: OnBadLine | None = None
+) -> Iterator[tuple[int, Document]]:
     """Yield `(line number, argument)` for each row of `args_processed_04_01.csv`, one row in memory at a time.
 
-    The file may be gzipped, or packed as a tar archive. `text` joins the premise sentences with spaces (empty for the
-    few arguments without premise), `title` is the conclusion with white space collapsed, `side` the stance of the first
-    premise, and `parts` are all non-blank sentences, including those of the conclusion. The line number is that of the
-    first line of the row. Duplicate ids are detected by the store.
+    The file may be gzipped, or packed as a tar archive. `text` joins the premise sentences with
+    spaces (empty for the few arguments without premise), `title` is the conclusion with white space
+    collapsed, `side` the stance of the first premise, and `parts` are all non-blank sentences,
+    including those of the conclusion. The line number is that of the first line of the row.
+    Duplicate ids are detected by the store.
 
     Raises:
-        BadLine: A row is not an argument; an id must be one printable word without a comma (a pair has the id `a,b`).
+        BadLine: A row is not an argument; an id must be one printable word without a comma (a pair
+            has the id `a,b`).
         DataError: The header is wrong, or the file cannot be read, is damaged or truncated.
     """
     require_kind(path, "argument table")
-    return parse_documents(_read_rows(path), lambda row, line: _parse_row(row, path, line, is_whole=False), on_bad_line)
+    return parse_documents(
+        _read_rows(path), lambda row, line: _parse_row(row, path, line, is_whole=False), on_bad_line
+    )
 
 
-def read_whole_arguments(path: Path, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
+def read_whole_arguments(
+    path: Path, on_bad_line: OnBadLine | None = None
+) -> Iterator[tuple[int, Document]]:
     """Yield `(number, argument)` for each argument of args.me, without its sentences.
 
-    The file is JSON with a list `arguments` (several of them concatenated are read in their order), JSON Lines of BEIR,
-    with the keys `_id`, `title`, `text` and `metadata.stance`, or the table of `read_arguments`; its beginning decides.
-    The number is that of the argument, or that of the first line of its row. `text` has the premises, separated by line
-    feeds, `title` the conclusion with white space collapsed, and `side` the stance of the first premise, which BEIR's
-    may lack.
+    The file is JSON with a list `arguments` (several of them concatenated are read in their order),
+    JSON Lines of BEIR, with the keys `_id`, `title`, `text` and `metadata.stance`, or the table of
+    `read_arguments`; its beginning decides. The number is that of the argument, or that of the
+    first line of its row. `text` has the premises, separated by line feeds, `title` the conclusion
+    with white space collapsed, and `side` the stance of the first premise, which BEIR's may lack.
 
     Raises:
-        BadLine: An argument has no valid id or stance, neither conclusion nor premise, or another form.
+        BadLine: An argument has no valid id or stance, neither conclusion nor premise, or another
+            form.
         DataError: The file cannot be read, or is none of the three.
     """
     start = recognize(path)
@@ -97,9 +109,13 @@ def read_whole_arguments(path: Path, on_bad_line: OnBadLine | None = None) -> It
         )
     if start.kind == "arguments":
         return parse_documents(
-            _read_json(path), lambda record, number: parse_argument(record, path, number, is_whole=True), on_bad_line
+            _read_json(path),
+            lambda record, number: parse_argument(record, path, number, is_whole=True),
+            on_bad_line,
         )
-    return parse_documents(_read_rows(path), lambda row, line: _parse_row(row, path, line, is_whole=True), on_bad_line)
+    return parse_documents(
+        _read_rows(path), lambda row, line: _parse_row(row, path, line, is_whole=True), on_bad_line
+    )
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
@@ -128,10 +144,14 @@ def _open_csv(path: Path) -> Iterator[IO[bytes]]:
         try:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 # macOS adds a hidden file `._x.csv` for x.csv.
-                tables = (file for file in archive if file.name.endswith(".csv") and "._" not in file.name)
+                tables = (
+                    file for file in archive if file.name.endswith(".csv") and "._" not in file.name
+                )
                 table = next((file for file in tables if file.isfile()), None)
                 if table is None:
-                    raise DataError(f"{path}: no file in this tar archive ends in .csv; is it the processed args.me?")
+                    raise DataError(
+                        f"{path}: no file in this tar archive ends in .csv; is it the processed args.me?"
+                    )
                 yield cast(IO[bytes], archive.extractfile(table))
             while stream.read(2**20):
                 pass  # to the checksum at the end
@@ -144,14 +164,19 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
     # The limit is global; it ends a row whose quotation mark is never closed.
     csv.field_size_limit(MAX_ROW_BYTES)
     # Bytes that are not UTF-8 become lone surrogates, so that only their rows are unreadable.
-    lines = (raw.decode("utf-8", "surrogateescape") for _, raw in read_lines(path, MAX_ROW_BYTES, _open_csv))
+    lines = (
+        raw.decode("utf-8", "surrogateescape")
+        for _, raw in read_lines(path, MAX_ROW_BYTES, _open_csv)
+    )
     reader = csv.reader(lines, strict=True)
     try:
         row = next(reader, None)
     except csv.Error:
         row = None
     if row != HEADER:
-        raise DataError(f"{path}: does not begin with {','.join(HEADER)}; is this args_processed_04_01.csv?")
+        raise DataError(
+            f"{path}: does not begin with {','.join(HEADER)}; is this args_processed_04_01.csv?"
+        )
     while row is not None:
         line = reader.line_num + 1
         try:
@@ -175,12 +200,16 @@ def _parse_row(row: list[str] | BadLine, path: Path, line: int, *, is_whole: boo
         if not is_whole:
             record["sentences"] = _parse_entries(sentences, _SENTENCE)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise BadLine(path, line, f"argument {identifier:.80}: not Python literals: {error!s:.80}") from error
+        raise BadLine(
+            path, line, f"argument {identifier:.80}: not Python literals: {error!s:.80}"
+        ) from error
     return parse_argument(record, path, line, is_whole=is_whole)
 
 
 def _parse_entries(field: str, entry: re.Pattern[str]) -> Any:
-    """Return a list of dictionaries as `ast.literal_eval`; one in which all match `entry` is parsed ten times as fast.
+    """Return a list of dictionaries as `ast.literal_eval`.
+
+    One in which all match `entry` is parsed ten times as fast.
 
     Of an entry that matches, only the named keys are returned.
     """
@@ -207,7 +236,9 @@ def parse_argument(record: object, source: object, number: int, *, is_whole: boo
     """
     identifier = record.get("id") if isinstance(record, dict) else None
     if not is_word(identifier) or "," in identifier:
-        raise BadLine(source, number, f"`id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
+        raise BadLine(
+            source, number, f"`id` must be {ID_FORM}, without a comma, not {identifier!r:.80}"
+        )
     try:
         argument = msgspec.convert(record, _WholeArgument if is_whole else _Argument)
         side, title = argument.premises[0].stance, " ".join(argument.conclusion.split())
@@ -217,7 +248,9 @@ def parse_argument(record: object, source: object, number: int, *, is_whole: boo
             text = " ".join(part.text for part in parts if "__CONC__" not in part.id)
         else:
             text = "\n".join(premise.text.strip() for premise in argument.premises).strip()
-        "".join((title, text, *(part.text for part in parts))).encode()  # raises if a surrogate stands alone
+        "".join(
+            (title, text, *(part.text for part in parts))
+        ).encode()  # raises if a surrogate stands alone
     except (msgspec.ValidationError, ValueError) as error:
         raise BadLine(source, number, f"argument {identifier}: {error}") from error
     if not (text or title if is_whole else parts):
@@ -228,8 +261,12 @@ def parse_argument(record: object, source: object, number: int, *, is_whole: boo
 def _make_parts(sentences: list[_Sentence]) -> tuple[Part, ...]:
     for sentence in sentences:
         if not is_word(sentence.sent_id) or "," in sentence.sent_id:
-            raise ValueError(f"`sent_id` must be {ID_FORM}, without a comma, not {sentence.sent_id!r:.80}")
-    return tuple([Part(each.sent_id, each.sent_text) for each in sentences if each.sent_text.strip()])
+            raise ValueError(
+                f"`sent_id` must be {ID_FORM}, without a comma, not {sentence.sent_id!r:.80}"
+            )
+    return tuple(
+        [Part(each.sent_id, each.sent_text) for each in sentences if each.sent_text.strip()]
+    )
 
 
 def _parse_beir_record(record: dict[str, Any], path: Path, line: int) -> Document:

@@ -54,32 +54,46 @@ def read_dataset_topics(dataset_id: str) -> list[Topic]:
     """
     with _report_failures(dataset_id, "topics"):
         topics = []
-        for number, query in enumerate(_load(dataset_id, "queries", "topics").queries_iter(), start=1):
+        for number, query in enumerate(
+            _load(dataset_id, "queries", "topics").queries_iter(), start=1
+        ):
             fields = {name: getattr(query, name, None) for name in TOPIC_FIELDS}
-            fields |= {"number": str(query.query_id), "title": fields["title"] or query.default_text()}
+            fields |= {
+                "number": str(query.query_id),
+                "title": fields["title"] or query.default_text(),
+            }
             topics.append(make_topic(fields, str(number), _place(dataset_id)))
     return topics
 
 
-def read_dataset_judgments(dataset_id: str, aspects: Collection[str]) -> dict[str, list[tuple[str, str, str]]]:
+def read_dataset_judgments(
+    dataset_id: str, aspects: Collection[str]
+) -> dict[str, list[tuple[str, str, str]]]:
     """Return the judgments of a dataset for each of the aspects that it judges, in its order.
 
-    A judgment is `(topic id, document id, grade or label)`; it has a field of the name of each aspect, as `relevance`.
+    A judgment is `(topic id, document id, grade or label)`; it has a field of the name of each
+    aspect, as `relevance`.
 
     Raises:
-        UsageError: There is no such dataset, it judges none of these aspects, or the library is missing.
+        UsageError: There is no such dataset, it judges none of these aspects, or the library is
+            missing.
         DataError: The judgments are not there and cannot be downloaded.
     """
     # One of its classes prints the path of its file.
     with _report_failures(dataset_id, "judgments"), redirect_stdout(StringIO()):
         found = list(_load(dataset_id, "qrels", "judgments").qrels_iter())
         judged = {
-            aspect: [(str(each.query_id), str(each.doc_id), _to_text(getattr(each, aspect))) for each in found]
+            aspect: [
+                (str(each.query_id), str(each.doc_id), _to_text(getattr(each, aspect)))
+                for each in found
+            ]
             for aspect in aspects
             if found and hasattr(found[0], aspect)
         }
     if not judged:
-        raise UsageError(f"{_place(dataset_id)}: judges none of {', '.join(aspects)}; give the judgments as files")
+        raise UsageError(
+            f"{_place(dataset_id)}: judges none of {', '.join(aspects)}; give the judgments as files"
+        )
     return judged
 
 
@@ -122,7 +136,9 @@ class DatasetDocuments:
         self._digest = hashlib.sha256()
         for number, document in parse_documents(self._read_records(), self._parse, on_bad_line):
             parts = [(part.id, part.text) for part in document.parts]
-            self._digest.update(orjson.dumps((document.id, document.text, document.title, document.side, parts)))
+            self._digest.update(
+                orjson.dumps((document.id, document.text, document.title, document.side, parts))
+            )
             yield number, document
 
     def _read_records(self) -> Iterator[tuple[int, Any]]:
@@ -151,12 +167,16 @@ class DatasetDocuments:
         try:
             if hasattr(record, "premises"):
                 values["conclusion"] = record.conclusion
-                values["premises"] = [{"text": each.text, "stance": each.stance.name} for each in record.premises]
+                values["premises"] = [
+                    {"text": each.text, "stance": each.stance.name} for each in record.premises
+                ]
             else:  # of BEIR, with one premise
                 values["conclusion"] = record.title
                 values["premises"] = [{"text": record.text, "stance": record.stance}]
             if self.kind == "sentences":
-                values["sentences"] = [{"sent_id": each.id, "sent_text": each.text} for each in record.sentences]
+                values["sentences"] = [
+                    {"sent_id": each.id, "sent_text": each.text} for each in record.sentences
+                ]
         except AttributeError as error:
             wanted = "arguments with sentences" if self.kind == "sentences" else "arguments"
             raise UsageError(
@@ -172,7 +192,8 @@ Source = CorpusFile | DatasetDocuments
 
 def _get_text(record: Any) -> str:
     """Return the text of a document; raise ValueError if it has none."""
-    # The kind of a document is known by its fields, since the classes of ir_datasets have no common base.
+    # The kind of a document is known by its fields, since the classes of ir_datasets have no common
+    # base.
     if hasattr(record, "body"):
         return extract_text(record.body, record.body_content_type)
     if not hasattr(record, "default_text"):
@@ -185,7 +206,10 @@ def _place(dataset_id: str) -> str:
 
 
 def _load(dataset_id: str, kind: Literal["docs", "queries", "qrels"], what: str) -> Any:
-    """Return the handler of a dataset; raise UsageError if it does not exist or has none of what is requested."""
+    """Return the handler of a dataset.
+
+    Raise UsageError if it does not exist or has none of what is requested.
+    """
     import ir_datasets
 
     try:
@@ -215,7 +239,9 @@ def _report_failures(dataset_id: str, what: str) -> Iterator[None]:
     except Exception as error:
         place, cause = _place(dataset_id), " ".join(f"{type(error).__name__}: {error}".split())
         if isinstance(error, ImportError):
-            raise UsageError(f"{place}: {cause}; for WARC files, pip install 'touche-llm[warc]'") from error
+            raise UsageError(
+                f"{place}: {cause}; for WARC files, pip install 'touche-llm[warc]'"
+            ) from error
         raise DataError(
             f"{place}: cannot read its {what} ({cause:.{_MAX_CAUSE}}); run this with a network, copy the folder of "
             f"ir_datasets, {ir_datasets.util.home_path()}, or delete a damaged file there; see "

@@ -7,14 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from touche_llm.data.io import ID_FORM, MAX_LINE, is_word, parse_json_object, read_file_state, read_lines, sha256
+from touche_llm.data.io import (
+    ID_FORM,
+    MAX_LINE,
+    is_word,
+    parse_json_object,
+    read_file_state,
+    read_lines,
+    sha256,
+)
 from touche_llm.data.records import Document, Model
 from touche_llm.data.topics import recognize, require_kind
 from touche_llm.errors import BadLine, DataError, Warn
 
 OnBadLine = Callable[[BadLine], None]
-# Reads the corpus at a path and yields `(line number, document)`. The function is called with each bad line, which is
-# then skipped; if it is None, the first one is raised.
+# Reads the corpus at a path and yields `(line number, document)`. The function is called with each
+# bad line, which is then skipped; if it is None, the first one is raised.
 Reader = Callable[[Path, OnBadLine | None], Iterator[tuple[int, Document]]]
 
 
@@ -37,7 +45,8 @@ class StoreManifest(Model):
 class CorpusFile:
     """Source of a document store: a corpus file as published, and the reader of its documents.
 
-    Its text is its name in messages. A store of documents that were read with other `keys` is outdated.
+    Its text is its name in messages. A store of documents that were read with other `keys` is
+    outdated.
     """
 
     path: Path
@@ -58,8 +67,13 @@ class CorpusFile:
             raise DataError(f"{self.path}: no such corpus file")
 
     def has_changed(self, manifest: StoreManifest) -> bool:
-        """Return whether the content differs; a file that was not moved or changed is not hashed again."""
-        return manifest.size != self.path.stat().st_size or manifest.sha256 != hash_if_changed(manifest, self.path)
+        """Return whether the content differs.
+
+        A file that was not moved or changed is not hashed again.
+        """
+        return manifest.size != self.path.stat().st_size or manifest.sha256 != hash_if_changed(
+            manifest, self.path
+        )
 
     def read(self, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
         """Read the file, see `Reader`."""
@@ -71,9 +85,15 @@ class CorpusFile:
 
 
 def hash_if_changed(manifest: StoreManifest, corpus: Path) -> str:
-    """Return the SHA-256 of a corpus file; the file from which a store was built is not hashed again."""
+    """Return the SHA-256 of a corpus file.
+
+    The file from which a store was built is not hashed again.
+    """
     same_place = manifest.corpus == str(corpus.absolute())
-    if same_place and read_file_state(corpus) == {"size": manifest.size, "mtime_ns": manifest.mtime_ns}:
+    if same_place and read_file_state(corpus) == {
+        "size": manifest.size,
+        "mtime_ns": manifest.mtime_ns,
+    }:
         return manifest.sha256
     return sha256(corpus)
 
@@ -100,9 +120,10 @@ def read_passages(
 ) -> Iterator[tuple[int, Document]]:
     """Yield `(line number, document)` for each line of a `.jsonl` or `.jsonl.gz` file, one in memory at a time.
 
-    Each line is an object with the id and the text under one of the `keys`; other keys are ignored. Empty lines
-    are bad lines. Duplicate ids are detected by the store; in TIRA's `rerank.jsonl`, known by its name, a document
-    occurs once for each topic that retrieved it, and counts where it first occurs.
+    Each line is an object with the id and the text under one of the `keys`; other keys are ignored.
+    Empty lines are bad lines. Duplicate ids are detected by the store; in TIRA's `rerank.jsonl`,
+    known by its name, a document occurs once for each topic that retrieved it, and counts where it
+    first occurs.
 
     Raises:
         BadLine: The line is not JSON, or has no valid id or no text.
@@ -127,7 +148,9 @@ def read_passages(
 
 
 def parse_documents(
-    rows: Iterable[tuple[int, RowT]], parse: Callable[[RowT, int], Document | None], on_bad_line: OnBadLine | None
+    rows: Iterable[tuple[int, RowT]],
+    parse: Callable[[RowT, int], Document | None],
+    on_bad_line: OnBadLine | None,
 ) -> Iterator[tuple[int, Document]]:
     """Yield `(line, document)` for each valid row."""
     for line, row in rows:
@@ -162,7 +185,9 @@ def _parse_document(record: dict[str, Any], path: Path, line: int, keys: Documen
     found = [_get_first(record, names, path, line) for names in keys.text]
     for key, part in found:
         if not isinstance(part, str | None):
-            raise BadLine(path, line, f"document {identifier}: `{key}` must be a string, not {part!r:.80}")
+            raise BadLine(
+                path, line, f"document {identifier}: `{key}` must be a string, not {part!r:.80}"
+            )
     text = "\n".join(part for _, part in found if part and not part.isspace())
     if not text:
         names = " or ".join(f"`{key}`" for key, _ in found)
@@ -170,13 +195,18 @@ def _parse_document(record: dict[str, Any], path: Path, line: int, keys: Documen
     return Document(identifier, text)
 
 
-def _get_first(record: dict[str, Any], names: tuple[str, ...], path: Path, line: int) -> tuple[str, Any]:
+def _get_first(
+    record: dict[str, Any], names: tuple[str, ...], path: Path, line: int
+) -> tuple[str, Any]:
     """Return the first of the names that is a key, with its value."""
     for name in names:
         if name in record:
             return name, record[name]
-    known, present = (", ".join(f"`{key:.40}`" for key in list(some)[:_SHOWN_KEYS]) for some in (names, record))
-    # Only a task of one's own has these settings; the published collections have the keys of Touché.
+    known, present = (
+        ", ".join(f"`{key:.40}`" for key in list(some)[:_SHOWN_KEYS]) for some in (names, record)
+    )
+    # Only a task of one's own has these settings; the published collections have the keys of
+    # Touché.
     raise BadLine(
         path,
         line,

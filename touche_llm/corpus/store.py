@@ -22,7 +22,8 @@ from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
 
 _MANIFEST, _DATABASE, _PARENTS = "manifest.json", "documents.sqlite", "parents.npy"
-# Patterns of the files of a store, with those of the indexes below it; a folder with other files is never replaced.
+# Patterns of the files of a store, with those of the indexes below it; a folder with other files is
+# never replaced.
 _STORE_FILES = (_MANIFEST, _DATABASE, "*.npy", "bm25-*", "dense-*")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
@@ -78,7 +79,9 @@ class TextTable:
     def _get_row(self, query: str, row_id: str) -> tuple[Any, ...]:
         rows: list[tuple[Any, ...]] = self._database.query(query, (row_id,))
         if not rows:
-            raise DataError(f"{self.manifest.corpus}: {row_id!r} is not one of the {self.noun} of this corpus")
+            raise DataError(
+                f"{self.manifest.corpus}: {row_id!r} is not one of the {self.noun} of this corpus"
+            )
         return rows[0]
 
     _indexed = "text"
@@ -91,7 +94,10 @@ class Parts(TextTable):
     noun = "sentences"
 
     def get(self, part_id: str) -> Document:
-        """Return a part as a document with title and side of its document; raises DataError if it is unknown."""
+        """Return a part as a document with title and side of its document.
+
+        Raises DataError if it is unknown.
+        """
         query = (
             "SELECT parts.text, title, side FROM parts JOIN documents ON documents.row = parts.document "
             "WHERE parts.id = ?"
@@ -99,14 +105,22 @@ class Parts(TextTable):
         return Document(part_id, *self._get_row(query, part_id))
 
     def locate(self, part_id: str) -> tuple[int, int]:
-        """Return the rows of a part's document and of the part; raises DataError if it is unknown."""
+        """Return the rows of a part's document and of the part.
+
+        Raises DataError if it is unknown.
+        """
         document, row = self._get_row("SELECT document, row FROM parts WHERE id = ?", part_id)
         return document, row
 
     def load_parents(self) -> NDArray[np.int64]:
-        """Return the row of the document of each part; memory-mapped. Raises DataError if the file is damaged."""
+        """Return the row of the document of each part; memory-mapped.
+
+        Raises DataError if the file is damaged.
+        """
         with report_damage(self.folder, "index"):
-            rows: NDArray[np.int64] = np.load(self.folder / _PARENTS, mmap_mode="r", allow_pickle=False)
+            rows: NDArray[np.int64] = np.load(
+                self.folder / _PARENTS, mmap_mode="r", allow_pickle=False
+            )
         return rows
 
 
@@ -157,21 +171,29 @@ def report_damage(folder: Path, what: str) -> Iterator[None]:
         # Without errno it comes from numpy: the file has the wrong format.
         if isinstance(error, OSError) and error.errno not in (None, *_NOT_THERE):
             raise
-        raise DataError(f"{folder}: damaged {what} ({error!s:.200}); delete the folder and index again") from error
+        raise DataError(
+            f"{folder}: damaged {what} ({error!s:.200}); delete the folder and index again"
+        ) from error
 
 
 def _read_manifest(folder: Path) -> StoreManifest:
     try:
         return read_record(folder / _MANIFEST, StoreManifest, "an index manifest")
     except DataError as error:
-        raise DataError(f"{error}; build the index with `touche-llm index` and its corpus") from error
+        raise DataError(
+            f"{error}; build the index with `touche-llm index` and its corpus"
+        ) from error
 
 
-def ensure_store(source: Source, folder: Path, *, skip_bad_lines: bool = False, warn: Warn) -> DocumentStore:
-    """Open the store of a source in `folder`; build it if it is missing or outdated, also for a reader of other keys.
+def ensure_store(
+    source: Source, folder: Path, *, skip_bad_lines: bool = False, warn: Warn
+) -> DocumentStore:
+    """Open the store of a source in `folder`.
 
-    A changed corpus is stored again, with a notice, and its BM25 index is removed. After an interruption the old
-    folder remains.
+    Build it if it is missing or outdated, also for a reader of other keys.
+
+    A changed corpus is stored again, with a notice, and its BM25 index is removed. After an
+    interruption the old folder remains.
 
     Raises:
         DataError: The corpus cannot be read or has a bad line (unless `skip_bad_lines`).
@@ -195,7 +217,10 @@ def ensure_store(source: Source, folder: Path, *, skip_bad_lines: bool = False, 
 
 
 def hash_corpus(corpus: Path | None, folder: Path) -> str | None:
-    """Return the SHA-256 of a corpus file, or of the corpus of the store in a folder; None if there is neither."""
+    """Return the SHA-256 of a corpus file, or of the corpus of the store in a folder.
+
+    None if there is neither.
+    """
     if corpus is None:
         return _read_manifest(folder).sha256 if (folder / _MANIFEST).exists() else None
     if not corpus.is_file():
@@ -205,10 +230,14 @@ def hash_corpus(corpus: Path | None, folder: Path) -> str | None:
     return sha256(corpus)
 
 
-def _why_stale(manifest: StoreManifest, source: Source, folder: Path, skip_bad_lines: bool) -> str | None:
+def _why_stale(
+    manifest: StoreManifest, source: Source, folder: Path, skip_bad_lines: bool
+) -> str | None:
     if source.has_changed(manifest):
         if manifest.corpus != source.name:
-            raise UsageError(f"{folder}: holds the index of {manifest.corpus}, not of {source}; choose another folder")
+            raise UsageError(
+                f"{folder}: holds the index of {manifest.corpus}, not of {source}; choose another folder"
+            )
         return f"{source} changed since it was indexed in {folder}"
     if manifest.keys != source.keys:
         return f"{folder} was read with other keys of id and text, or for another task"
@@ -224,7 +253,9 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
         left_out = SkippedLines(warn)
         with closing(connect(str(building / _DATABASE))) as database:
             # Only a complete folder is renamed into place, so no journal is needed.
-            database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;")
+            database.executescript(
+                "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;"
+            )
             database.execute(
                 "CREATE TABLE documents (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
                 "title TEXT NOT NULL, side TEXT NOT NULL)"
@@ -235,7 +266,11 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
             )
             for line, document in source.read(left_out.add if skip_bad_lines else None):
                 if not _insert(database, document, row, len(parents)):
-                    bad = BadLine(source, line, f"document {document.id}: its id, or that of a part, occurs already")
+                    bad = BadLine(
+                        source,
+                        line,
+                        f"document {document.id}: its id, or that of a part, occurs already",
+                    )
                     if not skip_bad_lines:
                         raise bad
                     left_out.add(bad)
@@ -260,13 +295,24 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
 
 
 def _insert(database: sqlite3.Connection, document: Document, row: int, part_row: int) -> bool:
-    """Store a document in row `row` and its parts from `part_row` on, unless an id is taken; return whether it was."""
+    """Store a document in row `row` and its parts from `part_row` on, unless an id is taken.
+
+    Return whether it was.
+    """
     # Ids are not looked up before: that takes as long as storing them.
     values = (row, document.id, document.text, document.title, document.side)
-    stored = database.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?)", values).rowcount == 1
+    stored = (
+        database.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?)", values).rowcount
+        == 1
+    )
     if stored and document.parts:
-        parts = [(place, part.id, row, part.text) for place, part in enumerate(document.parts, start=part_row)]
-        stored = database.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?)", parts).rowcount == len(parts)
+        parts = [
+            (place, part.id, row, part.text)
+            for place, part in enumerate(document.parts, start=part_row)
+        ]
+        stored = database.executemany(
+            "INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?)", parts
+        ).rowcount == len(parts)
         if not stored:
             database.execute("DELETE FROM parts WHERE row >= ?", (part_row,))
             database.execute("DELETE FROM documents WHERE row = ?", (row,))

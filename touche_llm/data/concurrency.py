@@ -29,10 +29,10 @@ async def map_in_order(
 ) -> list[ResultT]:
     """Return the results of `call` in the order of `items`, with at most `concurrency` calls at a time.
 
-    Calls begin in the order of the items, and none waits for another to end. After the first exception no call begins;
-    calls in flight have `GRACE_SECONDS` to end, so that their answers are stored, and the exception is raised. A call
-    that is cancelled because its answer is pending does not stop the others; when they have ended, CancelledError is
-    raised.
+    Calls begin in the order of the items, and none waits for another to end. After the first
+    exception no call begins; calls in flight have `GRACE_SECONDS` to end, so that their answers are
+    stored, and the exception is raised. A call that is cancelled because its answer is pending does
+    not stop the others; when they have ended, CancelledError is raised.
     """
     listed = list(items)
     waiting = enumerate(listed)
@@ -77,7 +77,10 @@ def _get_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine and wait for its result; Ctrl-C, or stopping the notebook's cell, cancels it."""
+    """Run a coroutine and wait for its result.
+
+    Ctrl-C, or stopping the notebook's cell, cancels it.
+    """
     future = asyncio.run_coroutine_threadsafe(work, _get_loop())
     try:
         return future.result()
@@ -87,11 +90,15 @@ def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 async def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine and await its result in the caller's event loop; cancelling the caller cancels it."""
+    """Run a coroutine and await its result in the caller's event loop.
+
+    Cancelling the caller cancels it.
+    """
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _get_loop()))
 
 
-# Max tries after a complete but malformed reply: a proxy may damage one, a broken server sends only such replies.
+# Max tries after a complete but malformed reply: a proxy may damage one, a broken server sends only
+# such replies.
 BROKEN_TRIES = 3
 # In seconds.
 _FIRST_WAIT, _MAX_WAIT, _NOTICE_EVERY = 0.5, 60.0, 60.0
@@ -102,18 +109,24 @@ _MAX_QUOTED = 300
 class TransientFailure(Exception):
     """Failure of a request that may succeed when it is retried, after the seconds that the server requested."""
 
-    def __init__(self, reason: str, retry_after: float | None = None, max_tries: int | None = None) -> None:
+    def __init__(
+        self, reason: str, retry_after: float | None = None, max_tries: int | None = None
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry_after = retry_after
         self.max_tries = max_tries
 
 
-async def retry(call: Callable[[], Awaitable[ResultT]], retry_for: float, on_retry: Callable[[Any], None]) -> ResultT:
-    """Return the result of a call; after a transient failure, retry it with growing waits, and raise the last one.
+async def retry(
+    call: Callable[[], Awaitable[ResultT]], retry_for: float, on_retry: Callable[[Any], None]
+) -> ResultT:
+    """Return the result of a call.
 
-    No retry begins later than `retry_for` seconds after the first failure. The first call does not count, since it may
-    have waited long in the server's queue.
+    After a transient failure, retry it with growing waits, and raise the last one.
+
+    No retry begins later than `retry_for` seconds after the first failure. The first call does not
+    count, since it may have waited long in the server's queue.
     """
     end = math.inf
 
@@ -128,12 +141,16 @@ async def retry(call: Callable[[], Awaitable[ResultT]], retry_for: float, on_ret
     def compute_wait(state: RetryCallState) -> float:  # before `is_last`
         nonlocal end
         end = min(end, time.monotonic() + retry_for)
-        backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
+        backoff = min(
+            _MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)
+        ) * random.uniform(0.5, 1.0)
         requested = min(get_failure(state).retry_after or 0.0, _MAX_WAIT)
         return min(max(backoff, requested), end - time.monotonic())
 
     def is_last(state: RetryCallState) -> bool:
-        return time.monotonic() >= end or state.attempt_number >= (get_failure(state).max_tries or math.inf)
+        return time.monotonic() >= end or state.attempt_number >= (
+            get_failure(state).max_tries or math.inf
+        )
 
     return await AsyncRetrying(
         retry=retry_if_exception_type(TransientFailure),
@@ -159,7 +176,10 @@ class RetryNotice:
 
 
 def parse_retry_after(header: str | None) -> float | None:
-    """Return the seconds to wait by a Retry-After header; None if it is missing, a date or invalid."""
+    """Return the seconds to wait by a Retry-After header.
+
+    None if it is missing, a date or invalid.
+    """
     return float(header) if header and header.isdecimal() else None
 
 
@@ -168,8 +188,13 @@ def to_line(text: str) -> str:
     return " ".join(text[:_MAX_QUOTED].split())
 
 
-def describe_connection_error(error: Exception, seconds: float, clean: Callable[[str], str] = to_line) -> str:
-    """Return why a request of aiohttp, with a limit in seconds, got no reply; `clean` shortens a server's text."""
+def describe_connection_error(
+    error: Exception, seconds: float, clean: Callable[[str], str] = to_line
+) -> str:
+    """Return why a request of aiohttp, with a limit in seconds, got no reply.
+
+    `clean` shortens a server's text.
+    """
     import aiohttp
 
     if isinstance(error, TimeoutError):

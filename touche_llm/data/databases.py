@@ -30,7 +30,10 @@ class DatabaseFormat:
 
 
 class NamedDatabase(sqlite3.Connection):
-    """Connection that adds the path of its file to its errors, as a note; several threads may query and close it."""
+    """Connection that adds the path of its file to its errors, as a note.
+
+    Several threads may query and close it.
+    """
 
     path: Path | None = None
 
@@ -84,7 +87,10 @@ def connect(location: str) -> NamedDatabase:
 
 
 def has_format(database: sqlite3.Connection, form: DatabaseFormat, path: Path | None) -> bool:
-    """Return whether a database has a format, False if it is empty; raise DataError if it is of another one."""
+    """Return whether a database has a format, False if it is empty.
+
+    Raise DataError if it is of another one.
+    """
     # One statement sees one state of the file: another process may be creating its tables.
     application, version, entries = database.execute(
         "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)"
@@ -102,7 +108,10 @@ def has_format(database: sqlite3.Connection, form: DatabaseFormat, path: Path | 
 
 
 def create_if_empty(database: sqlite3.Connection, form: DatabaseFormat, path: Path | None) -> None:
-    """Check that a database has a format; create its tables if it is empty. Errors are those of `has_format`."""
+    """Check that a database has a format; create its tables if it is empty.
+
+    Errors are those of `has_format`.
+    """
     if has_format(database, form, path):
         return
     database.execute("BEGIN IMMEDIATE")
@@ -116,7 +125,10 @@ def create_if_empty(database: sqlite3.Connection, form: DatabaseFormat, path: Pa
 
 
 def add_path(error: sqlite3.Error, path: Path | None) -> sqlite3.Error:
-    """Add the path of the database to an error of SQLite, as a note, unless it has one; return the error."""
+    """Add the path of the database to an error of SQLite, as a note, unless it has one.
+
+    Return the error.
+    """
     if path is not None and not getattr(error, "__notes__", ()):
         error.add_note(str(path))
     return error
@@ -128,7 +140,9 @@ def describe_database_error(error: sqlite3.Error) -> str:
     return f"{where}{_describe_cause(error)}"
 
 
-def describe_opening_error(path: Path, noun: str, setting: str, error: sqlite3.Error | OSError) -> str:
+def describe_opening_error(
+    path: Path, noun: str, setting: str, error: sqlite3.Error | OSError
+) -> str:
     """Return why a file of this kind, which a setting names, cannot be opened."""
     cause = _describe_cause(error) if isinstance(error, sqlite3.Error) else describe_os_error(error)
     return f"{path}: cannot be opened as {noun}: {cause}; name another file, in a writable folder, with `{setting}`"

@@ -1,7 +1,8 @@
 """Reading and writing of files: bounded lines, records, atomic replacement.
 
-Outputs are written in temporary folders beside them. The process that creates one holds a lock on it, which the system
-releases when the process ends, for any reason; the next output in the same place removes what dead processes left.
+Outputs are written in temporary folders beside them. The process that creates one holds a lock on
+it, which the system releases when the process ends, for any reason; the next output in the same
+place removes what dead processes left.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from touche_llm.data.databases import add_path
 from touche_llm.data.records import JsonRecord, Malformed
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, shorten
 
-# Max bytes of a line of JSON: an answer with logprobs has a few kilobytes, a web page a few hundred.
+# Max bytes of a line of JSON: an answer with logprobs has a few kilobytes, a web page a few
+# hundred.
 MAX_LINE = 16 * 2**20
 # Max bytes of a line of a table (a run, qrels).
 MAX_TABLE_LINE = 10_000
@@ -49,7 +51,10 @@ def open_maybe_gzip(path: Path) -> IO[bytes]:
 
 
 def read_bounded(path: Path, limit: int, error: type[ToucheError] = DataError) -> bytes:
-    """Read a file of at most `limit` bytes; raise OSError, or an error of the given type if it is longer."""
+    """Read a file of at most `limit` bytes.
+
+    Raise OSError, or an error of the given type if it is longer.
+    """
     with path.open("rb") as stream:
         content = stream.read(limit + 1)
     if len(content) > limit:
@@ -68,7 +73,9 @@ def read_bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, byt
 
 
 def read_lines(
-    path: Path, limit: int, open_file: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_maybe_gzip
+    path: Path,
+    limit: int,
+    open_file: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_maybe_gzip,
 ) -> Iterator[tuple[int, bytes]]:
     """Yield `(line number, line)` as `read_bounded_lines`, without a byte order mark."""
     with report_unreadable(path), open_file(path) as stream:
@@ -83,7 +90,9 @@ def report_unreadable(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: truncated or damaged gzip file: {error}; download it again") from error
+        raise DataError(
+            f"{path}: truncated or damaged gzip file: {error}; download it again"
+        ) from error
     except OSError as error:
         raise DataError(f"{path}: cannot read the file: {error.strerror or error}") from error
 
@@ -92,7 +101,9 @@ def read_table_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
     """Yield `(line number, text)` of a table; `what` names it in errors, such as `a run`."""
     for number, raw in read_lines(path, MAX_TABLE_LINE):
         if len(raw) > MAX_TABLE_LINE:
-            raise DataError(f"{path}:{number}: longer than {MAX_TABLE_LINE:,} bytes; is this {what}?")
+            raise DataError(
+                f"{path}:{number}: longer than {MAX_TABLE_LINE:,} bytes; is this {what}?"
+            )
         try:
             yield number, raw.decode()
         except UnicodeDecodeError as error:
@@ -114,7 +125,12 @@ def parse_json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
 
 def is_word(value: object) -> TypeGuard[str]:
     """Return whether a value can be an id: one column of a run, and short enough for messages."""
-    return isinstance(value, str) and len(value) <= MAX_ID and value.split() == [value] and value.isprintable()
+    return (
+        isinstance(value, str)
+        and len(value) <= MAX_ID
+        and value.split() == [value]
+        and value.isprintable()
+    )
 
 
 def write_records(path: Path, records: Iterable[JsonRecord]) -> None:
@@ -125,12 +141,18 @@ def write_records(path: Path, records: Iterable[JsonRecord]) -> None:
 
 
 def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
-    """Read JSON Lines written by `write_records`; raise DataError if a line is not such a record."""
+    """Read JSON Lines written by `write_records`.
+
+    Raise DataError if a line is not such a record.
+    """
     return list(iterate_records(path, record, what))
 
 
 def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
-    """Read the only record of a file; raise DataError if it cannot be read or is not such a record."""
+    """Read the only record of a file.
+
+    Raise DataError if it cannot be read or is not such a record.
+    """
     with report_unreadable(path):
         content = read_bounded(path, MAX_LINE)
     return parse_record(content, record, path, what)
@@ -156,7 +178,10 @@ def shorten_path(path: Path) -> str:
 
 
 def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
-    """Raise UsageError unless a file may be written at `path`; files that the same command reads are not replaced."""
+    """Raise UsageError unless a file may be written at `path`.
+
+    Files that the same command reads are not replaced.
+    """
     if not os.path.lexists(path):
         return
     if path.exists():
@@ -165,7 +190,9 @@ def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> No
         if any(file.exists() and path.samefile(file) for file in inputs):
             raise UsageError(f"{path}: this command also reads the file; name another output file")
     if not overwrite:
-        raise UsageError(f"{path}: the file exists; name another file, or replace it with `overwrite: true`")
+        raise UsageError(
+            f"{path}: the file exists; name another file, or replace it with `overwrite: true`"
+        )
 
 
 def sha256(path: Path) -> str:
@@ -197,7 +224,8 @@ def open_atomic(path: Path) -> Iterator[IO[bytes]]:
 def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     """Yield a temporary folder; rename it to `path` if the block ends without an error.
 
-    Raise UsageError if the existing folder holds files that match none of the patterns `own` (`fnmatch`).
+    Raise UsageError if the existing folder holds files that match none of the patterns `own`
+    (`fnmatch`).
     """
     recover(path)
     files = (file.relative_to(path) for file in path.rglob("*") if not file.is_dir())
@@ -205,7 +233,9 @@ def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     others = [str(file) for file in files if not any(map(_SCRATCH.fullmatch, file.parts))]
     others = [file for file in others if not any(fnmatchcase(file, pattern) for pattern in own)]
     if others:
-        raise UsageError(f"{path}: not replaced, since it holds other files: {shorten(others)}; move them elsewhere")
+        raise UsageError(
+            f"{path}: not replaced, since it holds other files: {shorten(others)}; move them elsewhere"
+        )
     with open_scratch(path) as scratch:
         building, old = scratch / "folder", _get_old(path)
         building.mkdir()
@@ -237,7 +267,8 @@ _SCRATCH = re.compile(r"\..+\.(?:old|writing-(?P<host>[0-9a-f]{8})-[0-9a-f]{16})
 def open_scratch(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`, whose parents are created, and remove it at the end of the block.
 
-    The folder is locked; those of dead processes are removed. The error of a full disk names `path`.
+    The folder is locked; those of dead processes are removed. The error of a full disk names
+    `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent)
@@ -245,7 +276,9 @@ def open_scratch(path: Path) -> Iterator[Path]:
     place.mkdir()
     number = os.open(place, os.O_RDONLY)
     try:
-        with suppress(OSError):  # on a file system without locks, nothing is ever removed as abandoned
+        with suppress(
+            OSError
+        ):  # on a file system without locks, nothing is ever removed as abandoned
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield place
     except OSError as error:
@@ -263,10 +296,14 @@ def open_scratch(path: Path) -> Iterator[Path]:
 
 def remove_abandoned(folder: Path) -> None:
     """Remove the temporary folders of dead processes of this machine: not every shared file system shares locks."""
-    for found in filter(None, map(_SCRATCH.fullmatch, os.listdir(folder) if os.access(folder, os.R_OK) else ())):
+    for found in filter(
+        None, map(_SCRATCH.fullmatch, os.listdir(folder) if os.access(folder, os.R_OK) else ())
+    ):
         if found["host"] != _host():
             continue
-        with suppress(OSError):  # its process is alive, it was removed meanwhile, or it is of another user
+        with suppress(
+            OSError
+        ):  # its process is alive, it was removed meanwhile, or it is of another user
             number = os.open(folder / found[0], os.O_RDONLY)
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -47,7 +47,10 @@ class Model(BaseModel):
             raise Malformed(describe_first_problem(error)) from error
 
     def to_json(self) -> bytes:
-        """Return the record as one line, without line feed; raise DataError if a path is not UTF-8."""
+        """Return the record as one line, without line feed.
+
+        Raise DataError if a path is not UTF-8.
+        """
         try:
             return self.model_dump_json().encode()
         except PydanticSerializationError as error:
@@ -168,7 +171,8 @@ class Reading(JsonStruct, frozen=True, kw_only=True):
         answered: Label in the text of the answer.
         probabilities: By label, renormalised to sum to 1; None if the engine sent no logprobs.
         off_label_mass: Probability mass outside all labels, before renormalising.
-        shared: Probability mass of tokens that begin several labels and were not followed; it is split evenly.
+        shared: Probability mass of tokens that begin several labels and were not followed; it is
+            split evenly.
     """
 
     answered: int | str
@@ -191,7 +195,8 @@ class Cut(JsonStruct, frozen=True, kw_only=True):
         of_chars: Characters of the document.
         prompt_tokens: Tokens of the prompt; 0 if not counted.
         parts: Spans of the document that the model saw; None for the first `kept_chars` characters.
-        only_boilerplate: No line of a web page was recognised as content, so none was removed as boilerplate.
+        only_boilerplate: No line of a web page was recognised as content, so none was removed as
+            boilerplate.
     """
 
     kept_chars: int
@@ -206,14 +211,15 @@ class Judgment(JsonStruct, frozen=True, kw_only=True):
 
     Attributes:
         prompt: Prompt of the request.
-        grades: Relevance, quality and, for pairs, coherence: expected grades if `source` is "probabilities", the grades
-            in the answer if it is "value".
+        grades: Relevance, quality and, for pairs, coherence: expected grades if `source` is
+            "probabilities", the grades in the answer if it is "value".
         stance: Most probable label; `Q0` if the task has none.
-        source: "inherited" for a pair that was not judged or whose answer is unusable: it has the mean grades and the
-            side of its sentences.
+        source: "inherited" for a pair that was not judged or whose answer is unusable: it has the
+            mean grades and the side of its sentences.
         cut: Truncation of the document, if any; the shortest of several.
         key: Key of the answer in the cache; None if there are several.
-        keys: Keys of the answers to the requests for each field; left out if one request was about all.
+        keys: Keys of the answers to the requests for each field; left out if one request was about
+            all.
         sample: Index of the sample whose answer was usable; the highest of several.
         thoughts: Keys of the thoughts before the answers; left out if the model did not reason.
     """
@@ -272,7 +278,10 @@ class Objects(JsonStruct, frozen=True, kw_only=True):
 
 
 class Queries(JsonStruct, frozen=True, kw_only=True):
-    """Additional queries that the model wrote for a topic; `key` is the key of the answer in the cache."""
+    """Additional queries that the model wrote for a topic.
+
+    `key` is the key of the answer in the cache.
+    """
 
     topic_id: str
     queries: tuple[str, ...]
@@ -287,7 +296,8 @@ class StanceReading(JsonStruct, frozen=True, kw_only=True):
         prompt: Prompt of the requests.
         keys: Keys of the answers in the cache.
         thoughts: Keys of the thoughts before them; left out if the model did not reason.
-        probabilities: By label of the task, the mean over all orders; 0 and 1 if `source` is "value".
+        probabilities: By label of the task, the mean over all orders; 0 and 1 if `source` is
+            "value".
         source: "value" if the engine sent no logprobs.
         orders: 2 if the objects were named in both orders, else 1.
     """
@@ -323,7 +333,8 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
 class Failure(JsonStruct, frozen=True, kw_only=True):
     """Request without usable answer.
 
-    `document_id` is None for a request about a topic; ids of several documents are separated by spaces.
+    `document_id` is None for a request about a topic; ids of several documents are separated by
+    spaces.
     """
 
     topic_id: str

@@ -25,14 +25,21 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class YamlError(ValueError):
-    """Text that is not YAML, is too long or repeats a key; the message begins with the line, if known."""
+    """Text that is not YAML, is too long or repeats a key.
+
+    The message begins with the line, if known.
+    """
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML loader that refuses duplicate keys, and reads YES, NO, off and dates as words, as YAML 1.2 does."""
 
     yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))]
+        first: [
+            (tag, pattern)
+            for tag, pattern in resolvers
+            if not tag.endswith((":bool", ":timestamp"))
+        ]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -41,18 +48,25 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    raise YamlError(f"line {key.start_mark.line + 1}: the key {key.value!r:.80} occurs twice; keep one")
+                    raise YamlError(
+                        f"line {key.start_mark.line + 1}: the key {key.value!r:.80} occurs twice; keep one"
+                    )
                 seen.add((key.tag, key.value))
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
 
 
 # Labels such as TRUE stay words.
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:[Tt]rue|[Ff]alse)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:[Tt]rue|[Ff]alse)$"), list("tTfF")
+)
 
 
 def parse_yaml(content: bytes | str) -> Any:
-    """Parse a YAML document of at most `MAX_BYTES`; raise YamlError for other text, and if it repeats a key."""
+    """Parse a YAML document of at most `MAX_BYTES`.
+
+    Raise YamlError for other text, and if it repeats a key.
+    """
     if len(content) > MAX_BYTES:
         raise YamlError(f"longer than {MAX_BYTES:,} bytes")
     try:
@@ -61,8 +75,13 @@ def parse_yaml(content: bytes | str) -> Any:
         raise YamlError(" ".join(str(error).split())) from error
 
 
-def read_yaml(path: Path, *, text: str | None = None, error: type[ToucheError] = DataError) -> dict[str, Any]:
-    """Read a YAML file of names and values, or its part `text`; raise an error of the type `error`."""
+def read_yaml(
+    path: Path, *, text: str | None = None, error: type[ToucheError] = DataError
+) -> dict[str, Any]:
+    """Read a YAML file of names and values, or its part `text`.
+
+    Raise an error of the type `error`.
+    """
     try:
         values = parse_yaml(read_bounded(path, MAX_BYTES, error) if text is None else text) or {}
     except OSError as cause:
@@ -75,9 +94,16 @@ def read_yaml(path: Path, *, text: str | None = None, error: type[ToucheError] =
 
 
 def load_yaml(
-    path: Path, model: type[ModelT], *, text: str | None = None, error: type[ToucheError] = DataError
+    path: Path,
+    model: type[ModelT],
+    *,
+    text: str | None = None,
+    error: type[ToucheError] = DataError,
 ) -> ModelT:
-    """Read a YAML file into a model; arguments and errors are those of `read_yaml`, the message names file and key."""
+    """Read a YAML file into a model.
+
+    Arguments and errors are those of `read_yaml`, the message names file and key.
+    """
     values = read_yaml(path, text=text, error=error)
     try:
         return model.model_validate(values)
@@ -115,10 +141,12 @@ class Section(Model, metaclass=_SectionType, hide_input_in_errors=True):
 
 
 class Scope(StrEnum):
-    """What a setting decides, attached to its field with `Annotated`; a section's scope is that of its fields.
+    """What a setting decides, attached to its field with `Annotated`.
 
-    Runs are compared by their settings: those of `DELIVERY` change neither an answer nor an output. A setting without a
-    scope decides the ranking, so that a new one is compared.
+    A section's scope is that of its fields.
+
+    Runs are compared by their settings: those of `DELIVERY` change neither an answer nor an output.
+    A setting without a scope decides the ranking, so that a new one is compared.
     """
 
     RETRIEVE = "retrieve"
@@ -132,16 +160,20 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Command-line option of a setting, attached to its field with `Annotated`; type and default are the field's.
+    """Command-line option of a setting, attached to its field with `Annotated`.
+
+    Type and default are the field's.
 
     Attributes:
-        flag: Name of the option; with its negation for a truth value, as `--logprobs/--no-logprobs`.
+        flag: Name of the option; with its negation for a truth value, as
+            `--logprobs/--no-logprobs`.
         help: Description without a full stop or the default, which is added.
         metavar: Name of the value in the help; by default that of its type.
         key: Key that the option sets if the field is a dictionary.
         is_file: Whether the option names a file that holds the value.
         is_pairs: Whether the option sets whole numbers of a section, as `judge=512,stance=0`.
-        is_text: Whether a list is given as one text, which the field's validator splits; by default the option repeats.
+        is_text: Whether a list is given as one text, which the field's validator splits; by default
+            the option repeats.
     """
 
     flag: str
@@ -155,7 +187,10 @@ class Option:
 
 
 def set_values(values: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
-    """Set values by dotted name; raises UsageError if `source` has a value in place of a section."""
+    """Set values by dotted name.
+
+    Raises UsageError if `source` has a value in place of a section.
+    """
     for name, value in given.items():
         *sections, key = name.split(".")
         target = values
@@ -164,7 +199,9 @@ def set_values(values: dict[str, Any], given: Mapping[str, Any], source: str) ->
             target[section] = {} if target.get(section) is None else target[section]
             target = target[section]
             if not isinstance(target, dict):
-                raise UsageError(f"{source}: {section}: must hold names and values, since {name} is one of them")
+                raise UsageError(
+                    f"{source}: {section}: must hold names and values, since {name} is one of them"
+                )
         target[key] = value
 
 

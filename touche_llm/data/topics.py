@@ -19,7 +19,17 @@ from touche_llm.data.io import open_atomic, open_maybe_gzip, parse_json_object, 
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError
 
-Kind = Literal["topics", "documents", "arguments", "argument table", "rerank", "qrels", "run", "archive", "page"]
+Kind = Literal[
+    "topics",
+    "documents",
+    "arguments",
+    "argument table",
+    "rerank",
+    "qrels",
+    "run",
+    "archive",
+    "page",
+]
 
 # First bytes, which hold the first record of nearly all files.
 _START = 2**18
@@ -40,7 +50,10 @@ _DESCRIPTIONS: Mapping[Kind, str] = {
 
 
 class FileStart(NamedTuple):
-    """Beginning of a file: its kind by its first record, or None; that record, shortened; and its keys in JSON."""
+    """Beginning of a file: its kind by its first record, or None; that record, shortened.
+
+    And its keys in JSON.
+    """
 
     kind: Kind | None
     text: str
@@ -60,7 +73,14 @@ def recognize(path: Path) -> FileStart:
     if start.startswith(b"id,conclusion,premises,") or content[257:262] == b"ustar":
         return FileStart("argument table", text)
     if start.startswith(b"<"):
-        return FileStart("topics" if b"<topic" in start else "page" if b"<html" in start[:2000].lower() else None, text)
+        return FileStart(
+            "topics"
+            if b"<topic" in start
+            else "page"
+            if b"<html" in start[:2000].lower()
+            else None,
+            text,
+        )
     if re.match(rb'\{\s*"arguments"', start):
         return FileStart("arguments", text)
     if start.startswith(b"{"):
@@ -83,7 +103,10 @@ def _recognize_object(keys: frozenset[str]) -> Kind | None:
 
 
 def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> None:
-    """Raise DataError if a file is recognized as one of another kind; a file of no known kind is left to its reader."""
+    """Raise DataError if a file is recognized as one of another kind.
+
+    A file of no known kind is left to its reader.
+    """
     found, text, _ = start or recognize(path)
     if found is None or found in kinds:
         return
@@ -105,9 +128,9 @@ _Fields = dict[str, Any]
 def read_topics(path: Path | str) -> list[Topic]:
     """Read the topics of a Touché `topics.xml`, of TIRA's `queries.xml` or `queries.jsonl`, or of BEIR's.
 
-    The format is detected by content. White space is collapsed, unknown elements are ignored. TIRA stores the fields of
-    the original topic under `original_query`; without a title there, `query` is the title. In BEIR's `queries.jsonl`
-    these are `_id`, `text` and `metadata`.
+    The format is detected by content. White space is collapsed, unknown elements are ignored. TIRA
+    stores the fields of the original topic under `original_query`; without a title there, `query`
+    is the title. In BEIR's `queries.jsonl` these are `_id`, `text` and `metadata`.
     """
     path = Path(path)
     require_kind(path, "topics")
@@ -120,7 +143,9 @@ def read_topics(path: Path | str) -> list[Topic]:
     for where, fields in _parse_json_lines(content, path) if is_json else _parse_xml(content, path):
         topic = make_topic(fields, where, path)
         if topic.id in topics:
-            raise DataError(f"{path}: topic {topic.id}: the number occurs twice; give each topic its own")
+            raise DataError(
+                f"{path}: topic {topic.id}: the number occurs twice; give each topic its own"
+            )
         topics[topic.id] = topic
     if not topics:
         raise DataError(f"{path}: no <topic> element; is this a Touché topics file?")
@@ -130,14 +155,23 @@ def read_topics(path: Path | str) -> list[Topic]:
 def _parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
     try:
         root = fromstring(content, forbid_dtd=True)
-    except (ParseError, ValueError, LookupError) as error:  # ValueError: it declares entities or a DTD
+    except (
+        ParseError,
+        ValueError,
+        LookupError,
+    ) as error:  # ValueError: it declares entities or a DTD
         raise DataError(
             f"{path}: not well-formed XML without a DTD: {error}; expected {_DESCRIPTIONS['topics']}; is it cut off?"
         ) from error
     for position, element in enumerate(root.iter("topic"), start=1):
-        fields = {"number": element.get("number")} | _read_texts(element, ("number", "query", *TOPIC_FIELDS))
+        fields = {"number": element.get("number")} | _read_texts(
+            element, ("number", "query", *TOPIC_FIELDS)
+        )
         original = element.find("original_query")
-        yield f"at position {position}", fields | ({} if original is None else _read_texts(original, TOPIC_FIELDS))
+        yield (
+            f"at position {position}",
+            fields | ({} if original is None else _read_texts(original, TOPIC_FIELDS)),
+        )
 
 
 def _read_texts(element: Element[Any], names: tuple[str, ...]) -> _Fields:
@@ -149,7 +183,11 @@ def _parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields
         if not raw.strip():
             continue
         record = parse_json_object(raw, path, line)
-        keys = ("qid", "query", "original_query") if "_id" not in record else ("_id", "text", "metadata")
+        keys = (
+            ("qid", "query", "original_query")
+            if "_id" not in record
+            else ("_id", "text", "metadata")
+        )
         number, query, original = map(record.get, keys)
         # Data frames turn digits into numbers.
         fields = {"number": str(number) if type(number) is int else number, "query": query}
@@ -161,7 +199,8 @@ def _parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields
 def make_topic(fields: Mapping[str, Any], where: str, path: Path | str) -> Topic:
     """Make a topic of its fields: number, title or query, description, narrative, objects.
 
-    Objects are two texts, or one with a comma between them. `where` is the place of the topic in its source, `path`.
+    Objects are two texts, or one with a comma between them. `where` is the place of the topic in
+    its source, `path`.
     """
     place = f"{path}: topic {where}"
 
@@ -173,7 +212,9 @@ def make_topic(fields: Mapping[str, Any], where: str, path: Path | str) -> Topic
 
     number = text("number")
     if not _NUMBER.fullmatch(number):
-        raise DataError(f"{place}: <number> (TIRA: qid) {number!r:.80} is not one printable ASCII word (up to 1,000)")
+        raise DataError(
+            f"{place}: <number> (TIRA: qid) {number!r:.80} is not one printable ASCII word (up to 1,000)"
+        )
     place = f"{path}: topic {number}"
     title = text("title") or text("query")
     if not title:
@@ -200,8 +241,15 @@ def _parse_objects(value: Any, place: str) -> tuple[str, str] | None:
         parts = parts.split(",")
     parts = parts if isinstance(parts, list | tuple) else ()
     objects = [" ".join(part.split()) for part in parts if isinstance(part, str)]
-    if len(objects) != 2 or len(parts) != 2 or not all(objects) or objects[0].casefold() == objects[1].casefold():
-        raise DataError(f"{place}: <objects> must be two different texts, separated by a comma, not {value!r:.200}")
+    if (
+        len(objects) != 2
+        or len(parts) != 2
+        or not all(objects)
+        or objects[0].casefold() == objects[1].casefold()
+    ):
+        raise DataError(
+            f"{place}: <objects> must be two different texts, separated by a comma, not {value!r:.200}"
+        )
     return objects[0], objects[1]
 
 
@@ -216,4 +264,7 @@ def write_topics(topics: list[Topic], path: Path) -> None:
 
 def build_query(topic: Topic, fields: tuple[str, ...]) -> str:
     """Return the query of a topic: the named fields, joined by spaces."""
-    return " ".join(" ".join(topic.objects or ()) if name == "objects" else getattr(topic, name) for name in fields)
+    return " ".join(
+        " ".join(topic.objects or ()) if name == "objects" else getattr(topic, name)
+        for name in fields
+    )

@@ -12,7 +12,15 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from touche_llm.data.io import ID_FORM, MAX_LINE, is_word, open_atomic, parse_record, read_lines, read_table_lines
+from touche_llm.data.io import (
+    ID_FORM,
+    MAX_LINE,
+    is_word,
+    open_atomic,
+    parse_record,
+    read_lines,
+    read_table_lines,
+)
 from touche_llm.data.records import Candidate, JsonStruct, RunLine
 from touche_llm.data.topics import require_kind
 from touche_llm.errors import DataError, UsageError
@@ -30,8 +38,9 @@ NO_STANCE_COLUMN = "Q0"
 def make_strictly_decreasing(scores: list[float]) -> list[float]:
     """Round scores to six decimals, and lower them where needed so that each is below its predecessor.
 
-    The scores are in ranking order. Evaluators sort by score and break ties by document id, whatever the rank column
-    says. trec_eval stores scores in single precision, so the returned scores also differ in single precision.
+    The scores are in ranking order. Evaluators sort by score and break ties by document id,
+    whatever the rank column says. trec_eval stores scores in single precision, so the returned
+    scores also differ in single precision.
     """
     result: list[float] = []
     for score in scores:
@@ -58,15 +67,21 @@ def write_run(path: Path, lines: Iterable[RunLine]) -> None:
     with open_atomic(path) as stream:
         for line in lines:
             numbers = f"{line.rank} {line.score:.{DECIMALS}f}"
-            stream.write(f"{line.topic_id} {line.stance} {line.document_id} {numbers} {line.tag}\n".encode())
+            stream.write(
+                f"{line.topic_id} {line.stance} {line.document_id} {numbers} {line.tag}\n".encode()
+            )
 
 
 def write_candidates(path: Path, candidates: Iterable[list[Candidate]], tag: str) -> None:
     """Write a first stage as a run, with `Q0` as stance."""
     lines = (
-        RunLine(candidate.topic_id, NO_STANCE_COLUMN, candidate.document_id, candidate.rank, score, tag)
+        RunLine(
+            candidate.topic_id, NO_STANCE_COLUMN, candidate.document_id, candidate.rank, score, tag
+        )
         for ranking in candidates
-        for candidate, score in zip(ranking, make_strictly_decreasing([each.score for each in ranking]), strict=True)
+        for candidate, score in zip(
+            ranking, make_strictly_decreasing([each.score for each in ranking]), strict=True
+        )
     )
     write_run(path, lines)
 
@@ -89,8 +104,8 @@ class ParsedRun:
 
     Attributes:
         stances: By topic and document; `Q0` is left out.
-        chosen_topics: Ids of the topics that were chosen for the run, with those that it lost; None if none were chosen
-            or nothing is known of it, as of a file alone.
+        chosen_topics: Ids of the topics that were chosen for the run, with those that it lost; None
+            if none were chosen or nothing is known of it, as of a file alone.
     """
 
     rankings: dict[str, list[Candidate]]
@@ -99,21 +114,28 @@ class ParsedRun:
 
 
 def read_candidates(path: Path, depth: int | None = None) -> dict[str, list[Candidate]]:
-    """Read the first `depth` candidates of each topic, or all, from the run of any tool; see `read_run`."""
+    """Read the first `depth` candidates of each topic, or all, from the run of any tool.
+
+    See `read_run`.
+    """
     return {topic: candidates[:depth] for topic, candidates in read_run(path).rankings.items()}
 
 
 def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedRun:
     """Read the run of any tool: candidates by topic, in the order of the file, sorted by rank, with ranks from 1.
 
-    Columns are separated by any white space, a tag may contain spaces, and ranks may begin with any number. A `.jsonl`
-    or `.jsonl.gz` file is read as TIRA's `rerank.jsonl`, which has no stances; in a topic without ranks and scores,
-    documents keep their order, and scores fall by one from the number of documents. `labels` are the valid stances
-    beside `Q0`; None accepts any word.
+    Columns are separated by any white space, a tag may contain spaces, and ranks may begin with any
+    number. A `.jsonl` or `.jsonl.gz` file is read as TIRA's `rerank.jsonl`, which has no stances;
+    in a topic without ranks and scores, documents keep their order, and scores fall by one from the
+    number of documents. `labels` are the valid stances beside `Q0`; None accepts any word.
     """
     path = Path(path)
     require_kind(path, "run", "rerank")
-    rows = _read_rerank_rows(path) if path.name.endswith((".jsonl", ".jsonl.gz")) else _read_run_rows(path)
+    rows = (
+        _read_rerank_rows(path)
+        if path.name.endswith((".jsonl", ".jsonl.gz"))
+        else _read_run_rows(path)
+    )
     topics: dict[str, list[RunRow]] = {}
     seen: dict[tuple[str, str], int] = {}
     stances: dict[tuple[str, str], str] = {}
@@ -127,7 +149,9 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
             continue
         if labels is not None and row.stance not in labels:
             expected = ", ".join((*labels, NO_STANCE_COLUMN))
-            raise DataError(f"{_locate(path, row)}: stance {row.stance!r:.40}; expected one of {expected} (no stance)")
+            raise DataError(
+                f"{_locate(path, row)}: stance {row.stance!r:.40}; expected one of {expected} (no stance)"
+            )
         stances[key] = row.stance
     if not topics:
         raise DataError(f"{path}: an empty run")
@@ -148,7 +172,10 @@ def _read_run_rows(path: Path) -> Iterator[RunRow]:
 
 
 def parse_row(text: str, line: int) -> tuple[RunRow, list[str]]:
-    """Parse a line of a run with any white space between its columns; return its row and all problems."""
+    """Parse a line of a run with any white space between its columns.
+
+    Return its row and all problems.
+    """
     columns = text.split()
     topic, stance, document, *numbers = columns[:5] + [""] * (5 - len(columns))
     rank = int(numbers[0]) if _INTEGER.fullmatch(numbers[0]) else None
@@ -158,7 +185,10 @@ def parse_row(text: str, line: int) -> tuple[RunRow, list[str]]:
     if len(columns) < 6:
         return row, [f"{len(columns)} columns, not six: qid stance doc rank score tag"]
     problems = [] if rank is not None else [f"rank {numbers[0]!r:.40} is not an integer"]
-    return row, problems if score is not None else [*problems, f"score {numbers[1]!r:.40} is not a finite number"]
+    return row, problems if score is not None else [
+        *problems,
+        f"score {numbers[1]!r:.40} is not a finite number",
+    ]
 
 
 class _RerankLine(JsonStruct, frozen=True, forbid_unknown_fields=False):
@@ -179,11 +209,16 @@ def _read_rerank_rows(path: Path) -> Iterator[RunRow]:
 
 def _rank_rows(path: Path, rows: list[RunRow]) -> list[Candidate]:
     if all(row.rank is None and row.score is None for row in rows):
-        return [Candidate(row.topic, row.document, n, len(rows) - n + 1.0) for n, row in enumerate(rows, start=1)]
+        return [
+            Candidate(row.topic, row.document, n, len(rows) - n + 1.0)
+            for n, row in enumerate(rows, start=1)
+        ]
     ranked: list[tuple[int, float, RunRow]] = []
     for row in rows:
         if row.rank is None or row.score is None:
-            raise DataError(f"{_locate(path, row)}: no rank or score, but the lines of the topic have them")
+            raise DataError(
+                f"{_locate(path, row)}: no rank or score, but the lines of the topic have them"
+            )
         ranked.append((row.rank, -row.score, row))
     ranked.sort()
     for before, after in pairwise(ranked):
@@ -192,4 +227,7 @@ def _rank_rows(path: Path, rows: list[RunRow]) -> list[Candidate]:
                 f"{_locate(path, after[2])}: rank {after[0]} and score {-after[1]:g} follow rank {before[0]} and score "
                 f"{-before[1]:g} (line {before[2].line}); make ranks and scores agree, and each rank unique"
             )
-    return [Candidate(row.topic, row.document, n, -score) for n, (_, score, row) in enumerate(ranked, start=1)]
+    return [
+        Candidate(row.topic, row.document, n, -score)
+        for n, (_, score, row) in enumerate(ranked, start=1)
+    ]

@@ -20,7 +20,8 @@ from touche_llm.tasks.task import Task
 LOWEST_GRADE = -2
 # The aspect whose qrels hold labels rather than grades.
 STANCE = "stance"
-# Means over several assessors have decimals; evaluators take integers, so the number of decimals is limited.
+# Means over several assessors have decimals; evaluators take integers, so the number of decimals is
+# limited.
 GRADE_DECIMALS = 3
 _GRADE = re.compile(rf"[+-]?[0-9]{{1,2}}(?:\.[0-9]{{0,{GRADE_DECIMALS}}}0{{0,20}})?")
 
@@ -34,12 +35,13 @@ class Qrels:
     """The judgments of a task, all aspects together.
 
     Attributes:
-        grades: Grades of each graded aspect, by topic and document, in the order of the files; from -2 to the
-            highest of the scale.
+        grades: Grades of each graded aspect, by topic and document, in the order of the files; from
+            -2 to the highest of the scale.
         stances: True labels by topic and document; empty if none were given.
         labels: Stances of the task, in its order.
         scales: Scale of each aspect of the task in human judgments.
-        judged_topics: All topics that the file of each aspect judges, including those that `restrict_to` left out.
+        judged_topics: All topics that the file of each aspect judges, including those that
+            `restrict_to` left out.
     """
 
     grades: dict[str, Grades]
@@ -50,11 +52,16 @@ class Qrels:
 
     def __post_init__(self) -> None:
         if not self.judged_topics:
-            self.judged_topics.update({aspect: frozenset(judged) for aspect, judged in self.grades.items()})
+            self.judged_topics.update(
+                {aspect: frozenset(judged) for aspect, judged in self.grades.items()}
+            )
             self.judged_topics.update({STANCE: frozenset(self.stances)} if self.stances else {})
 
     def restrict_to(self, topics: Collection[str]) -> Qrels:
-        """Return the judgments of these topics alone; an aspect without any of them stays, without topics."""
+        """Return the judgments of these topics alone.
+
+        An aspect without any of them stays, without topics.
+        """
         return replace(
             self,
             grades={aspect: _select(judged, topics) for aspect, judged in self.grades.items()},
@@ -62,7 +69,9 @@ class Qrels:
         )
 
 
-def _select(judged: dict[str, dict[str, ValueT]], topics: Collection[str]) -> dict[str, dict[str, ValueT]]:
+def _select(
+    judged: dict[str, dict[str, ValueT]], topics: Collection[str]
+) -> dict[str, dict[str, ValueT]]:
     return {topic: documents for topic, documents in judged.items() if topic in topics}
 
 
@@ -72,7 +81,10 @@ def qrels_file(aspect: str) -> str:
 
 
 def find_qrels(folder: Path, task: Task) -> dict[str, Path]:
-    """Return the files of a folder that are named by `qrels_file`, by aspect; empty if there are none."""
+    """Return the files of a folder that are named by `qrels_file`, by aspect.
+
+    Empty if there are none.
+    """
     files = {aspect: folder / qrels_file(aspect) for aspect in task.judged_aspects}
     return {aspect: file for aspect, file in files.items() if file.is_file()}
 
@@ -80,19 +92,20 @@ def find_qrels(folder: Path, task: Task) -> dict[str, Path]:
 def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     """Read the judgments of several files, in their order.
 
-    A line is `qid 0 doc GRADE`, a number from -2 to the aspect's highest grade with at most three decimals, or
-    `qid 0 doc LABEL` for stances, separated by any white space; the second column and empty lines are ignored, and
-    lines may repeat others. BEIR's tables have no second column and begin with a line of names, `score` the last. A
-    file may be gzipped.
+    A line is `qid 0 doc GRADE`, a number from -2 to the aspect's highest grade with at most three
+    decimals, or `qid 0 doc LABEL` for stances, separated by any white space; the second column and
+    empty lines are ignored, and lines may repeat others. BEIR's tables have no second column and
+    begin with a line of names, `score` the last. A file may be gzipped.
 
     Args:
         files: The file of each aspect: grades, named as in the task's judge prompt, and `stance`.
         task: Task with the aspects and labels, or its name.
 
     Raises:
-        UsageError: No file is given, the task lacks an aspect, or a file is named after another aspect.
-        DataError: A file cannot be read or is empty, or a line is not as described, or gives a document a second grade
-            or label. Names file and line.
+        UsageError: No file is given, the task lacks an aspect, or a file is named after another
+            aspect.
+        DataError: A file cannot be read or is empty, or a line is not as described, or gives a
+            document a second grade or label. Names file and line.
     """
     if isinstance(task, str):
         task = get_task(task)
@@ -100,12 +113,20 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     if not files:
         raise UsageError(f"no qrels given; give those of at least one of {', '.join(aspects)}")
     if unknown := [aspect for aspect in files if aspect not in aspects]:
-        raise UsageError(f"qrels of {unknown[0]}: {task.name} has no such aspect; give those of {', '.join(aspects)}")
-    judged = {aspect: _read(Path(files[aspect]), task, aspect) for aspect in aspects if aspect in files}
+        raise UsageError(
+            f"qrels of {unknown[0]}: {task.name} has no such aspect; give those of {', '.join(aspects)}"
+        )
+    judged = {
+        aspect: _read(Path(files[aspect]), task, aspect) for aspect in aspects if aspect in files
+    }
     for aspect, file in files.items():
         # Swapped files would be measured without a word.
-        if aspect not in (name := Path(file).name) and (others := [other for other in aspects if other in name]):
-            raise UsageError(f"{aspect} qrels: {file}: by its name it holds those of {others[0]}; rename it")
+        if aspect not in (name := Path(file).name) and (
+            others := [other for other in aspects if other in name]
+        ):
+            raise UsageError(
+                f"{aspect} qrels: {file}: by its name it holds those of {others[0]}; rename it"
+            )
     stances = judged.pop(STANCE, {})
     return Qrels(judged, stances, task.stances, task.qrels_scales)
 
@@ -115,8 +136,13 @@ def _parse(text: str, task: Task, aspect: str, where: str) -> str | float:
         if text in task.stances:
             return text
         known = f"{task.name} ({', '.join(task.stances)})"
-        raise DataError(f"{where}: {text!r:.40} is no stance of {known}; give the stance qrels of this task")
-    grade, highest = float(text) if _GRADE.fullmatch(text) else None, task.qrels_scales[aspect].highest
+        raise DataError(
+            f"{where}: {text!r:.40} is no stance of {known}; give the stance qrels of this task"
+        )
+    grade, highest = (
+        float(text) if _GRADE.fullmatch(text) else None,
+        task.qrels_scales[aspect].highest,
+    )
     if grade is None or not LOWEST_GRADE <= grade <= highest:
         raise DataError(
             f"{where}: {text!r:.40} is no grade: a number from {LOWEST_GRADE} to {highest} with at most "
@@ -140,7 +166,9 @@ def _read(path: Path, task: Task, aspect: str) -> dict[str, dict[str, Any]]:
         if not columns:
             continue
         if len(columns) != 4:
-            raise DataError(f"{path}:{number}: {len(columns)} columns, qrels have four: qid 0 doc {column}")
+            raise DataError(
+                f"{path}:{number}: {len(columns)} columns, qrels have four: qid 0 doc {column}"
+            )
         topic, _, document, text = columns
         where = f"{path}:{number}: topic {topic}, document {document}"
         if not (is_word(topic) and is_word(document)):
@@ -148,17 +176,23 @@ def _read(path: Path, task: Task, aspect: str) -> dict[str, dict[str, Any]]:
         value = _parse(text, task, aspect, where)
         before = found.setdefault(topic, {}).setdefault(document, value)
         if before != value:
-            raise DataError(f"{where}: {value}, but {before} in a line above; leave one of them out")
+            raise DataError(
+                f"{where}: {value}, but {before} in a line above; leave one of them out"
+            )
     if not found:
-        raise DataError(f"{path}: no {column} in this file; give a file with lines `qid 0 doc {column}`")
+        raise DataError(
+            f"{path}: no {column} in this file; give a file with lines `qid 0 doc {column}`"
+        )
     return found
 
 
 def select_topics(qrels: Qrels, runs: Iterable[ParsedRun]) -> Qrels:
-    """Return the judgments of the topics that runs are measured on together; every figure of a run is over these.
+    """Return the judgments of the topics that runs are measured on together.
 
-    All judged topics count, or those that were chosen for each run with chosen topics: a run that lacks one of them
-    lost it, and it counts 0.
+    Every figure of a run is over these.
+
+    All judged topics count, or those that were chosen for each run with chosen topics: a run that
+    lacks one of them lost it, and it counts 0.
     """
     for run in runs:
         if run.chosen_topics is not None:
@@ -169,14 +203,25 @@ def select_topics(qrels: Qrels, runs: Iterable[ParsedRun]) -> Qrels:
 def check_judged(run: ParsedRun, qrels: Qrels, aspect: str) -> None:
     """Raise DataError if no document of the run is judged: the qrels are those of other topics or another corpus.
 
-    A run that lost all judged topics that were chosen for it has no documents of these and counts 0.
+    A run that lost all judged topics that were chosen for it has no documents of these and counts
+    0.
     """
-    judged: Mapping[str, Collection[str]] = qrels.stances if aspect == STANCE else qrels.grades[aspect]
-    documents = [(topic, candidate.document_id) for topic in judged for candidate in run.rankings.get(topic, [])]
+    judged: Mapping[str, Collection[str]] = (
+        qrels.stances if aspect == STANCE else qrels.grades[aspect]
+    )
+    documents = [
+        (topic, candidate.document_id)
+        for topic in judged
+        for candidate in run.rankings.get(topic, [])
+    ]
     is_lost = judged and not documents and run.chosen_topics is not None
     if not is_lost and not any(document in judged[topic] for topic, document in documents):
-        first = next((candidate for ranking in run.rankings.values() for candidate in ranking[:1]), None)
-        known = f"topic {first.topic_id}, document {first.document_id}" if first is not None else "none"
+        first = next(
+            (candidate for ranking in run.rankings.values() for candidate in ranking[:1]), None
+        )
+        known = (
+            f"topic {first.topic_id}, document {first.document_id}" if first is not None else "none"
+        )
         raise DataError(
             f"no document of the run is in the {aspect} qrels (the run's first: {known}; judged "
             f"topics to measure: {shorten(judged, 3) or 'none'}); give the qrels of the run's topics and "
@@ -247,16 +292,28 @@ def describe_labels(run: ParsedRun, qrels: Qrels) -> list[str]:
 
 
 def format_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Format the notes of several runs, given by name, as lines; a note on all runs is written once."""
+    """Format the notes of several runs, given by name, as lines.
+
+    A note on all runs is written once.
+    """
     runs: dict[str, list[str]] = {}
     for name, of_run in notes.items():
         for note in of_run:
             runs.setdefault(note, []).append(name)
-    return [note if len(names) == len(notes) else f"{', '.join(names)}: {note}" for note, names in runs.items()]
+    return [
+        note if len(names) == len(notes) else f"{', '.join(names)}: {note}"
+        for note, names in runs.items()
+    ]
 
 
-def describe_fitted(name: str, run: ParsedRun, fitted_on: Collection[str], qrels: Qrels) -> list[str]:
+def describe_fitted(
+    name: str, run: ParsedRun, fitted_on: Collection[str], qrels: Qrels
+) -> list[str]:
     """Return a note on a run that is measured on topics that its stance thresholds were fitted on, else nothing."""
     both = [topic for topic in qrels.stances if topic in fitted_on and topic in run.rankings]
     text = f"{name}: stance: its thresholds were fitted on {len(both)} of these topics, so its values say nothing about"
-    return [f"{text} other topics; `touche-llm calibrate` prints held-out values: {shorten(both)}"] if both else []
+    return (
+        [f"{text} other topics; `touche-llm calibrate` prints held-out values: {shorten(both)}"]
+        if both
+        else []
+    )

@@ -36,8 +36,8 @@ def validate_run(
 ) -> list[RunProblem]:
     """Return all problems of a run file, in line order; a file without problems can be submitted.
 
-    Topics are checked if the known ones are given, and documents if `unknown_documents` is, which returns those of the
-    given ids that the corpus lacks.
+    Topics are checked if the known ones are given, and documents if `unknown_documents` is, which
+    returns those of the given ids that the corpus lacks.
     """
     rows: list[RunRow] = []
     problems: list[tuple[int, str]] = []
@@ -61,7 +61,9 @@ def validate_run(
     if unknown_documents is not None:
         missing = set(unknown_documents(dict.fromkeys(row.document for row in complete)))
         problems += [
-            (row.line, f"document {row.document} is not in the corpus") for row in complete if row.document in missing
+            (row.line, f"document {row.document} is not in the corpus")
+            for row in complete
+            if row.document in missing
         ]
     return sorted(RunProblem(line, to_printable(message)) for line, message in problems)
 
@@ -113,7 +115,10 @@ def _check_values(rows: Iterable[RunRow], task: Task) -> Iterator[tuple[int, str
             yield row.line, f"topic {row.topic}: more than {most} lines; this is the first too many"
         tag = tag or row
         if row.tag != tag.tag:
-            yield row.line, f"tag {row.tag!r} differs from {tag.tag!r} in line {tag.line}; a run has one tag"
+            yield (
+                row.line,
+                f"tag {row.tag!r} differs from {tag.tag!r} in line {tag.line}; a run has one tag",
+            )
 
 
 def _check_orders(rows: Iterable[RunRow]) -> Iterator[tuple[int, str]]:
@@ -126,14 +131,24 @@ def _check_orders(rows: Iterable[RunRow]) -> Iterator[tuple[int, str]]:
         for position, row in enumerate(ranking, start=1):
             if row.rank is None or row.rank == position + shift:
                 continue
-            expected = "ranks begin at {}, not at 1" if position == 1 else f"rank {{}}, expected {position + shift}"
+            expected = (
+                "ranks begin at {}, not at 1"
+                if position == 1
+                else f"rank {{}}, expected {position + shift}"
+            )
             yield row.line, f"topic {topic}: {expected.format(row.rank)}"
             # Report a jump once, not in every line after it.
             shift = row.rank - position
         scored = [(row.line, row.score) for row in ranking if row.score is not None]
         for (above, higher), (number, score) in pairwise(scored):
             if score > higher:
-                yield number, f"topic {topic}: score {score:.9g} is above that of line {above} ({higher:.9g})"
+                yield (
+                    number,
+                    f"topic {topic}: score {score:.9g} is above that of line {above} ({higher:.9g})",
+                )
             elif np.float32(score) == np.float32(higher):
                 ties = f"topic {topic}: score {score:.9g} ties with line {above}; evaluators break ties by id"
-                yield number, ties + ("" if score == higher else " and hold scores in single precision")
+                yield (
+                    number,
+                    ties + ("" if score == higher else " and hold scores in single precision"),
+                )

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Array = NDArray[np.float64]
-# Minimum topics of an interval of a mean, and of a measure of pooled documents; docs/reference/measures.md has the
-# simulated coverage behind them.
+# Minimum topics of an interval of a mean, and of a measure of pooled documents;
+# docs/reference/measures.md has the simulated coverage behind them.
 MIN_TOPICS, MIN_TOPICS_POOLED = 5, 20
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -37,7 +37,8 @@ class Estimate:
         topics: Topics that contribute.
         counts: Contribution of each topic, of shape (topics, counts).
         formula: Computes the value from sums over topics, (…, counts) to (…).
-        documents: Number of pooled documents behind the value; None if the value is the mean of the values by topic.
+        documents: Number of pooled documents behind the value; None if the value is the mean of the
+            values by topic.
     """
 
     topics: tuple[str, ...]
@@ -60,7 +61,10 @@ class Estimate:
         return self.formula(self.counts)
 
     def select(self, topics: Collection[str]) -> Array:
-        """Return the counts of these topics, in their order, (topics, counts); all must contribute to the estimate."""
+        """Return the counts of these topics, in their order, (topics, counts).
+
+        All must contribute to the estimate.
+        """
         places = {topic: place for place, topic in enumerate(self.topics)}
         return self.counts[[places[topic] for topic in topics]]
 
@@ -77,7 +81,9 @@ def list_common_topics(one: Estimate, other: Estimate) -> list[str]:
 
 def estimate_mean(values: Mapping[str, float]) -> Estimate:
     """Estimate the mean of values by topic."""
-    counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64).reshape(len(values), 2)
+    counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64).reshape(
+        len(values), 2
+    )
     return Estimate(tuple(values), counts, ratio)
 
 
@@ -89,10 +95,12 @@ def ratio(counts: Array) -> Array:
 def compute_interval(estimate: Estimate) -> tuple[float, float]:
     """Compute the 95 % interval over topics.
 
-    That of a mean of values by topic is Student's t; its ends may lie beyond the range of the measure. That of a
-    measure of pooled documents is the percentile bootstrap over topics, which keeps a topic's documents together.
+    That of a mean of values by topic is Student's t; its ends may lie beyond the range of the
+    measure. That of a measure of pooled documents is the percentile bootstrap over topics, which
+    keeps a topic's documents together.
 
-    Both ends are NaN for fewer than `MIN_TOPICS` or `MIN_TOPICS_POOLED` topics, and if the value is undefined.
+    Both ends are NaN for fewer than `MIN_TOPICS` or `MIN_TOPICS_POOLED` topics, and if the value is
+    undefined.
     """
     if len(estimate.topics) < (MIN_TOPICS if estimate.documents is None else MIN_TOPICS_POOLED):
         return math.nan, math.nan
@@ -113,7 +121,10 @@ def describe_missing_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def compute_half_width(values: Array) -> float:
-    """Compute half the width of Student's 95 % interval of a mean of two values or more; 0 if all are equal."""
+    """Compute half the width of Student's 95 % interval of a mean of two values or more.
+
+    0 if all are equal.
+    """
     # Imported here, since only an interval needs it.
     from scipy.special import stdtrit
 
@@ -123,10 +134,13 @@ def compute_half_width(values: Array) -> float:
 
 def compute_bootstrap(counts: Array, formula: Callable[[Array], Array]) -> tuple[float, float]:
     """Compute the 95 % percentile bootstrap interval over topics, see `Estimate` for counts and formula."""
-    # scipy.stats.bootstrap draws the same resamples (a test compares the intervals) in as many lines. It makes
-    # `evaluate` of 50 topics of 1,000 documents 1.8 times as expensive: 2.24 s of processor time, not 1.26 s.
+    # scipy.stats.bootstrap draws the same resamples (a test compares the intervals) in as many
+    # lines. It makes `evaluate` of 50 topics of 1,000 documents 1.8 times as expensive: 2.24 s of
+    # processor time, not 1.26 s.
     times = _draw(len(counts))
-    values = np.concatenate([formula(some @ counts) for some in np.split(times, range(_BATCH, RESAMPLES, _BATCH))])
+    values = np.concatenate(
+        [formula(some @ counts) for some in np.split(times, range(_BATCH, RESAMPLES, _BATCH))]
+    )
     low, high = np.quantile(values, ((1.0 - CONFIDENCE) / 2.0, (1.0 + CONFIDENCE) / 2.0))
     return float(low), float(high)
 
@@ -142,19 +156,21 @@ def compare(
     Args:
         baseline: Name of the run that the others are compared with.
         runs: Estimates by run and measure; all runs have the same measures.
-        common: By run and measure, the run's and the baseline's estimates over their common documents; they replace
-            those in `runs`.
+        common: By run and measure, the run's and the baseline's estimates over their common
+            documents; they replace those in `runs`.
 
     Returns:
-        A row for each other run and measure, with the columns `run`, `baseline`, `measure`, `value` and
-        `baseline_value` (over the common topics, so they may differ from those of each run alone), `difference` (the
-        first minus the second), `low` and `high` (95 % interval of the difference, see `compute_interval`), `p`
-        (two-sided paired randomisation test, which swaps the two results of each topic at random; exact for few
-        topics), `p_holm` (Holm's correction over the runs that are compared by this measure), `wins`, `ties`
-        and `losses` (topics), `n` (topics) and `documents` (of the estimates in `common`, else NaN). Undefined values,
-        as for too few topics, are NaN.
+        A row for each other run and measure, with the columns `run`, `baseline`, `measure`, `value`
+        and `baseline_value` (over the common topics, so they may differ from those of each run
+        alone), `difference` (the first minus the second), `low` and `high` (95 % interval of the
+        difference, see `compute_interval`), `p` (two-sided paired randomisation test, which swaps
+        the two results of each topic at random; exact for few topics), `p_holm` (Holm's correction
+        over the runs that are compared by this measure), `wins`, `ties` and `losses` (topics), `n`
+        (topics) and `documents` (of the estimates in `common`, else NaN). Undefined values, as for
+        too few topics, are NaN.
     """
-    # Imported in the functions, since commands that print notes alone import this module, and pandas is slow.
+    # Imported in the functions, since commands that print notes alone import this module, and
+    # pandas is slow.
     import pandas as pd
 
     measures = list(runs[baseline])
@@ -165,11 +181,16 @@ def compare(
                 continue
             pair = (common or {}).get(name, {}).get(measure)
             ours, theirs = pair or (estimates[measure], runs[baseline][measure])
-            row = {"run": name, "baseline": baseline, "measure": measure} | _compare_estimates(ours, theirs)
+            row = {"run": name, "baseline": baseline, "measure": measure} | _compare_estimates(
+                ours, theirs
+            )
             rows.append(row | {"documents": ours.documents if pair else float("nan")})
     table = pd.DataFrame(rows)
-    # The table's rows are in the order of the measures, so each row of the reshaped array is one measure.
-    corrected = [_correct_holm(p) for p in table["p"].to_numpy().reshape(len(measures), len(runs) - 1)]
+    # The table's rows are in the order of the measures, so each row of the reshaped array is one
+    # measure.
+    corrected = [
+        _correct_holm(p) for p in table["p"].to_numpy().reshape(len(measures), len(runs) - 1)
+    ]
     table.insert(table.columns.get_loc("p") + 1, "p_holm", np.concatenate(corrected))
     return table
 
@@ -182,7 +203,9 @@ def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:
     def subtract(counts: Array) -> Array:
         return np.asarray(run.formula(counts[..., :width]) - baseline.formula(counts[..., width:]))
 
-    difference = Estimate(tuple(topics), np.concatenate([ours, theirs], axis=1), subtract, run.documents)
+    difference = Estimate(
+        tuple(topics), np.concatenate([ours, theirs], axis=1), subtract, run.documents
+    )
     by_topic = difference.by_topic()
     low, high = compute_interval(difference)
     wins, losses = int((by_topic > TIE).sum()), int((by_topic < -TIE).sum())
@@ -217,7 +240,8 @@ def _count_drawn(drawn: Indices, rows: int) -> NDArray[np.intp]:
 def _sum_rows(counts: Array, drawn: Indices) -> Array:
     """Sum the drawn rows: (…, rows drawn) of `(rows, counts)` to (…, counts).
 
-    Multiplying the rows by how often they are drawn is several times faster than selecting and adding them.
+    Multiplying the rows by how often they are drawn is several times faster than selecting and
+    adding them.
     """
     times = _count_drawn(drawn.reshape(-1, drawn.shape[-1]), len(counts))
     return (times @ counts).reshape(*drawn.shape[:-1], counts.shape[1])
@@ -251,12 +275,18 @@ def _test_randomisation(estimate: Estimate, ours: Array, theirs: Array) -> float
 
 
 def _correct_holm(p: Array) -> Array:
-    """Apply Holm's step-down correction to the defined values; undefined ones stay NaN and do not count as tests."""
+    """Apply Holm's step-down correction to the defined values.
+
+    Undefined ones stay NaN and do not count as tests.
+    """
     defined = ~np.isnan(p)
     if defined.sum() < 2:
         return p
-    # `multipletests` of statsmodels does the same, with a collection of all garbage that takes longer than the test.
+    # `multipletests` of statsmodels does the same, with a collection of all garbage that takes
+    # longer than the test.
     corrected = np.full_like(p, np.nan)
     order = np.flatnonzero(defined)[np.argsort(p[defined])]
-    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1.0)
+    corrected[order] = np.minimum(
+        np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1.0
+    )
     return corrected

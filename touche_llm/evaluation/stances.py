@@ -22,8 +22,9 @@ from touche_llm.evaluation.significance import Array, Estimate, ratio
 from touche_llm.judging.labels import check_judgments, choose_stances
 from touche_llm.tasks.task import Task
 
-# Candidate thresholds, 0.000335 to 0.999665, in even steps of log-odds, since the probabilities of models cluster near
-# 0 and 1. Six decimals, so that a file holds exactly the thresholds that were measured.
+# Candidate thresholds, 0.000335 to 0.999665, in even steps of log-odds, since the probabilities of
+# models cluster near 0 and 1. Six decimals, so that a file holds exactly the thresholds that were
+# measured.
 GRID = np.round(1.0 / (1.0 + np.exp(-np.arange(-8.0, 8.25, 0.25))), 6)
 # Parts that the topics are divided into at most, and the seed of the division.
 _FOLDS, _SEED = 5, 0
@@ -40,17 +41,20 @@ def round_grade(grade: float) -> int:
 def estimate_kappa(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Estimate:
     """Estimate Cohen's kappa, with quadratic weights, of two gradings of the same documents in whole grades.
 
-    kappa = 1 - (observed disagreement) / (disagreement expected by chance), where a disagreement counts as the square
-    of the difference (J. Cohen, Weighted kappa, Psychological Bulletin 70, 1968). With such weights kappa depends
-    only on sums of grades, of their squares and of their products, so topics add up.
+    kappa = 1 - (observed disagreement) / (disagreement expected by chance), where a disagreement
+    counts as the square of the difference (J. Cohen, Weighted kappa, Psychological Bulletin 70,
+    1968). With such weights kappa depends only on sums of grades, of their squares and of their
+    products, so topics add up.
 
-    If all grades of both are the same, kappa is 0 / 0; it counts as 1, since they agree. Topics without documents are
-    left out.
+    If all grades of both are the same, kappa is 0 / 0; it counts as 1, since they agree. Topics
+    without documents are left out.
     """
     sums: dict[str, Array] = {}
     for topic, grades in pairs.items():
         if rounded := [(round_grade(a), round_grade(b)) for a, b in grades]:
-            sums[topic] = np.array([(1, a, b, a**2 + b**2, a * b) for a, b in rounded], dtype=np.float64).sum(axis=0)
+            sums[topic] = np.array(
+                [(1, a, b, a**2 + b**2, a * b) for a, b in rounded], dtype=np.float64
+            ).sum(axis=0)
     counts = np.array(list(sums.values())).reshape(len(sums), 5)
     return Estimate(tuple(sums), counts, _kappa, int(counts[:, 0].sum()))
 
@@ -66,37 +70,51 @@ def _kappa(counts: Array) -> Array:
 def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Array:
     """Compute the mean F1 of the labels, with F1 = 2 tp / (2 tp + fp + fn).
 
-    The mean is over the labels that are true or chosen for at least one document, as in scikit-learn: for the others F1
-    is 0 / 0, and counting it as 0 would lower the mean by a label that nobody could have got right.
+    The mean is over the labels that are true or chosen for at least one document, as in
+    scikit-learn: for the others F1 is 0 / 0, and counting it as 0 would lower the mean by a label
+    that nobody could have got right.
 
-    The arguments are numbers of documents for which a label is both chosen and true, chosen, and true, each of shape
-    (…, labels); the result has the shape (…).
+    The arguments are numbers of documents for which a label is both chosen and true, chosen, and
+    true, each of shape (…, labels); the result has the shape (…).
     """
     # 2 tp + fp + fn = chosen + true; if this is 0, so is tp.
     counted = chosen + true
-    return np.asarray((2.0 * hits / np.maximum(counted, 1)).sum(axis=-1) / (counted > 0).sum(axis=-1))
+    return np.asarray(
+        (2.0 * hits / np.maximum(counted, 1)).sum(axis=-1) / (counted > 0).sum(axis=-1)
+    )
 
 
 def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[str, Estimate]:
     """Estimate macro-F1 (see `macro_f1`) and accuracy over the judged documents with a label in the run.
 
-    The documents of all topics are pooled: neither value is a mean over topics, and topics without such a document are
-    left out. `cutoff` is that of additional estimates over the first documents of each topic.
+    The documents of all topics are pooled: neither value is a mean over topics, and topics without
+    such a document are left out. `cutoff` is that of additional estimates over the first documents
+    of each topic.
 
     Raises:
         DataError: The run has a label that the task does not have.
     """
-    return _pool(_count_labels(run, qrels, None), "") | _pool(_count_labels(run, qrels, cutoff), f"@{cutoff}")
+    return _pool(_count_labels(run, qrels, None), "") | _pool(
+        _count_labels(run, qrels, cutoff), f"@{cutoff}"
+    )
 
 
-def estimate_common_stances(run: ParsedRun, other: ParsedRun, qrels: Qrels) -> dict[str, tuple[Estimate, Estimate]]:
+def estimate_common_stances(
+    run: ParsedRun, other: ParsedRun, qrels: Qrels
+) -> dict[str, tuple[Estimate, Estimate]]:
     """Estimate macro-F1 and accuracy of two runs, by measure, over the judged documents with a label in both.
 
-    Over its own documents, a run could look better by leaving hard ones without a label or by ranking other documents.
+    Over its own documents, a run could look better by leaving hard ones without a label or by
+    ranking other documents.
     """
     both = run.stances.keys() & other.stances.keys()
     estimates, others = (
-        _pool(_count_labels(replace(labelled, stances={key: labelled.stances[key] for key in both}), qrels, None), "")
+        _pool(
+            _count_labels(
+                replace(labelled, stances={key: labelled.stances[key] for key in both}), qrels, None
+            ),
+            "",
+        )
         for labelled in (run, other)
     )
     return {measure: (estimate, others[measure]) for measure, estimate in estimates.items()}
@@ -106,8 +124,8 @@ def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
     """Estimate precision and recall of each label, over the documents of `estimate_stances`.
 
     Returns:
-        Estimates by measure, such as `stance precision NO`, over the topics with documents that have this label in the
-        run (precision) or for which it is true (recall).
+        Estimates by measure, such as `stance precision NO`, over the topics with documents that
+        have this label in the run (precision) or for which it is true (recall).
     """
     tables = np.array(list(_count_labels(run, qrels, None).values()))
     topics = list(qrels.stances)
@@ -119,7 +137,9 @@ def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
             kept = whole > 0
             counts = np.stack([hits[kept], whole[kept]], axis=1).astype(np.float64)
             topics_kept = tuple(topic for topic, keep in zip(topics, kept, strict=True) if keep)
-            estimates[f"stance {name} {label}"] = Estimate(topics_kept, counts, ratio, int(whole.sum()))
+            estimates[f"stance {name} {label}"] = Estimate(
+                topics_kept, counts, ratio, int(whole.sum())
+            )
     return estimates
 
 
@@ -149,7 +169,10 @@ def _count_labels(run: ParsedRun, qrels: Qrels, cutoff: int | None) -> dict[str,
 
 
 def _pool(tables: Mapping[str, NDArray[np.int64]], suffix: str) -> dict[str, Estimate]:
-    """Estimate macro-F1 and accuracy from confusion matrices by topic; topics without documents are left out."""
+    """Estimate macro-F1 and accuracy from confusion matrices by topic.
+
+    Topics without documents are left out.
+    """
     kept = {topic: table for topic, table in tables.items() if table.any()}
     size = next(iter(tables.values())).size
     counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), size)
@@ -180,7 +203,8 @@ class CalibrationSet:
 
     Attributes:
         topics: Topic of each document.
-        probabilities: Probabilities of the labels, in the order of `task.stances`, of shape (documents, labels).
+        probabilities: Probabilities of the labels, in the order of `task.stances`, of shape
+            (documents, labels).
         truth: True labels.
         without: `topic document` of the judged documents without probabilities, in the run or not.
         prompt: Prompt behind the probabilities.
@@ -198,8 +222,8 @@ def read_calibration_set(
 ) -> CalibrationSet:
     """Read the documents of a run that have a true label, topic by topic in the order of `truth`.
 
-    If the file of the stance prompt's answers, `readings`, exists, its documents are read instead of those of the
-    judgments, since another prompt's probabilities need other thresholds.
+    If the file of the stance prompt's answers, `readings`, exists, its documents are read instead
+    of those of the judgments, since another prompt's probabilities need other thresholds.
     """
     source: dict[tuple[str, str], Mapping[str, float] | None] = {}
     prompts = set()
@@ -207,15 +231,23 @@ def read_calibration_set(
         path = readings
         for answer in read_records(path, StanceReading, "stance readings"):
             prompts.add(answer.prompt)
-            source[answer.topic_id, answer.document_id] = None if answer.source == "value" else answer.probabilities
+            source[answer.topic_id, answer.document_id] = (
+                None if answer.source == "value" else answer.probabilities
+            )
     else:
         path, said = judgments, read_records(judgments, Judgment, "judgments")
         check_judgments(said, task.question, path)
         for judgment in said:
             prompts.add(judgment.prompt)
             reading = judgment.readings.get("stance")
-            source[judgment.topic_id, judgment.document_id] = None if reading is None else reading.probabilities
-    judged = [(topic, document, label) for topic, labels in truth.items() for document, label in labels.items()]
+            source[judgment.topic_id, judgment.document_id] = (
+                None if reading is None else reading.probabilities
+            )
+    judged = [
+        (topic, document, label)
+        for topic, labels in truth.items()
+        for document, label in labels.items()
+    ]
     used = [(*row, found) for row in judged if (found := source.get(row[:2])) is not None]
     for topic, document, _, found in used:
         if set(found) != set(task.stances):
@@ -230,24 +262,36 @@ def read_calibration_set(
         )
     return CalibrationSet(
         [topic for topic, *_ in used],
-        np.array([[found[stance] for stance in task.stances] for *_, found in used], dtype=np.float64),
+        np.array(
+            [[found[stance] for stance in task.stances] for *_, found in used], dtype=np.float64
+        ),
         np.array([task.stances.index(label) for _, _, label, _ in used], dtype=np.intp),
-        [f"{topic} {document}" for topic, document, _ in judged if source.get((topic, document)) is None],
+        [
+            f"{topic} {document}"
+            for topic, document, _ in judged
+            if source.get((topic, document)) is None
+        ],
         ", ".join(sorted(prompts)),
     )
 
 
-def fit_thresholds(probabilities: NDArray[np.float64], truth: Labels, task: Task) -> dict[str, float]:
+def fit_thresholds(
+    probabilities: NDArray[np.float64], truth: Labels, task: Task
+) -> dict[str, float]:
     """Fit the thresholds of `task.no_stances` that have the highest macro-F1 on documents, see `CalibrationSet`.
 
-    All combinations of `GRID` are tried. Of equally good ones, the one nearest to their mean place on the grid is
-    chosen; of several equally near, the one with the lowest first threshold.
+    All combinations of `GRID` are tried. Of equally good ones, the one nearest to their mean place
+    on the grid is chosen; of several equally near, the one with the lowest first threshold.
     """
     *others, last = task.no_stances
     scores = np.array(
         [
             _compute_macro_f1(
-                choose_stances(probabilities, dict(zip(others, point, strict=True)) | {last: GRID[:, None]}, task),
+                choose_stances(
+                    probabilities,
+                    dict(zip(others, point, strict=True)) | {last: GRID[:, None]},
+                    task,
+                ),
                 truth,
                 task,
             )
@@ -264,12 +308,16 @@ def label_held_out(examples: CalibrationSet, task: Task) -> Labels:
     """Label each document with thresholds that are fitted on other topics: those outside its part of at most five."""
     dealt = sorted(set(examples.topics))
     if (folds := min(_FOLDS, len(dealt))) < 2:
-        raise DataError(f"topic {dealt[0]} alone is judged: cross-validation needs two or more; judge more topics")
+        raise DataError(
+            f"topic {dealt[0]} alone is judged: cross-validation needs two or more; judge more topics"
+        )
     random.Random(_SEED).shuffle(dealt)
     chosen = np.empty_like(examples.truth)
     for start in range(folds):
         held_out = np.isin(examples.topics, dealt[start::folds])
-        thresholds = fit_thresholds(examples.probabilities[~held_out], examples.truth[~held_out], task)
+        thresholds = fit_thresholds(
+            examples.probabilities[~held_out], examples.truth[~held_out], task
+        )
         chosen[held_out] = choose_stances(examples.probabilities[held_out], thresholds, task)
     return chosen
 

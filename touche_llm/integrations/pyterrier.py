@@ -11,8 +11,9 @@
         systems = [bm25, bm25 >> judge, bm25 >> judge >> rerank]
         pt.Experiment(systems, topics, qrels, [pt.measures.nDCG @ 5], plan="tree")
 
-A topic is made of the columns `qid`, `query` (its title) and, if present, `description`, `narrative` and `objects`; a
-document of `docno`, `text` and, for arguments, `title` (the conclusion) and `side`. Ranks count from 0, as PyTerrier's.
+A topic is made of the columns `qid`, `query` (its title) and, if present, `description`,
+`narrative` and `objects`; a document of `docno`, `text` and, for arguments, `title` (the
+conclusion) and `side`. Ranks count from 0, as PyTerrier's.
 """
 
 from __future__ import annotations
@@ -58,12 +59,18 @@ class FrameCorpus(Corpus):
         self.description = {"file": "frame"}
         self._documents: dict[str, Document] = {}
         rows = (
-            frame.reindex(columns=["docno", *list_text_columns(task)]).astype(object).fillna({"title": "", "side": ""})
+            frame.reindex(columns=["docno", *list_text_columns(task)])
+            .astype(object)
+            .fillna({"title": "", "side": ""})
         )
-        for row in rows.drop_duplicates().itertuples(index=False, name=None) if "text" in frame else ():
+        for row in (
+            rows.drop_duplicates().itertuples(index=False, name=None) if "text" in frame else ()
+        ):
             document = Document(*row)
             if not isinstance(document.text, str) or document.id in self._documents:
-                raise DataError(f"frame: document {document.id}: no text, or two of them; give each document one")
+                raise DataError(
+                    f"frame: document {document.id}: no text, or two of them; give each document one"
+                )
             self._documents[document.id] = document
 
     def get(self, document_id: str) -> Document:
@@ -75,7 +82,11 @@ class FrameCorpus(Corpus):
         return [document_id for document_id in document_ids if document_id not in self._documents]
 
     async def search(
-        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+        self,
+        topics: list[Topic],
+        fields: tuple[QueryField, ...],
+        depth: int,
+        done: Callable[[], None],
     ) -> list[list[Candidate]]:
         """Raise UsageError, since a frame has no index."""
         raise UsageError("frame: cannot be searched; open a corpus with open_corpus")
@@ -87,10 +98,16 @@ def use_text_ids(inp: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_topics(frame: pd.DataFrame) -> list[Topic]:
-    """Return the topics of a frame, each of its first row; raise DataError if a topic is malformed."""
+    """Return the topics of a frame, each of its first row.
+
+    Raise DataError if a topic is malformed.
+    """
     names = [name for name in ("qid", "query", *TOPIC_COLUMNS) if name in frame]
     rows = frame.drop_duplicates("qid")[names].rename(columns={"qid": "number"}).astype(object)
-    return [make_topic(row, row["number"], "frame") for row in rows.where(rows.notna(), None).to_dict("records")]
+    return [
+        make_topic(row, row["number"], "frame")
+        for row in rows.where(rows.notna(), None).to_dict("records")
+    ]
 
 
 def read_candidates(
@@ -113,7 +130,9 @@ def read_judgments(frame: pd.DataFrame, task: Task) -> list[Judgment]:
     judgments = []
     for row in frame.to_dict("records"):
         # Pairs that inherit the grades of their sentences have no coherence.
-        if grades := {name: float(row[name]) for name in task.question.grades if not pd.isna(row[name])}:
+        if grades := {
+            name: float(row[name]) for name in task.question.grades if not pd.isna(row[name])
+        }:
             judgment = Judgment(
                 topic_id=row["qid"],
                 document_id=row["docno"],
@@ -127,7 +146,10 @@ def read_judgments(frame: pd.DataFrame, task: Task) -> list[Judgment]:
 
 
 def list_text_columns(task: Task) -> list[str]:
-    """Return the columns of a document beside its id; only arguments have a conclusion and a side."""
+    """Return the columns of a document beside its id.
+
+    Only arguments have a conclusion and a side.
+    """
     return ["text", "title", "side"] if task.reads_arguments else ["text"]
 
 
@@ -163,9 +185,13 @@ class BM25(pt.Transformer):
         needed = [name for name in names if name in TOPIC_COLUMNS]
         pt.validate.query_frame(inp, extra_columns=["query", *needed], context=self)
         if inp.empty:
-            return _make_empty(inp, ["docno", "score", "rank", *list_text_columns(self.corpus.task)])
+            return _make_empty(
+                inp, ["docno", "score", "rank", *list_text_columns(self.corpus.task)]
+            )
         frame = use_text_ids(inp)
-        candidates = library.retrieve(read_topics(frame), self.corpus, depth=self.depth, fields=self.fields)
+        candidates = library.retrieve(
+            read_topics(frame), self.corpus, depth=self.depth, fields=self.fields
+        )
         concurrency.run(candidates.check())
         return _merge(frame, _add_texts(_rename(candidates.to_frame()), candidates), ["qid"])
 
@@ -176,7 +202,8 @@ class LLMJudge(pt.Transformer):
 
     Args:
         model: Model, open when the transformer is used.
-        source: Name of the task, whose documents are in the column `text`; or the corpus, as pairs need it.
+        source: Name of the task, whose documents are in the column `text`; or the corpus, as pairs
+            need it.
         depth: Number of candidates per topic to judge; all if None.
         prompts: Prompts by purpose, for example `{"judge": "mine.jinja"}`; None for the task's own.
         pairs: Settings of sentence pairs; None for the defaults.
@@ -203,8 +230,9 @@ class LLMJudge(pt.Transformer):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the documents ranked by their grades; pairs, if the task ranks pairs of sentences.
 
-        Added or replaced are `score`, `rank`, `stance`, `stance_source`, the grades, `p_LABEL` for the probability of
-        each stance, `first_stage` for the score before, and `objects` if the task compares two.
+        Added or replaced are `score`, `rank`, `stance`, `stance_source`, the grades, `p_LABEL` for
+        the probability of each stance, `first_stage` for the score before, and `objects` if the
+        task compares two.
 
         Raises:
             DataError: The frame is malformed.
@@ -212,24 +240,35 @@ class LLMJudge(pt.Transformer):
             ReplayMiss: The cache of a replay lacks an answer.
         """
         task = _find_task(self.source)
-        pt.validate.result_frame(inp, extra_columns=["query", *_list_needed(self.source)], context=self)
+        pt.validate.result_frame(
+            inp, extra_columns=["query", *_list_needed(self.source)], context=self
+        )
         if inp.empty:
             objects = ["objects"] if task.objects_answer is not None else []
-            return _make_empty(inp, [*_rename(pd.DataFrame(columns=list_result_columns(task))), FIRST_STAGE, *objects])
+            return _make_empty(
+                inp,
+                [*_rename(pd.DataFrame(columns=list_result_columns(task))), FIRST_STAGE, *objects],
+            )
         frame = use_text_ids(inp)
         candidates = read_candidates(frame, self.source, depth=self.depth)
         stance = self.options.stance
-        judgments = library.judge(candidates, self.model, prompts=self.prompts, stance=stance, pairs=self.pairs)
+        judgments = library.judge(
+            candidates, self.model, prompts=self.prompts, stance=stance, pairs=self.pairs
+        )
         ranking = library.rank(candidates, judgments, options=self.options)
         _warn_of_failures(self, len(judgments.failures))
         judged = judgments.candidates
         before = _rename(judged.to_frame()).rename(columns={"score": FIRST_STAGE})
         results = _rename(ranking.to_frame()).merge(before.drop(columns="rank"), on=KEYS)
         if task.objects_answer is not None:
-            results["objects"] = results["qid"].map({topic.id: topic.objects for topic in judged.topics})
+            results["objects"] = results["qid"].map(
+                {topic.id: topic.objects for topic in judged.topics}
+            )
         if not judged.are_pairs:
             return _merge(frame, results, KEYS)
-        topics = frame[[*pt.model.query_columns(frame), *(name for name in TOPIC_COLUMNS if name in frame)]]
+        topics = frame[
+            [*pt.model.query_columns(frame), *(name for name in TOPIC_COLUMNS if name in frame)]
+        ]
         return _merge(topics.drop_duplicates("qid"), _add_texts(results, judged), ["qid"])
 
 
@@ -237,13 +276,15 @@ class LLMJudge(pt.Transformer):
 class LLMRerank(pt.Transformer):
     """Last stage: ranks the best documents again in the given steps.
 
-    The steps rank the documents in the order of the frame. If `judge` is the first step, they are ranked by the
-    columns that `LLMJudge` added, as `touche-llm rank` does; only then does `fusion` include the first stage.
+    The steps rank the documents in the order of the frame. If `judge` is the first step, they are
+    ranked by the columns that `LLMJudge` added, as `touche-llm rank` does; only then does `fusion`
+    include the first stage.
 
     Args:
         model: Model, open when the transformer is used; None if no step compares documents.
         steps: Steps in order, with a number of documents, such as `pairwise:10`.
-        source: Name of the task, whose documents are in the column `text`; or the corpus, as pairs need it.
+        source: Name of the task, whose documents are in the column `text`; or the corpus, as pairs
+            need it.
         prompts: Prompts of the comparisons: best, order.
         options: Objective, weights and settings of the steps.
 
@@ -269,13 +310,20 @@ class LLMRerank(pt.Transformer):
         return f"LLMRerank({','.join(self.steps)})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the documents with new `score` and `rank`, and a `stance` if without grades; raise as `LLMJudge`."""
+        """Return the documents with new `score` and `rank`, and a `stance` if without grades.
+
+        Raise as `LLMJudge`.
+        """
         task = _find_task(self.source)
         judged_columns = [*task.question.grades, *(["stance"] if task.stances else [])]
         by_judgments = self.steps[0] == JUDGE
         needed = judged_columns if by_judgments else []
         if self._reads_texts:
-            needed = [*needed, *_list_needed(self.source), *(["objects"] if task.objects_answer else [])]
+            needed = [
+                *needed,
+                *_list_needed(self.source),
+                *(["objects"] if task.objects_answer else []),
+            ]
         pt.validate.result_frame(inp, extra_columns=["query", *needed], context=self)
         is_judged = set(judged_columns) <= set(inp.columns)
         added = ["score", "rank", *(["stance"] if task.stances and not is_judged else [])]
@@ -294,7 +342,12 @@ class LLMRerank(pt.Transformer):
         options = self.options.model_copy(update={"stance": StanceSettings()})
         judgments = Judgments(candidates, read_judgments(frame, task) if is_judged else [])
         ranking = library.rank(
-            candidates, judgments, steps=self.steps, model=self.model, prompts=self.prompts, options=options
+            candidates,
+            judgments,
+            steps=self.steps,
+            model=self.model,
+            prompts=self.prompts,
+            options=options,
         )
         _warn_of_failures(self, len(ranking.failures))
         return _merge(frame, _rename(ranking.to_frame())[[*KEYS, *added]], KEYS)
@@ -304,7 +357,9 @@ def _find_task(source: str | Corpus) -> Task:
     """Return the task of a name or a corpus; raise UsageError if the task needs a corpus."""
     task = source.task if isinstance(source, Corpus) else get_task(source)
     if task.sentence_question is not None and not isinstance(source, Corpus):
-        raise UsageError(f"source: {task.name} ranks pairs of sentences, which are made of a corpus; give the corpus")
+        raise UsageError(
+            f"source: {task.name} ranks pairs of sentences, which are made of a corpus; give the corpus"
+        )
     return task
 
 
@@ -333,7 +388,11 @@ def _merge(frame: pd.DataFrame, results: pd.DataFrame, keys: list[str]) -> pd.Da
     replaced = [name for name in results.columns if name in frame and name not in keys]
     merged = frame.drop(columns=replaced).merge(results, on=keys)
     places = {qid: place for place, qid in enumerate(frame["qid"].unique())}
-    order = merged.assign(place=merged["qid"].map(places)).sort_values(["place", "rank"], kind="stable").index
+    order = (
+        merged.assign(place=merged["qid"].map(places))
+        .sort_values(["place", "rank"], kind="stable")
+        .index
+    )
     return merged.loc[order].reset_index(drop=True)
 
 
@@ -344,4 +403,8 @@ def _make_empty(inp: pd.DataFrame, added: Sequence[str]) -> pd.DataFrame:
 
 def _warn_of_failures(transformer: pt.Transformer, count: int) -> None:
     if count:
-        warnings.warn(f"{transformer}: {count:,} requests without a usable answer", ToucheWarning, stacklevel=3)
+        warnings.warn(
+            f"{transformer}: {count:,} requests without a usable answer",
+            ToucheWarning,
+            stacklevel=3,
+        )

@@ -23,7 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Add a test for each recorded run if the option is given.
 
     Pytest calls plugins before it applies `-k` and `-m`.
@@ -39,7 +41,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     except ToucheError as error:
         raise pytest.UsageError(f"{_OPTION}: {error}") from error
     items += [
-        RecordedRun.from_parent(session, name=folder.name, nodeid=f"{given}::{folder.name}", folder=folder)
+        RecordedRun.from_parent(
+            session, name=folder.name, nodeid=f"{given}::{folder.name}", folder=folder
+        )
         for folder in folders
     ]
 

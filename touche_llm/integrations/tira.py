@@ -18,7 +18,10 @@ _COLLECTIONS = ("documents.jsonl.gz", "documents.jsonl", "corpus.jsonl.gz", "cor
 
 
 class TiraInput(NamedTuple):
-    """The task and the files of an input folder; `candidates` is a first stage, then also the corpus."""
+    """The task and the files of an input folder.
+
+    `candidates` is a first stage, then also the corpus.
+    """
 
     task: Task
     topics: Path
@@ -29,9 +32,10 @@ class TiraInput(NamedTuple):
 def detect_input(folder: Path) -> TiraInput:
     """Detect the task of an input folder from its files.
 
-    The file name of an official corpus identifies the task; an uncompressed corpus is preferred to a compressed one.
-    Otherwise it is the task whose `corpus.tira` fits the topics, which name objects or none. A `rerank.jsonl` holds the
-    first stage and its documents and is preferred to a corpus.
+    The file name of an official corpus identifies the task; an uncompressed corpus is preferred to
+    a compressed one. Otherwise it is the task whose `corpus.tira` fits the topics, which name
+    objects or none. A `rerank.jsonl` holds the first stage and its documents and is preferred to a
+    corpus.
 
     Raises:
         UsageError: The folder has no topics.

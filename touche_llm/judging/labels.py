@@ -24,7 +24,10 @@ from touche_llm.tasks.task import Task
 def check_judgments(judgments: Iterable[Judgment], question: Question, place: object) -> None:
     """Raise DataError, naming `place`, if a judgment has an aspect, grade or label that the question lacks."""
     labels = {field: [*map(str, allowed)] for field, allowed in get_labels(question.answer).items()}
-    bounds = {field: (min(map(int, labels[field])), max(map(int, labels[field]))) for field in question.grades}
+    bounds = {
+        field: (min(map(int, labels[field])), max(map(int, labels[field])))
+        for field in question.grades
+    }
     stances = labels.get("stance", [NO_STANCE_COLUMN])
     for judgment in judgments:
         wrong = [
@@ -45,7 +48,10 @@ def check_judgments(judgments: Iterable[Judgment], question: Question, place: ob
 
 
 def combine_grades(
-    judgment: Judgment, weights: Mapping[str, float], scales: Mapping[str, Scale], first_stage: float | None = None
+    judgment: Judgment,
+    weights: Mapping[str, float],
+    scales: Mapping[str, Scale],
+    first_stage: float | None = None,
 ) -> float:
     """Return the weighted mean of a judgment's grades and, if given, of the first-stage score, from 0 to 1.
 
@@ -59,7 +65,10 @@ def combine_grades(
 
 
 def mean_off_label_mass(judgments: Iterable[Judgment]) -> float | None:
-    """Return the mean probability outside the labels over all fields of judgments; None without probabilities."""
+    """Return the mean probability outside the labels over all fields of judgments.
+
+    None without probabilities.
+    """
     masses = [
         reading.off_label_mass
         for judgment in judgments
@@ -77,28 +86,45 @@ class StanceSettings(Section):
     """Settings of stance detection.
 
     Attributes:
-        depth: Number of documents per topic, best first, that the stance prompt labels. The others keep the
-            probabilities of the judge prompt; with 0, all do.
-        prompt: `own`, to label with the stance prompt once; `both_orders`, to label with the two objects in both
-            orders, of which the mean is taken, if the task has objects.
-        thresholds: For labels that take no side, the share (0 to 1) from which they are chosen, see `choose_stance`.
-        calibrated_on: Ids of the topics that the thresholds were fitted on; empty if they were chosen by hand.
-        calibrated_for: Name, version and hash of the prompt whose probabilities the thresholds were fitted on.
+        depth: Number of documents per topic, best first, that the stance prompt labels. The others
+            keep the probabilities of the judge prompt; with 0, all do.
+        prompt: `own`, to label with the stance prompt once; `both_orders`, to label with the two
+            objects in both orders, of which the mean is taken, if the task has objects.
+        thresholds: For labels that take no side, the share (0 to 1) from which they are chosen, see
+            `choose_stance`.
+        calibrated_on: Ids of the topics that the thresholds were fitted on; empty if they were
+            chosen by hand.
+        calibrated_for: Name, version and hash of the prompt whose probabilities the thresholds were
+            fitted on.
     """
 
     depth: Annotated[
         int,
-        Option("--stance-depth", "Best documents per topic that a prompt of its own labels (default: none)", "Judging"),
+        Option(
+            "--stance-depth",
+            "Best documents per topic that a prompt of its own labels (default: none)",
+            "Judging",
+        ),
         Scope.JUDGE,
     ] = Field(0, ge=0)
     prompt: Annotated[
         Literal["own", "both_orders"],
-        Option("--stance-prompt", "That prompt: own, or both_orders (own, objects in both)", "Judging", metavar="NAME"),
+        Option(
+            "--stance-prompt",
+            "That prompt: own, or both_orders (own, objects in both)",
+            "Judging",
+            metavar="NAME",
+        ),
         Scope.JUDGE,
     ] = "both_orders"
     thresholds: Annotated[
         dict[str, Annotated[float, Field(ge=0.0, le=1.0)]],
-        Option("--thresholds", "Stance thresholds, as written by `touche-llm calibrate`", "Ranking", is_file=True),
+        Option(
+            "--thresholds",
+            "Stance thresholds, as written by `touche-llm calibrate`",
+            "Ranking",
+            is_file=True,
+        ),
     ] = {}
     calibrated_on: tuple[_TopicId, ...] = ()
     calibrated_for: str = ""
@@ -110,17 +136,21 @@ class StanceSettings(Section):
         return self
 
 
-def combine_position(position: Reading, side: Reading, labels: Sequence[str], without: str) -> Reading:
+def combine_position(
+    position: Reading, side: Reading, labels: Sequence[str], without: str
+) -> Reading:
     """Return the reading of a stance: the probability of YES times that of each side, or the probability of NO.
 
-    The side, one of the labels but `without`, is read after the position that the model wrote, so for a document with
-    an unlikely position it is the side to which the document leans.
+    The side, one of the labels but `without`, is read after the position that the model wrote, so
+    for a document with an unlikely position it is the side to which the document leans.
     """
     answered = without if position.answered == "NO" else side.answered
     if position.probabilities is None or side.probabilities is None:
         return Reading(answered=answered)
     yes, no = position.probabilities["YES"], position.probabilities["NO"]
-    shares = {label: no if label == without else yes * side.probabilities[label] for label in labels}
+    shares = {
+        label: no if label == without else yes * side.probabilities[label] for label in labels
+    }
     inside = (1.0 - (position.off_label_mass or 0.0)) * (1.0 - (side.off_label_mass or 0.0))
     return Reading(
         answered=answered,
@@ -130,29 +160,36 @@ def combine_position(position: Reading, side: Reading, labels: Sequence[str], wi
     )
 
 
-def choose_stance(probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task) -> str:
+def choose_stance(
+    probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task
+) -> str:
     """Choose the label of a document from the probabilities of all labels, not all 0, as `choose_stances` does."""
     row = np.array([[probabilities[label] for label in task.stances]])
     return task.stances[int(choose_stances(row, thresholds, task)[0])]
 
 
 def choose_stances(
-    probabilities: NDArray[np.float64], thresholds: Mapping[str, float | NDArray[np.float64]], task: Task
+    probabilities: NDArray[np.float64],
+    thresholds: Mapping[str, float | NDArray[np.float64]],
+    task: Task,
 ) -> NDArray[np.intp]:
     """Choose the labels of many documents, for many thresholds at once.
 
-    The labels of `task.no_stances` are tried in their order. A label with a threshold is chosen if its share of the
-    probability of all labels not yet ruled out reaches the threshold, and is ruled out otherwise; a label without a
-    threshold stays in. Of the remaining labels the most probable is chosen, of equal ones the first in
-    `task.stances`. Without thresholds that is the most probable label of all. The rule is our own.
+    The labels of `task.no_stances` are tried in their order. A label with a threshold is chosen if
+    its share of the probability of all labels not yet ruled out reaches the threshold, and is ruled
+    out otherwise; a label without a threshold stays in. Of the remaining labels the most probable
+    is chosen, of equal ones the first in `task.stances`. Without thresholds that is the most
+    probable label of all. The rule is our own.
 
     Args:
         probabilities: Array (documents, labels), with labels in the order of `task.stances`.
-        thresholds: Numbers, or arrays that are broadcast against (documents,), such as one of shape (thresholds, 1).
+        thresholds: Numbers, or arrays that are broadcast against (documents,), such as one of shape
+            (thresholds, 1).
         task: Task with the labels.
 
     Returns:
-        Indices of the labels in `task.stances`, of the broadcast shape, (documents,) if all thresholds are numbers.
+        Indices of the labels in `task.stances`, of the broadcast shape, (documents,) if all
+        thresholds are numbers.
     """
     for label in thresholds:
         if label not in task.no_stances:
@@ -175,8 +212,9 @@ def choose_stances(
     return decided
 
 
-# Source of a label: the judge prompt, the stance prompt, a threshold that overrode the most probable label, the
-# sentences of a pair, or the task's label for an unknown stance; "none" if the task has no stances.
+# Source of a label: the judge prompt, the stance prompt, a threshold that overrode the most
+# probable label, the sentences of a pair, or the task's label for an unknown stance; "none" if the
+# task has no stances.
 StanceSource = Literal["judge", "stance", "threshold", "inherited", "imputed", "none"]
 
 
@@ -189,7 +227,10 @@ class ChosenStance(NamedTuple):
 
 
 def choose_label(
-    judgment: Judgment | None, reading: StanceReading | None, task: Task, settings: StanceSettings | None
+    judgment: Judgment | None,
+    reading: StanceReading | None,
+    task: Task,
+    settings: StanceSettings | None,
 ) -> ChosenStance | None:
     """Choose the stance of a document by the stance prompt if it was used, else by the judge prompt.
 
@@ -200,18 +241,28 @@ def choose_label(
     thresholds: Mapping[str, float] = settings.thresholds if settings is not None else {}
     if reading is not None:
         probabilities = None if reading.source == "value" else reading.probabilities
-        found = ChosenStance(choose_stance(reading.probabilities, {}, task), "stance", probabilities)
+        found = ChosenStance(
+            choose_stance(reading.probabilities, {}, task), "stance", probabilities
+        )
     elif judgment is None:
-        return None if task.unknown_stance is None else ChosenStance(task.unknown_stance, "imputed", None)
+        return (
+            None
+            if task.unknown_stance is None
+            else ChosenStance(task.unknown_stance, "imputed", None)
+        )
     else:
         answer = judgment.readings.get("stance")
         source: StanceSource = "inherited" if judgment.source == "inherited" else "judge"
-        found = ChosenStance(judgment.stance, source, None if answer is None else answer.probabilities)
+        found = ChosenStance(
+            judgment.stance, source, None if answer is None else answer.probabilities
+        )
         # Thresholds belong to one prompt: the judge prompt only if the stance prompt is not used.
         thresholds = {} if settings is not None and settings.depth else thresholds
     if thresholds and found.probabilities:
         label = choose_stance(found.probabilities, thresholds, task)
-        return found if label == found.label else ChosenStance(label, "threshold", found.probabilities)
+        return (
+            found if label == found.label else ChosenStance(label, "threshold", found.probabilities)
+        )
     return found
 
 
@@ -224,8 +275,16 @@ def read_thresholds(path: Path) -> StanceSettings:
     return load_yaml(path, _Thresholds, error=UsageError).stance
 
 
-def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str) -> None:
+def write_thresholds(
+    path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str
+) -> None:
     """Write thresholds, with the topics and prompt that they were fitted on, as a configuration, atomically."""
-    values = {"stance": {"thresholds": dict(thresholds), "calibrated_on": topics, "calibrated_for": prompt}}
+    values = {
+        "stance": {
+            "thresholds": dict(thresholds),
+            "calibrated_on": topics,
+            "calibrated_for": prompt,
+        }
+    }
     with open_atomic(path) as stream:
         stream.write(to_yaml(values))

@@ -16,8 +16,20 @@ from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Failure, Judgment, Reading, StanceReading, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.judging.labels import combine_position
-from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, count_alternatives, get_labels
-from touche_llm.llm.logprobs import Label, average_readings, compute_expected_grade, get_most_probable, read_label
+from touche_llm.llm.answers import (
+    AnswerModel,
+    FailedRequest,
+    build_schema,
+    count_alternatives,
+    get_labels,
+)
+from touche_llm.llm.logprobs import (
+    Label,
+    average_readings,
+    compute_expected_grade,
+    get_most_probable,
+    read_label,
+)
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling, SystemPlace, place_system_message
 from touche_llm.llm.settings import ThinkingConfig
@@ -45,18 +57,30 @@ class RequestBuilder:
     system_message: SystemPlace = "role"
 
     def build(
-        self, prompt: Prompt, answer: type[AnswerModel], topic: Topic, document_id: str | None, **variables: Any
+        self,
+        prompt: Prompt,
+        answer: type[AnswerModel],
+        topic: Topic,
+        document_id: str | None,
+        **variables: Any,
     ) -> Request:
         """Build the request of a prompt about a topic, or about a document for the topic."""
         schema = build_schema(answer, prompt.header.form)
         thinking = self.thinking.think_for(prompt.header.answer)
         return Request(
-            messages=place_system_message(prompt.render(topic=topic, **variables), self.system_message),
+            messages=place_system_message(
+                prompt.render(topic=topic, **variables), self.system_message
+            ),
             schema=schema,
-            sampling=replace(self.sampling, top_logprobs=min(self.sampling.top_logprobs, count_alternatives(schema))),
+            sampling=replace(
+                self.sampling,
+                top_logprobs=min(self.sampling.top_logprobs, count_alternatives(schema)),
+            ),
             model=self.model.engine_info.model,
             revision=self.model.engine_info.revision,
-            chat_template_kwargs=self.thinking.chat_template_kwargs if thinking else self.chat_template_kwargs,
+            chat_template_kwargs=self.thinking.chat_template_kwargs
+            if thinking
+            else self.chat_template_kwargs,
             origin=prompt.origin(topic.id, document_id),
             thinking=thinking,
         )
@@ -81,7 +105,10 @@ def sanitize_document(shown: RenderedDocument) -> str | RankedPassages:
 async def find_objects(
     topics: list[Topic], task: Task, prompt: Prompt, builder: RequestBuilder, done: Done
 ) -> tuple[list[Topic], list[Failure]]:
-    """Let the model find the objects in the titles of topics that have none; one that fails stays as it is."""
+    """Let the model find the objects in the titles of topics that have none.
+
+    One that fails stays as it is.
+    """
     build = task.objects_answer
     assert build is not None
 
@@ -102,9 +129,16 @@ async def find_objects(
 
 
 async def request_answer(
-    topic: Topic, document_id: str, documents: Documents, question: Question, prompt: Prompt, builder: RequestBuilder
+    topic: Topic,
+    document_id: str,
+    documents: Documents,
+    question: Question,
+    prompt: Prompt,
+    builder: RequestBuilder,
 ) -> tuple[AnsweredRequest[AnswerModel] | FailedRequest, Cut | None]:
-    """Request the answer to a question about one document; return the document's truncation too, None if it is whole.
+    """Request the answer to a question about one document.
+
+    Return the document's truncation too, None if it is whole.
 
     The prompt receives `topic`, the question's own variables and `document`.
     """
@@ -112,35 +146,50 @@ async def request_answer(
     shown = question.render(topic, documents.get(document_id))
 
     def request(document: str) -> Request:
-        return builder.build(prompt, answer, topic, document_id, document=document, **shown.variables)
+        return builder.build(
+            prompt, answer, topic, document_id, document=document, **shown.variables
+        )
 
     return await builder.model.request_truncated(request, sanitize_document(shown), answer)
 
 
-def read_labels(result: AnsweredRequest[AnswerModel], question: Question | None = None) -> dict[str, Reading]:
+def read_labels(
+    result: AnsweredRequest[AnswerModel], question: Question | None = None
+) -> dict[str, Reading]:
     """Read the label of each field that has labels, without probabilities if any field lacks them.
 
-    An answer is read in one way only: expectations are not mixed with plain labels. Each chain of reasoning is read by
-    itself, and the mean of all is returned. If the answer has a position, and that of `question` has none, position and
-    side are combined into the stance.
+    An answer is read in one way only: expectations are not mixed with plain labels. Each chain of
+    reasoning is read by itself, and the mean of all is returned. If the answer has a position, and
+    that of `question` has none, position and side are combined into the stance.
     """
     labels: dict[str, Sequence[Label]] = {**get_labels(type(result.value))}
     chains = [_read_chain(chain) for chain in result.chains]
-    if question is not None and "position" in labels and "position" not in question.answer.model_fields:
+    if (
+        question is not None
+        and "position" in labels
+        and "position" not in question.answer.model_fields
+    ):
         del labels["position"]
         sides, labels["stance"] = labels["stance"], get_labels(question.answer)["stance"]
         (without,) = set(labels["stance"]) - set(sides)
         for chain in chains:
             stances = [str(label) for label in labels["stance"]]
-            chain["stance"] = combine_position(chain.pop("position"), chain["stance"], stances, str(without))
-    return {field: average_readings([chain[field] for chain in chains], allowed) for field, allowed in labels.items()}
+            chain["stance"] = combine_position(
+                chain.pop("position"), chain["stance"], stances, str(without)
+            )
+    return {
+        field: average_readings([chain[field] for chain in chains], allowed)
+        for field, allowed in labels.items()
+    }
 
 
 def _read_chain(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
     labels = get_labels(type(result.value))
     answered = result.value.model_dump(include=set(labels))
     readings = {
-        field: read_label(result.answer.text, result.answer.tokens, result.layout, field, allowed, answered[field])
+        field: read_label(
+            result.answer.text, result.answer.tokens, result.layout, field, allowed, answered[field]
+        )
         for field, allowed in labels.items()
     }
     if all(reading.probabilities is not None for reading in readings.values()):
@@ -152,7 +201,11 @@ def _find_problem(result: AnsweredRequest[AnswerModel]) -> str:
     """Return why the labels of an answer, of the first chain, cannot be read from log-probabilities; else nothing."""
     if all(reading.probabilities is not None for reading in _read_chain(result).values()):
         return ""
-    why = "not all labels have log-probabilities in" if result.answer.tokens else "the log-probabilities do not spell"
+    why = (
+        "not all labels have log-probabilities in"
+        if result.answer.tokens
+        else "the log-probabilities do not spell"
+    )
     return f"{why} {result.answer.text!r:.80}"
 
 
@@ -175,9 +228,12 @@ async def _send(
     done: Done,
     whole: Question,
 ) -> tuple[dict[tuple[str, str], list[_Reply]], list[Failure]]:
-    """Send requests about a document each; return the replies by topic id and document id, and the failures.
+    """Send requests about a document each.
 
-    The labels are read for the question `whole`, which has those of whole stances, see `read_labels`.
+    Return the replies by topic id and document id, and the failures.
+
+    The labels are read for the question `whole`, which has those of whole stances, see
+    `read_labels`.
     """
     found: defaultdict[tuple[str, str], list[_Reply]] = defaultdict(list)
 
@@ -208,8 +264,9 @@ async def judge(
 ) -> tuple[list[Judgment], list[Failure]]:
     """Judge documents, and return judgments in the order of `work`, and failures in that of the requests.
 
-    Requests are sent topic by topic, and of a topic those of one part of the prompt together, so that a server's prefix
-    cache holds what they share. A document is judged if all parts have an answer.
+    Requests are sent topic by topic, and of a topic those of one part of the prompt together, so
+    that a server's prefix cache holds what they share. A document is judged if all parts have an
+    answer.
     """
     by_topic = (list(of_topic) for _, of_topic in groupby(work, key=lambda item: item[0].id))
     requests = [(*item, sent) for of_topic in by_topic for sent in prompt.sent for item in of_topic]
@@ -222,14 +279,23 @@ async def judge(
     return judgments, failures
 
 
-def _make_judgment(topic_id: str, document_id: str, prompt: str, replies: Sequence[_Reply]) -> Judgment:
-    """Return the judgment of a document by the replies about it; if one lacks probabilities, none has any."""
+def _make_judgment(
+    topic_id: str, document_id: str, prompt: str, replies: Sequence[_Reply]
+) -> Judgment:
+    """Return the judgment of a document by the replies about it.
+
+    If one lacks probabilities, none has any.
+    """
     readings = {field: reading for reply in replies for field, reading in reply.readings.items()}
     complete = all(reading.probabilities is not None for reading in readings.values())
     if not complete:
-        readings = {field: Reading(answered=reading.answered) for field, reading in readings.items()}
+        readings = {
+            field: Reading(answered=reading.answered) for field, reading in readings.items()
+        }
     keys = [reply.key for reply in replies]
-    graded = {field: reading for field, reading in readings.items() if isinstance(reading.answered, int)}
+    graded = {
+        field: reading for field, reading in readings.items() if isinstance(reading.answered, int)
+    }
     return Judgment(
         topic_id=topic_id,
         document_id=document_id,
@@ -237,7 +303,11 @@ def _make_judgment(topic_id: str, document_id: str, prompt: str, replies: Sequen
         stance=get_most_probable(readings["stance"]) if "stance" in readings else NO_STANCE_COLUMN,
         readings=readings,
         source="probabilities" if complete else "value",
-        cut=min((reply.cut for reply in replies if reply.cut), key=lambda cut: cut.kept_chars, default=None),
+        cut=min(
+            (reply.cut for reply in replies if reply.cut),
+            key=lambda cut: cut.kept_chars,
+            default=None,
+        ),
         prompt=prompt,
         key=keys[0] if len(keys) == 1 else None,
         keys=keys if len(keys) > 1 else UNSET,
@@ -257,20 +327,25 @@ async def judge_stances(
 ) -> tuple[list[StanceReading], list[Failure]]:
     """Judge the stances of documents, with the probabilities of all labels of the task.
 
-    With `both_orders`, those of both orders of a topic's two objects are averaged, unless one has no usable answer.
-    Readings and failures are in the order of `work`.
+    With `both_orders`, those of both orders of a topic's two objects are averaged, unless one has
+    no usable answer. Readings and failures are in the order of `work`.
     """
     assert task.stance_question is not None
     topics = {topic.id: topic for topic, _ in work}
     requests: list[tuple[Topic, str, Prompt]] = []
-    # All requests of one order come together because prompts begin with the objects, which a prefix cache shares.
+    # All requests of one order come together because prompts begin with the objects, which a prefix
+    # cache shares.
     for topic_id, of_topic in groupby(work, key=lambda item: item[0].id):
         orders, documents_of = [topics[topic_id]], list(of_topic)
         if both_orders and task.swapped_stances and (objects := orders[0].objects) is not None:
             orders.append(replace(orders[0], objects=objects[::-1]))
-        requests += [(topic, document_id, prompt) for topic in orders for _, document_id in documents_of]
+        requests += [
+            (topic, document_id, prompt) for topic in orders for _, document_id in documents_of
+        ]
     with stage("judging stances", len(requests)) as done:
-        found, failures = await _send(requests, documents, task.stance_question, builder, done, task.question)
+        found, failures = await _send(
+            requests, documents, task.stance_question, builder, done, task.question
+        )
     readings = [
         _average(topics[topic_id], document_id, replies, task, prompt.label)
         for (topic_id, document_id), replies in found.items()
@@ -278,16 +353,26 @@ async def judge_stances(
     return readings, failures
 
 
-def _average(topic: Topic, document_id: str, replies: Sequence[_Reply], task: Task, prompt: str) -> StanceReading:
-    """Return the stance of a document, averaged over replies; those of the other order have exchanged labels."""
-    swapped = [task.swapped_stances if reply.topic.objects != topic.objects else {} for reply in replies]
+def _average(
+    topic: Topic, document_id: str, replies: Sequence[_Reply], task: Task, prompt: str
+) -> StanceReading:
+    """Return the stance of a document, averaged over replies.
+
+    Those of the other order have exchanged labels.
+    """
+    swapped = [
+        task.swapped_stances if reply.topic.objects != topic.objects else {} for reply in replies
+    ]
     readings = [reply.readings["stance"] for reply in replies]
     # Labels count as certain unless all answers have probabilities.
     known = all(reading.probabilities is not None for reading in readings)
     shares = [reading.shares if known else {str(reading.answered): 1.0} for reading in readings]
 
     def average(label: str) -> float:
-        found = (share.get(names.get(label, label), 0.0) for share, names in zip(shares, swapped, strict=True))
+        found = (
+            share.get(names.get(label, label), 0.0)
+            for share, names in zip(shares, swapped, strict=True)
+        )
         return round(fmean(found), 9)
 
     return StanceReading(
@@ -302,12 +387,21 @@ def _average(topic: Topic, document_id: str, replies: Sequence[_Reply], task: Ta
     )
 
 
-def make_failure(topic: Topic, document_id: str | None, prompt: Prompt, failed: FailedRequest) -> Failure | None:
-    """Return the failure record of a request about a topic, or about documents for it; None for a replay miss."""
+def make_failure(
+    topic: Topic, document_id: str | None, prompt: Prompt, failed: FailedRequest
+) -> Failure | None:
+    """Return the failure record of a request about a topic, or about documents for it.
+
+    None for a replay miss.
+    """
     if not (attempts := failed.attempts):
         return None
     return Failure(
-        topic_id=topic.id, document_id=document_id, kind=attempts[-1].kind, prompt=prompt.label, attempts=attempts
+        topic_id=topic.id,
+        document_id=document_id,
+        kind=attempts[-1].kind,
+        prompt=prompt.label,
+        attempts=attempts,
     )
 
 

@@ -34,20 +34,32 @@ class PairSettings(Section):
     """Settings for pairing judged sentences.
 
     Attributes:
-        both_orders: Number of the best judged pairs that are judged again in reversed order; the better order is kept.
+        both_orders: Number of the best judged pairs that are judged again in reversed order; the
+            better order is kept.
         most: Maximum number of pairs per topic.
-        most_share: Maximum share of a topic's pairs, and of its judged pairs, that one sentence may be in; exceeded
-            only if the required number of pairs cannot be reached otherwise.
-        no_side_above: Probability of taking no side above which a sentence has none; else it has the more probable.
-        same_argument: Bonus on the score of two sentences of one argument, since they belong together.
+        most_share: Maximum share of a topic's pairs, and of its judged pairs, that one sentence may
+            be in; exceeded only if the required number of pairs cannot be reached otherwise.
+        no_side_above: Probability of taking no side above which a sentence has none; else it has
+            the more probable.
+        same_argument: Bonus on the score of two sentences of one argument, since they belong
+            together.
     """
 
     judged: Annotated[
         int,
-        Option("--judge-pairs", "Pairs per topic that the model judges; the others inherit their grades", "Judging"),
+        Option(
+            "--judge-pairs",
+            "Pairs per topic that the model judges; the others inherit their grades",
+            "Judging",
+        ),
     ] = Field(100, ge=0)
     both_orders: Annotated[
-        int, Option("--both-orders", "Best pairs per topic that are judged in the other order too", "Judging")
+        int,
+        Option(
+            "--both-orders",
+            "Best pairs per topic that are judged in the other order too",
+            "Judging",
+        ),
     ] = Field(20, ge=0)
     most: int = Field(1000, ge=1)
     most_share: float = Field(0.1, gt=0.0, le=1.0)
@@ -80,16 +92,26 @@ class PairDocuments:
         self._sentences = sentences
 
     def get(self, document_id: str) -> Document:
-        """Return the pair with this id; raise DataError if the id is not a pair or a sentence is unknown."""
+        """Return the pair with this id.
+
+        Raise DataError if the id is not a pair or a sentence is unknown.
+        """
         if problem := describe_pair_problem(document_id):
             raise DataError(f"document {document_id!r}: {problem}")
-        texts = [" ".join(self._sentences.get(sentence).text.split()) for sentence in document_id.split(SEPARATOR)]
+        texts = [
+            " ".join(self._sentences.get(sentence).text.split())
+            for sentence in document_id.split(SEPARATOR)
+        ]
         return Document(document_id, "\n".join(texts))
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the given ids with a sentence that the corpus lacks, in the given order."""
         pairs = list(document_ids)
-        missing = set(self._sentences.find_unknown(sentence for pair in pairs for sentence in pair.split(SEPARATOR)))
+        missing = set(
+            self._sentences.find_unknown(
+                sentence for pair in pairs for sentence in pair.split(SEPARATOR)
+            )
+        )
         return [pair for pair in pairs if not missing.isdisjoint(pair.split(SEPARATOR))]
 
 
@@ -116,8 +138,10 @@ def select_sentences(
 ) -> list[Sentence]:
     """Select the judged sentences of a topic that take a side, best first.
 
-    A sentence's score is the weighted mean of its grades, times the probability that it argues, times that of its
-    side: a sentence that is no argument, or on no clear side, scores low however well it is written. Sentences
+    A sentence's score is the weighted mean of its grades, times the probability that it argues,
+    times that of its
+    side: a sentence that is no argument, or on no clear side, scores low however well it is
+        written. Sentences
     without a judgment are left out.
     """
     found = []
@@ -134,7 +158,9 @@ def select_sentences(
                 argument=argument,
                 place=row,
                 side=side,
-                score=(1.0 - roles.get(NO_ROLE, 0.0)) * clarity * combine_grades(judgment, weights, scales),
+                score=(1.0 - roles.get(NO_ROLE, 0.0))
+                * clarity
+                * combine_grades(judgment, weights, scales),
                 claim=2 * roles.get(CLAIM, 0.0) + roles.get(NO_ROLE, 0.0) - 1.0,
                 rank=candidate.rank,
             )
@@ -142,27 +168,40 @@ def select_sentences(
     return sorted(found, key=lambda sentence: (-sentence.score, sentence.rank))
 
 
-def make_pairs(topic_id: str, sentences: list[Sentence], settings: PairSettings, min_pairs: int) -> list[Candidate]:
+def make_pairs(
+    topic_id: str, sentences: list[Sentence], settings: PairSettings, min_pairs: int
+) -> list[Candidate]:
     """Make the best pairs of sentences on the same side, with the claim before its support.
 
-    A pair's score is the mean of its sentences' scores, plus `same_argument` within one argument. Pairs are chosen by
-    score; a sentence that has reached its share of them is not chosen again. The judged pairs come first. Two
-    sentences of one argument keep their order unless the later one is clearly more of a claim. To reach `min_pairs`,
-    which the task requires, sentences may exceed `most_share`.
+    A pair's score is the mean of its sentences' scores, plus `same_argument` within one argument.
+    Pairs are chosen by score; a sentence that has reached its share of them is not chosen again.
+    The judged pairs come first. Two sentences of one argument keep their order unless the later one
+    is clearly more of a claim. To reach `min_pairs`, which the task requires, sentences may exceed
+    `most_share`.
     """
-    ordered = sorted(_score_pairs(sentences, settings), key=lambda pair: (-pair[0], pair[1].rank, pair[2].rank))
+    ordered = sorted(
+        _score_pairs(sentences, settings), key=lambda pair: (-pair[0], pair[1].rank, pair[2].rank)
+    )
     judged = _cap(ordered, max(1, int(settings.most_share * settings.judged)), settings.judged)
     ids = {(one.id, other.id) for _, one, other in judged}
     others = [pair for pair in ordered if (pair[1].id, pair[2].id) not in ids]
     chosen = _cap_shares(judged + others, settings, min_pairs)
     return [
-        Candidate(topic_id, SEPARATOR.join(sentence.id for sentence in _put_in_order(one, other)), rank, score)
+        Candidate(
+            topic_id,
+            SEPARATOR.join(sentence.id for sentence in _put_in_order(one, other)),
+            rank,
+            score,
+        )
         for rank, (score, one, other) in enumerate(chosen, start=1)
     ]
 
 
 def _put_in_order(one: Sentence, other: Sentence) -> tuple[Sentence, Sentence]:
-    """Put the claim before its support; if neither is clearly more of a claim, keep the order of the argument."""
+    """Put the claim before its support.
+
+    If neither is clearly more of a claim, keep the order of the argument.
+    """
     difference = one.claim - other.claim
     if one.argument == other.argument and abs(difference) < _MIN_CLAIM_DIFFERENCE:
         return (one, other) if one.place < other.place else (other, one)
@@ -173,8 +212,9 @@ _ScoredPair = tuple[float, Sentence, Sentence]
 
 
 def _score_pairs(sentences: list[Sentence], settings: PairSettings) -> Iterator[_ScoredPair]:
-    # Of n sentences of one side, each is in at most n - 1 pairs. More sentences than this are never needed for `most`
-    # pairs, since one side of this size gives enough pairs without any sentence above its share.
+    # Of n sentences of one side, each is in at most n - 1 pairs. More sentences than this are never
+    # needed for `most` pairs, since one side of this size gives enough pairs without any sentence
+    # above its share.
     enough = ceil(2 / settings.most_share) + ceil((2 * settings.most) ** 0.5) + 1
     by_side: dict[str, list[Sentence]] = {}
     for sentence in sentences:
@@ -185,8 +225,13 @@ def _score_pairs(sentences: list[Sentence], settings: PairSettings) -> Iterator[
             yield (one.score + other.score) / 2 + bonus, one, other
 
 
-def _cap_shares(ordered: list[_ScoredPair], settings: PairSettings, min_pairs: int) -> list[_ScoredPair]:
-    """Choose as many pairs as the share allows; below `min_pairs`, let each sentence be in a few more."""
+def _cap_shares(
+    ordered: list[_ScoredPair], settings: PairSettings, min_pairs: int
+) -> list[_ScoredPair]:
+    """Choose as many pairs as the share allows.
+
+    Below `min_pairs`, let each sentence be in a few more.
+    """
     target = min(settings.most, len(ordered))
     while True:
         limit = max(1, int(settings.most_share * target))
@@ -215,7 +260,9 @@ def _cap(ordered: list[_ScoredPair], limit: int, max_pairs: int) -> list[_Scored
     return chosen
 
 
-def inherit_judgment(candidate: Candidate, judgments: Mapping[str, Judgment], settings: PairSettings) -> Judgment:
+def inherit_judgment(
+    candidate: Candidate, judgments: Mapping[str, Judgment], settings: PairSettings
+) -> Judgment:
     """Return the judgment that a pair inherits: the mean grades of its sentences, and their common side."""
     one, other = (judgments[sentence] for sentence in candidate.document_id.split(SEPARATOR))
     return Judgment(
@@ -256,25 +303,35 @@ class PairJudge:
     stage: Stage
     failures: list[Failure] = field(default_factory=list)
 
-    async def judge(self, topics: list[Topic]) -> tuple[list[list[Candidate]], list[Judgment], list[Judgment]]:
+    async def judge(
+        self, topics: list[Topic]
+    ) -> tuple[list[list[Candidate]], list[Judgment], list[Judgment]]:
         """Judge sentences of these topics, make pairs of them, and judge the best pairs.
 
-        The best judged pairs are judged in the reversed order too; the order with the better grades is ranked, and both
-        judgments are kept.
+        The best judged pairs are judged in the reversed order too; the order with the better grades
+        is ranked, and both judgments are kept.
 
         Returns:
             Pairs of each topic, their judgments, and those of the sentences.
         """
         made, sentences = await self._judge_sentences(topics)
         by_sentence = group_judgments(sentences)
-        work = [(topic, pair.document_id) for topic in topics for pair in made[topic.id][: self.settings.judged]]
+        work = [
+            (topic, pair.document_id)
+            for topic in topics
+            for pair in made[topic.id][: self.settings.judged]
+        ]
         judged = group_judgments(await self._judge("judging pairs", work))
         work = [
             (topic, reverse_pair(judgment.document_id))
             for topic in topics
-            for judgment in nlargest(self.settings.both_orders, judged[topic.id].values(), key=self._grade)
+            for judgment in nlargest(
+                self.settings.both_orders, judged[topic.id].values(), key=self._grade
+            )
         ]
-        reversed_ = group_judgments(await self._judge("judging pairs in reversed order", work) if work else ())
+        reversed_ = group_judgments(
+            await self._judge("judging pairs in reversed order", work) if work else ()
+        )
         judgments: list[Judgment] = []
         rankings: list[list[Candidate]] = []
         for topic in topics:
@@ -295,8 +352,13 @@ class PairJudge:
         """Number of pairs per topic that the task requires."""
         return min(self.task.documents_per_topic.min, self.settings.most)
 
-    async def _judge_sentences(self, topics: list[Topic]) -> tuple[dict[str, list[Candidate]], list[Judgment]]:
-        """Judge sentences, and more of the topics with too few pairs until none is left; make pairs by topic."""
+    async def _judge_sentences(
+        self, topics: list[Topic]
+    ) -> tuple[dict[str, list[Candidate]], list[Judgment]]:
+        """Judge sentences, and more of the topics with too few pairs until none is left.
+
+        Make pairs by topic.
+        """
         pairs: dict[str, list[Candidate]] = {topic.id: [] for topic in topics}
         sentences: list[Judgment] = []
         lacking, start = topics, 0
@@ -321,8 +383,13 @@ class PairJudge:
             lacking = [topic for topic in lacking if len(pairs[topic.id]) < self.min_pairs]
         return pairs, sentences
 
-    async def _judge(self, title: str, work: list[tuple[Topic, str]], *, of_pairs: bool = True) -> list[Judgment]:
-        """Judge pairs or sentences; return their judgments, and add failed requests to `failures`."""
+    async def _judge(
+        self, title: str, work: list[tuple[Topic, str]], *, of_pairs: bool = True
+    ) -> list[Judgment]:
+        """Judge pairs or sentences.
+
+        Return their judgments, and add failed requests to `failures`.
+        """
         prompt = self.prompts["judge" if of_pairs else "sentence"]
         documents = PairDocuments(self.parts) if of_pairs else self.parts
         question = self.task.question if of_pairs else self.task.sentence_question
@@ -333,5 +400,8 @@ class PairJudge:
         return judgments
 
     def _grade(self, judgment: Judgment) -> float:
-        """Combine the grades by the task's weights; the run's weights must not change which pairs are judged."""
+        """Combine the grades by the task's weights.
+
+        The run's weights must not change which pairs are judged.
+        """
         return combine_grades(judgment, self.task.objectives["both"], self.task.aspects)

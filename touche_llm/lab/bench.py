@@ -29,7 +29,8 @@ from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, load, purposes_of
 
 PURPOSE = "judge"
-# Seconds after which a request about a pinned document is not retried: the page reports the server as gone.
+# Seconds after which a request about a pinned document is not retried: the page reports the server
+# as gone.
 _RETRY_FOR = 2.0
 
 
@@ -76,7 +77,9 @@ class Bench:
         if self.directory is None or not self.directory.candidates_file.exists():
             return {}
         are_pairs = self.context.task.sentence_question is not None
-        return self.context.read_candidates(self.directory.candidates_file, are_pairs=are_pairs).rankings
+        return self.context.read_candidates(
+            self.directory.candidates_file, are_pairs=are_pairs
+        ).rankings
 
     def rank(self, topic: Topic) -> list[Candidate]:
         """Return the candidates of a topic: those of the run, else those of a search."""
@@ -88,7 +91,11 @@ class Bench:
 
     def list_names(self) -> list[str]:
         """Return the names of prompts that may be read: the run's, the task's own, and those of the user's folder."""
-        names = [self.config.prompts.judge, PURPOSE, *map(str, sorted(self.prompts.glob("*.jinja")))]
+        names = [
+            self.config.prompts.judge,
+            PURPOSE,
+            *map(str, sorted(self.prompts.glob("*.jinja"))),
+        ]
         return list(dict.fromkeys(names))
 
     def list_prompts(self) -> dict[str, CatalogEntry]:
@@ -101,7 +108,10 @@ class Bench:
         return dict(found.values())
 
     def find_baseline(self, name: str) -> str | None:
-        """Return the prompt to compare another one with: the run's, else the task's own; None if it is both."""
+        """Return the prompt to compare another one with: the run's, else the task's own.
+
+        None if it is both.
+        """
         prompts, path = self.list_prompts(), self.find_prompt(name).path.resolve()
         names = [each for each in (self.config.prompts.judge, PURPOSE) if each in prompts]
         return next((each for each in names if prompts[each].path.resolve() != path), None)
@@ -112,14 +122,19 @@ class Bench:
         return find_prompt(self.context.task, name, self.config.prompts.folder)
 
     def load(self, name: str, text: str | None = None) -> Prompt:
-        """Load a prompt of these names, with another text if one is given; raise PromptError if it is invalid."""
+        """Load a prompt of these names, with another text if one is given.
+
+        Raise PromptError if it is invalid.
+        """
         self._check_name(name)
         how: dict[str, Any] = {"judge_per": self.config.judge_per, "text": text}
         return load(self.context.task, self.purpose, name, self.config.prompts.folder, **how)
 
     def _check_name(self, name: str) -> None:
         if name not in self.list_names():
-            raise UsageError(f"{name:.200}: no judge prompt here; there are {', '.join(self.list_names())}")
+            raise UsageError(
+                f"{name:.200}: no judge prompt here; there are {', '.join(self.list_names())}"
+            )
 
     @property
     def is_local(self) -> bool:
@@ -141,9 +156,15 @@ class Bench:
             if self._builder is None:
                 settings, cache = self.config.engine, self.config.cache
                 if settings.name == "batch" and cache.mode is not CacheMode.REPLAY:
-                    raise UsageError("engine.name: batch sends no single requests; start the lab with a server")
-                engine = settings.model_copy(update={"retry_for": min(settings.retry_for, _RETRY_FOR)})
-                opening = open_model(engine, self.config.sampling, cache, progress=default_progress())
+                    raise UsageError(
+                        "engine.name: batch sends no single requests; start the lab with a server"
+                    )
+                engine = settings.model_copy(
+                    update={"retry_for": min(settings.retry_for, _RETRY_FOR)}
+                )
+                opening = open_model(
+                    engine, self.config.sampling, cache, progress=default_progress()
+                )
                 client = await concurrency.run_async(self._model.enter_async_context(opening))
                 self._builder = make_request_builder(client, engine, self.config.sampling)
             return self._builder

@@ -1,4 +1,7 @@
-"""Confirmation and commands: what a view does, as a command line; the hold-out is judged in a terminal alone."""
+"""Confirmation and commands: what a view does, as a command line.
+
+The hold-out is judged in a terminal alone.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,25 @@ from touche_llm.data.io import shorten_path
 from touche_llm.data.topics import normalise_title
 from touche_llm.errors import UsageError
 from touche_llm.lab.bench import Bench, Benches
-from touche_llm.prompt_lab.holdout import HOLD_OUT, Access, access_log, find_half, read_accesses, select_counted
+from touche_llm.prompt_lab.holdout import (
+    HOLD_OUT,
+    Access,
+    access_log,
+    find_half,
+    read_accesses,
+    select_counted,
+)
 
 
 def describe_confirmation(benches: Benches, *, run: str, name: str) -> dict[str, Any]:
     """Return the command that confirms a saved prompt on the held-out topics, and the earlier accesses to these."""
     bench = benches.get(run)
     baseline, winner = bench.find_baseline(name), bench.load(name)
-    held_out = {normalise_title(each.title) for each in bench.topics.values() if find_half(each.title) == HOLD_OUT}
+    held_out = {
+        normalise_title(each.title)
+        for each in bench.topics.values()
+        if find_half(each.title) == HOLD_OUT
+    }
     earlier = [
         access
         for access in read_accesses(access_log(bench.config.cache.file))
@@ -24,14 +38,17 @@ def describe_confirmation(benches: Benches, *, run: str, name: str) -> dict[str,
     ]
     command, counted = "", list[Access]()
     if baseline is not None:
-        command = _write("prompts", "compare", baseline, name, *_list_inputs(benches, bench), "--confirm")
+        command = _write(
+            "prompts", "compare", baseline, name, *_list_inputs(benches, bench), "--confirm"
+        )
         counted = select_counted(earlier, winner.label)
     return {
         "command": command,
         "topics": len(held_out),
         "counted": len(counted),
         "accesses": [
-            access.model_dump(mode="json") | {"topics": len(access.topics), "counted": access in counted}
+            access.model_dump(mode="json")
+            | {"topics": len(access.topics), "counted": access in counted}
             for access in reversed(earlier)
         ],
     }
@@ -51,7 +68,11 @@ def write_command(
     lab = benches.lab
     if view == "runs":
         runs = [shorten_path(lab.find_run(name).path) for name in select.split("\n") if name]
-        return {"command": _write("compare", *runs) if len(runs) > 1 else _write("runs", str(lab.inputs.root))}
+        return {
+            "command": _write("compare", *runs)
+            if len(runs) > 1
+            else _write("runs", str(lab.inputs.root))
+        }
     if view == "documents":
         of_topic = ["--topic", topic] if topic else []
         return {"command": _write("show", shorten_path(lab.find_run(run).path), *of_topic)}
@@ -59,7 +80,11 @@ def write_command(
     name = prompt or bench.config.prompts.judge
     if view == "bench":
         pinned = [part for each in documents.split("\n") if each for part in ("--doc", each)]
-        return {"command": _write("prompts", "try", name, "--topic", topic, *pinned, *_list_inputs(benches, bench))}
+        return {
+            "command": _write(
+                "prompts", "try", name, "--topic", topic, *pinned, *_list_inputs(benches, bench)
+            )
+        }
     if view == "confirm":
         return {"command": describe_confirmation(benches, run=run, name=name)["command"]}
     raise UsageError(f"{view:.40}: no such view")

@@ -46,7 +46,9 @@ def describe_fields(task: Task) -> list[dict[str, Any]]:
         for name in task.question.grades
     ]
     labels = list(task.stances)
-    return fields + [{"name": STANCE, "kind": "label", "labels": labels, "low": None, "high": None}] * bool(labels)
+    return fields + [
+        {"name": STANCE, "kind": "label", "labels": labels, "low": None, "high": None}
+    ] * bool(labels)
 
 
 def read_fields(values: Mapping[str, Any], readings: Mapping[str, Reading]) -> Fields:
@@ -77,11 +79,17 @@ def list_topics(lab: Workplace, *, run: str) -> dict[str, Any]:
             "title": topic.title,
             "half": find_half(topic.title),
             "documents": len(opened.run.rankings.get(topic.id, [])),
-            "failures": sum(len(found) for (of, _), found in opened.failed.items() if of == topic.id),
+            "failures": sum(
+                len(found) for (of, _), found in opened.failed.items() if of == topic.id
+            ),
         }
         for topic in opened.topics.values()
     ]
-    return {"topics": topics, "fields": describe_fields(opened.task), "stances": list(opened.task.stances)}
+    return {
+        "topics": topics,
+        "fields": describe_fields(opened.task),
+        "stances": list(opened.task.stances),
+    }
 
 
 def list_documents(lab: Workplace, *, run: str, topic: str) -> dict[str, Any]:
@@ -91,11 +99,16 @@ def list_documents(lab: Workplace, *, run: str, topic: str) -> dict[str, Any]:
     if found is None:
         raise DataError(f"topic {topic:.80}: not in {run}")
     qrels = lab.read_visible_qrels(run, [found], opened.config)
-    own = {each.document_id: each for each in opened.directory.read_labels() if each.topic_id == topic}
+    own = {
+        each.document_id: each for each in opened.directory.read_labels() if each.topic_id == topic
+    }
     rows = opened.rows(topic, qrels)
     texts = _read_documents(opened, [row.document_id for row in rows])
     is_hidden = qrels is not None and lab.is_hidden(run, found)
-    return {"rows": [_make_row(opened, topic, row, texts, own) for row in rows], "hidden": is_hidden}
+    return {
+        "rows": [_make_row(opened, topic, row, texts, own) for row in rows],
+        "hidden": is_hidden,
+    }
 
 
 def _read_documents(opened: RunFolder, ids: Sequence[str]) -> dict[str, Document]:
@@ -107,11 +120,24 @@ def _read_documents(opened: RunFolder, ids: Sequence[str]) -> dict[str, Document
 
 
 def _make_row(
-    opened: RunFolder, topic: str, row: DocumentRow, texts: Mapping[str, Document], own: Mapping[str, UserLabels]
+    opened: RunFolder,
+    topic: str,
+    row: DocumentRow,
+    texts: Mapping[str, Document],
+    own: Mapping[str, UserLabels],
 ) -> dict[str, Any]:
-    judgment, stance = opened.judgments[topic].get(row.document_id), opened.readings.get((topic, row.document_id))
+    judgment, stance = (
+        opened.judgments[topic].get(row.document_id),
+        opened.readings.get((topic, row.document_id)),
+    )
     readings = {} if judgment is None else judgment.readings
-    shares = stance.probabilities if stance is not None else readings[STANCE].shares if STANCE in readings else {}
+    shares = (
+        stance.probabilities
+        if stance is not None
+        else readings[STANCE].shares
+        if STANCE in readings
+        else {}
+    )
     known = [each.probabilities for each in readings.values() if each.probabilities]
     failures, document = opened.failed.get((topic, row.document_id)), texts.get(row.document_id)
     return {
@@ -152,7 +178,9 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> dic
     stance = opened.readings.get((topic, document))
     for prompt, text in details.answers:
         if stance is not None and prompt.startswith(stance.prompt):
-            requests.append({"prompt": prompt, "key": "", "messages": [], "answer": text or "", "thought": ""})
+            requests.append(
+                {"prompt": prompt, "key": "", "messages": [], "answer": text or "", "thought": ""}
+            )
     own = _find_own(opened, topic, document)
     return {
         "document": document,
@@ -168,14 +196,19 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> dic
         "requests": requests,
         "comparisons": details.comparisons,
         "notes": [*notes, *opened.notes],
-        "failures": [asdict(attempt) for failure in details.failures for attempt in failure.attempts],
+        "failures": [
+            asdict(attempt) for failure in details.failures for attempt in failure.attempts
+        ],
     }
 
 
-def _read_requests(opened: RunFolder, topic: str, document: str) -> tuple[list[dict[str, Any]], list[str]]:
+def _read_requests(
+    opened: RunFolder, topic: str, document: str
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the judge requests about a document with their answers, and notes if they cannot be shown.
 
-    The prompt is rendered again; that it is the one that was sent is proved by the keys of the answers.
+    The prompt is rendered again; that it is the one that was sent is proved by the keys of the
+    answers.
     """
     if opened.answers is None or opened.corpus is None:
         return [], []
@@ -184,20 +217,38 @@ def _read_requests(opened: RunFolder, topic: str, document: str) -> tuple[list[d
     except ToucheError as error:
         return [], [f"The request cannot be shown: {error}"]
     judgment = opened.judgments[topic].get(document)
-    keys = [trial.result.key if isinstance(trial.result, AnsweredRequest) else "" for trial in trials]
+    keys = [
+        trial.result.key if isinstance(trial.result, AnsweredRequest) else "" for trial in trials
+    ]
     if judgment is not None and keys != judgment.answer_keys:
-        return [], ["The request cannot be shown: the prompt, its settings or the document changed since the run."]
+        return [], [
+            "The request cannot be shown: the prompt, its settings or the document changed since the run."
+        ]
     prompt = opened.config.prompts.judge
     return [
-        {"prompt": prompt, "key": key, **describe_exchange(trial)} for key, trial in zip(keys, trials, strict=True)
+        {"prompt": prompt, "key": key, **describe_exchange(trial)}
+        for key, trial in zip(keys, trials, strict=True)
     ], []
 
 
-async def _repeat(opened: RunFolder, answers: Cache, corpus: Corpus, topic: str, document: str) -> list[Trial]:
-    """Return the judge requests about a document with their answers from the cache; nothing is sent."""
+async def _repeat(
+    opened: RunFolder, answers: Cache, corpus: Corpus, topic: str, document: str
+) -> list[Trial]:
+    """Return the judge requests about a document with their answers from the cache.
+
+    Nothing is sent.
+    """
     config, purpose = opened.config, purposes_of(opened.task)["judge"]
-    prompt = load(opened.task, purpose, config.prompts.judge, config.prompts.folder, judge_per=config.judge_per)
-    model = ModelClient(engine_info=assume_engine_info(config.engine, answers), engine=None, cache=answers)
+    prompt = load(
+        opened.task,
+        purpose,
+        config.prompts.judge,
+        config.prompts.folder,
+        judge_per=config.judge_per,
+    )
+    model = ModelClient(
+        engine_info=assume_engine_info(config.engine, answers), engine=None, cache=answers
+    )
     builder = make_request_builder(model, config.engine, config.sampling)
     subject = Subject(opened.task, purpose, opened.topics[topic], (document,), corpus.documents)
     return await ask(prompt, subject, builder)
@@ -208,13 +259,21 @@ def describe_exchange(trial: Trial) -> dict[str, Any]:
     messages = [{"role": message.role, "text": message.content} for message in trial.messages]
     if isinstance(trial.result, AnsweredRequest):
         thoughts = [chain.thought for chain in trial.result.chains if chain.thought_key]
-        return {"messages": messages, "answer": trial.result.answer.text, "thought": "\n\n".join(thoughts)}
+        return {
+            "messages": messages,
+            "answer": trial.result.answer.text,
+            "thought": "\n\n".join(thoughts),
+        }
     last = trial.result.attempts[-1] if trial.result.attempts else None
     return {"messages": messages, "answer": "" if last is None else last.text, "thought": ""}
 
 
 def _find_own(opened: RunFolder, topic: str, document: str) -> UserLabels:
-    found = (each for each in opened.directory.read_labels() if (each.topic_id, each.document_id) == (topic, document))
+    found = (
+        each
+        for each in opened.directory.read_labels()
+        if (each.topic_id, each.document_id) == (topic, document)
+    )
     return next(found, UserLabels(topic_id=topic, document_id=document))
 
 
@@ -230,7 +289,9 @@ def write_labels(
         of = known.get(name, {"kind": "label", "labels": []})
         allowed = of["labels"] if of["kind"] == "label" else range(of["low"], of["high"] + 1)
         if value not in allowed:
-            raise UsageError(f"{name:.80}: {value!r:.40}: must be one of {', '.join(map(str, allowed))}")
+            raise UsageError(
+                f"{name:.80}: {value!r:.40}: must be one of {', '.join(map(str, allowed))}"
+            )
     own = UserLabels(topic_id=topic, document_id=document, labels=labels, note=note.strip())
     stored = opened.directory.read_labels()
     others = [each for each in stored if (each.topic_id, each.document_id) != (topic, document)]

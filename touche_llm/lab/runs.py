@@ -47,7 +47,10 @@ class RunList:
         overview, key = read_overview(self._lab.find_run(run).path), self._find_key(run, bool(all))
         if key not in self._measured and overview.state == COMPLETE:
             try:
-                self._measured[key] = {"measures": self._measure(run, overview, bool(all)), "note": ""}
+                self._measured[key] = {
+                    "measures": self._measure(run, overview, bool(all)),
+                    "note": "",
+                }
             except (ToucheError, OSError) as error:
                 self._measured[key] = {"measures": {}, "note": str(error)}
         return self._make_row(run, bool(all))
@@ -67,7 +70,9 @@ class RunList:
             "prompt": overview.prompt,
             "topics": overview.topics,
             **overview.usage._asdict(),
-            "seconds": sum(float(facts.get("seconds") or 0.0) for facts in overview.stages.values()),
+            "seconds": sum(
+                float(facts.get("seconds") or 0.0) for facts in overview.stages.values()
+            ),
             "changed": overview.changed.astimezone().isoformat(timespec="seconds"),
             **self._measured.get(self._find_key(run, is_all), unknown),
         }
@@ -88,7 +93,10 @@ class RunList:
             qrels = restrict_to_choice(qrels, overview)
         evaluation = evaluate_run(run, overview.directory.read_run(task.stances), qrels)
         rows = {row["measure"]: row for row in evaluation.summary().to_dict("records")}
-        return {name: {column: rows[name][column] for column in _MEASURED} for name in list_headline(qrels)}
+        return {
+            name: {column: rows[name][column] for column in _MEASURED}
+            for name in list_headline(qrels)
+        }
 
 
 def restrict_to_choice(qrels: Qrels, overview: RunOverview) -> Qrels:
@@ -100,7 +108,12 @@ def restrict_to_choice(qrels: Qrels, overview: RunOverview) -> Qrels:
 
 def read_state(directory: RunDirectory) -> _State:
     """Return when the files that a row depends on were changed."""
-    files = (directory.metadata_file, directory.run_file, directory.evaluation_file, directory.config_file)
+    files = (
+        directory.metadata_file,
+        directory.run_file,
+        directory.evaluation_file,
+        directory.config_file,
+    )
     paths = (directory.path, *files, directory.path / LOCK)
     return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in paths)
 
@@ -140,14 +153,23 @@ def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
     if not all:
         qrels = restrict_to_choice(qrels, overviews[0])
         remarks = ["Held-out topics have no judgments on this page."]
-    rankings = {name: each.directory.read_run(task.stances) for name, each in zip(runs, overviews, strict=True)}
+    rankings = {
+        name: each.directory.read_run(task.stances)
+        for name, each in zip(runs, overviews, strict=True)
+    }
     folders = [overview.directory.path for overview in overviews]
-    depth = max(len(ranking) for ranked in rankings.values() for ranking in ranked.rankings.values())
+    depth = max(
+        len(ranking) for ranked in rankings.values() for ranking in ranked.rankings.values()
+    )
     evaluations = [evaluate_run(name, ranked, qrels, depth) for name, ranked in rankings.items()]
     record_evaluations(folders, qrels, lab.warn)
     frame, notes = compare_runs(evaluations[0], evaluations[1:])
     named = {aspect: Path(shorten_path(path)) for aspect, path in files.items()}
-    return make_page(render(gather_comparison(evaluations, folders, task, named, frame, [*remarks, *notes], _TOP)))
+    return make_page(
+        render(
+            gather_comparison(evaluations, folders, task, named, frame, [*remarks, *notes], _TOP)
+        )
+    )
 
 
 def make_page(text: str) -> web.Response:

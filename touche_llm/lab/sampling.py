@@ -21,7 +21,12 @@ from touche_llm.lab.runs import make_page
 from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.engine import Counts
 from touche_llm.pipeline.progress import SilentProgress
-from touche_llm.prompt_lab.comparison import ComparisonInputs, PromptComparison, compare_prompts, estimate_comparison
+from touche_llm.prompt_lab.comparison import (
+    ComparisonInputs,
+    PromptComparison,
+    compare_prompts,
+    estimate_comparison,
+)
 from touche_llm.prompt_lab.variants import Variant
 from touche_llm.report.matrix import render_matrix
 
@@ -73,14 +78,20 @@ class _LinesOfProgress:
         """Drop the message, which the result has too."""
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+    def stage(
+        self, title: str, total: int, counts: Counts | None = None
+    ) -> Iterator[Callable[[], None]]:
         """Add a line for each step of a stage."""
         done = 0
 
         def advance() -> None:
             nonlocal done
             done += 1
-            sent = (0, 0, 0) if counts is None else (counts.requests, counts.cache_hits, counts.failures)
+            sent = (
+                (0, 0, 0)
+                if counts is None
+                else (counts.requests, counts.cache_hits, counts.failures)
+            )
             line = {"stage": title, "done": done, "total": total}
             line |= dict(zip(("requests", "cached", "failed"), sent, strict=True))
             self._loop.call_soon_threadsafe(self.lines.put_nowait, line)
@@ -88,8 +99,13 @@ class _LinesOfProgress:
         yield advance
 
 
-async def judge_sample(benches: Benches, *, run: str, name: str, text: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield the progress of a comparison of the sample, then its measures; closing it cancels the requests."""
+async def judge_sample(
+    benches: Benches, *, run: str, name: str, text: str
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the progress of a comparison of the sample, then its measures.
+
+    Closing it cancels the requests.
+    """
     progress = _LinesOfProgress()
     inputs = await benches.lab.apart(_prepare, benches, run, name, text)
     work = asyncio.ensure_future(concurrency.run_async(compare_prompts(inputs, progress)))
@@ -104,7 +120,9 @@ async def judge_sample(benches: Benches, *, run: str, name: str, text: str) -> A
         work.cancel()
 
 
-def _describe(benches: Benches, found: PromptComparison, qrels: Qrels, files: Mapping[str, Path]) -> dict[str, Any]:
+def _describe(
+    benches: Benches, found: PromptComparison, qrels: Qrels, files: Mapping[str, Path]
+) -> dict[str, Any]:
     """Return the measures of a comparison, and keep its page."""
     (part,), (base, draft) = found.parts, found.variants
     rows = []

@@ -1,4 +1,7 @@
-"""Who may talk to the lab: pages of this machine that know its token; and what their pages may load."""
+"""Who may talk to the lab: pages of this machine that know its token.
+
+And what their pages may load.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,8 @@ async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
 def make_guard(token: str, port: int) -> Middleware:
     """Return the middleware that admits requests with the token's cookie from this machine's pages alone.
 
-    A page elsewhere has another origin; a name that an attacker lets point to this machine is another host.
+    A page elsewhere has another origin; a name that an attacker lets point to this machine is
+    another host.
     """
     hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
     cookie = f"touche-llm-lab-{port}"
@@ -74,14 +78,18 @@ def make_guard(token: str, port: int) -> Middleware:
         is_own = origin == f"http://{request.host}"
         if request.host not in hosts or (origin is not None and not is_own):
             raise web.HTTPForbidden(text="This address is for pages of this machine.")
-        if request.method != "GET" and not (is_own or request.headers.get("Sec-Fetch-Site") == "same-origin"):
+        if request.method != "GET" and not (
+            is_own or request.headers.get("Sec-Fetch-Site") == "same-origin"
+        ):
             raise web.HTTPForbidden(text="Only the lab's own page may change something.")
         if request.path == "/" and _is_token(request.query.get("token", ""), token):
             response = web.HTTPSeeOther("/")
             response.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
             raise response
         if not _is_token(request.cookies.get(cookie, ""), token):
-            raise web.HTTPUnauthorized(text="Open the address that `touche-llm lab` printed; it ends in a token.")
+            raise web.HTTPUnauthorized(
+                text="Open the address that `touche-llm lab` printed; it ends in a token."
+            )
         try:
             return await handler(request)
         except web.HTTPException:

@@ -30,9 +30,9 @@ _STATIC = Path(__file__).parent / "static"
 _STYLE = Path(report.__file__).parent / "style.css"
 # Bytes of a request: a template has at most a mebibyte.
 _MAX_BODY = 4 * 2**20
-# A view takes the workplace, or the benches, and its arguments by name. A plain function is called in the thread that
-# reads folders, an asynchronous one here; the lines of a generator are sent as they come, and it is closed if the page
-# goes away.
+# A view takes the workplace, or the benches, and its arguments by name. A plain function is called
+# in the thread that reads folders, an asynchronous one here; the lines of a generator are sent as
+# they come, and it is closed if the page goes away.
 View = Callable[..., Any]
 _VIEWS: Mapping[tuple[str, str], View] = {
     ("GET", "/api/state"): Workplace.describe,
@@ -103,11 +103,19 @@ async def _send_file(path: Path, _: web.Request) -> web.StreamResponse:
 def make_handler(lab: Workplace, view: partial[Any]) -> Handler:
     """Return the handler of a view: arguments from the query or the JSON body, checked by the view's types."""
     hints, is_exact = get_type_hints(view.func), view.func in _EXACT
-    names = [each for each in inspect.signature(view).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    fields: list[Any] = [
-        (each.name, hints[each.name], *([] if each.default is each.empty else [each.default])) for each in names
+    names = [
+        each
+        for each in inspect.signature(view).parameters.values()
+        if each.kind is each.KEYWORD_ONLY
     ]
-    form, many = msgspec.defstruct("Arguments", fields), {name for name, kind, *_ in fields if kind == list[str]}
+    fields: list[Any] = [
+        (each.name, hints[each.name], *([] if each.default is each.empty else [each.default]))
+        for each in names
+    ]
+    form, many = (
+        msgspec.defstruct("Arguments", fields),
+        {name for name, kind, *_ in fields if kind == list[str]},
+    )
 
     async def handle(request: web.Request) -> web.StreamResponse:
         query = request.query
@@ -115,7 +123,9 @@ def make_handler(lab: Workplace, view: partial[Any]) -> Handler:
         try:
             if request.method != "GET":
                 given = msgspec.json.decode(await request.read())
-            arguments = msgspec.structs.asdict(msgspec.convert(given, form, strict=request.method != "GET"))
+            arguments = msgspec.structs.asdict(
+                msgspec.convert(given, form, strict=request.method != "GET")
+            )
         except msgspec.MsgspecError as error:
             raise UsageError(f"{request.path}: {error!s:.200}") from error
         if inspect.isasyncgenfunction(view):
@@ -124,7 +134,9 @@ def make_handler(lab: Workplace, view: partial[Any]) -> Handler:
             result = await view(**arguments)
         else:
             result = await lab.apart(view, **arguments)
-        return result if isinstance(result, web.StreamResponse) else reply(result, is_exact=is_exact)
+        return (
+            result if isinstance(result, web.StreamResponse) else reply(result, is_exact=is_exact)
+        )
 
     return handle
 
@@ -144,7 +156,10 @@ async def _stream(request: web.Request, lines: Any) -> web.StreamResponse:
                 await write(line)
     except Exception as error:
         await write(
-            {"error": describe_failure(error), "state": "gone" if isinstance(error, EngineError) else "invalid"}
+            {
+                "error": describe_failure(error),
+                "state": "gone" if isinstance(error, EngineError) else "invalid",
+            }
         )
     await response.write_eof()
     return response
@@ -174,7 +189,9 @@ async def serve_lab(lab: Workplace, port: int = 0) -> AsyncIterator[Address]:
         port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
         app = make_application(lab, token, port)
         # A page that goes away cancels what it waits for.
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5
+        )
         await runner.setup()
         try:
             await web.SockSite(runner, listener).start()

@@ -67,7 +67,10 @@ def _draft_file(path: Path) -> Path:
 
 
 def is_writable(bench: Bench, entry: CatalogEntry) -> bool:
-    """Return whether a template is in the user's folder, so that it is saved in its place; others are copied there."""
+    """Return whether a template is in the user's folder, so that it is saved in its place.
+
+    Others are copied there.
+    """
     return not entry.is_builtin and entry.path.resolve().is_relative_to(bench.prompts.resolve())
 
 
@@ -80,13 +83,18 @@ def describe_template(bench: Bench, name: str) -> dict[str, Any]:
     draft = read_record(file, Draft, "a draft of the lab; delete it") if file.exists() else None
     return {
         "name": name,
-        "path": f"{bench.context.task.name}/{entry.path.name}" if entry.is_builtin else shorten_path(entry.path),
+        "path": f"{bench.context.task.name}/{entry.path.name}"
+        if entry.is_builtin
+        else shorten_path(entry.path),
         "text": text,
         "hash": hash_text(text),
         "version": read_version(text),
         "writable": is_writable(bench, entry),
-        "confirmed": any(label in access.prompts for access in accesses if access.kind == "confirmation"),
-        "draft": draft and {"text": draft.text, "base": draft.base, "saved": draft.saved.isoformat()},
+        "confirmed": any(
+            label in access.prompts for access in accesses if access.kind == "confirmation"
+        ),
+        "draft": draft
+        and {"text": draft.text, "base": draft.base, "saved": draft.saved.isoformat()},
     }
 
 
@@ -95,7 +103,9 @@ def read_template(benches: Benches, *, run: str, name: str) -> dict[str, Any]:
     return describe_template(benches.get(run), name)
 
 
-def write_draft(benches: Benches, *, run: str, name: str, text: str | None, base: str) -> dict[str, Any]:
+def write_draft(
+    benches: Benches, *, run: str, name: str, text: str | None, base: str
+) -> dict[str, Any]:
     """Store the draft of a template, or delete it with None."""
     path = benches.get(run).find_prompt(name).path
     if text is None:
@@ -103,7 +113,9 @@ def write_draft(benches: Benches, *, run: str, name: str, text: str | None, base
     else:
         DRAFTS.mkdir(parents=True, exist_ok=True)
         now = datetime.now(UTC).replace(microsecond=0)
-        write_records(_draft_file(path), [Draft(template=str(path), base=base, text=text, saved=now)])
+        write_records(
+            _draft_file(path), [Draft(template=str(path), base=base, text=text, saved=now)]
+        )
     return {}
 
 
@@ -118,11 +130,12 @@ def save_template(
         name: Name of the template.
         text: Text to save.
         hash: SHA-256 of the text on disk that the user has seen.
-        file: Name of a new template; None for the place of the template itself, or a free name if it is not the
-            user's.
+        file: Name of a new template; None for the place of the template itself, or a free name if
+            it is not the user's.
 
     Returns:
-        The saved template; or, as `conflict`, why it was not saved, and the text that is on disk instead.
+        The saved template; or, as `conflict`, why it was not saved, and the text that is on disk
+        instead.
 
     Raises:
         PromptError: The text is no valid prompt.
@@ -143,7 +156,9 @@ def save_template(
     else:
         target = bench.prompts / (_find_free_name(bench, entry) if file is None else file)
         if not _NAME.fullmatch(target.name) or target.parent != bench.prompts:
-            raise UsageError(f"{file!r:.80}: no name of a template; write letters, digits and hyphens, then .jinja")
+            raise UsageError(
+                f"{file!r:.80}: no name of a template; write letters, digits and hyphens, then .jinja"
+            )
         bench.prompts.mkdir(parents=True, exist_ok=True)
         copy_prompt(prompt, target, text)
         saved = str(target)
@@ -152,5 +167,8 @@ def save_template(
 
 
 def _find_free_name(bench: Bench, entry: CatalogEntry) -> str:
-    names = [f"{entry.path.stem}-mine", *(f"{entry.path.stem}-mine-{number}" for number in range(2, 1000))]
+    names = [
+        f"{entry.path.stem}-mine",
+        *(f"{entry.path.stem}-mine-{number}" for number in range(2, 1000)),
+    ]
     return next(f"{name}.jinja" for name in names if not (bench.prompts / f"{name}.jinja").exists())

@@ -49,15 +49,25 @@ def describe_bench(benches: Benches, *, run: str) -> dict[str, Any]:
     has_qrels = bool(benches.lab.find_qrels([run], task, bench.config))
     return {
         "prompts": [
-            {"name": name, "label": entry.loaded[1].label.partition("/")[2] if entry.loaded else entry.path.name}
+            {
+                "name": name,
+                "label": entry.loaded[1].label.partition("/")[2]
+                if entry.loaded
+                else entry.path.name,
+            }
             for name, entry in bench.list_prompts().items()
         ],
         "topics": [
-            {"id": each.id, "title": each.title, "half": find_half(each.title)} for each in bench.topics.values()
+            {"id": each.id, "title": each.title, "half": find_half(each.title)}
+            for each in bench.topics.values()
         ],
         "fields": describe_fields(task),
         "local": bench.is_local and not is_replay,
-        "server": {"state": "replay" if is_replay else "unknown", "url": engine.base_url, "model": engine.model_name},
+        "server": {
+            "state": "replay" if is_replay else "unknown",
+            "url": engine.base_url,
+            "model": engine.model_name,
+        },
         "problem": ""
         if has_qrels
         else "No qrels, so nothing is measured: evaluate the run, or start the lab with qrels.",
@@ -77,9 +87,16 @@ def list_candidates(benches: Benches, *, run: str, topic: str, query: str = "") 
         if candidate.document_id in unknown or len(listed) == _MAX_CANDIDATES:
             continue
         document = documents.get(candidate.document_id)
-        if all(word in f"{document.id} {document.title} {document.text}".casefold() for word in words):
+        if all(
+            word in f"{document.id} {document.title} {document.text}".casefold() for word in words
+        ):
             is_judged = bool(get_assessments(qrels, topic, document.id))
-            row = {"id": document.id, "title": document.title, "text": make_snippet(document), "judged": is_judged}
+            row = {
+                "id": document.id,
+                "title": document.title,
+                "text": make_snippet(document),
+                "judged": is_judged,
+            }
             listed.append(row)
     return {"documents": listed}
 
@@ -100,7 +117,9 @@ async def check_draft(benches: Benches, *, run: str, name: str, text: str) -> di
         topics = list(bench.topics.values())
         problems: list[str] = []
         check_examples(prompt, topics, bench.config.topics, problems.append)
-        found = await run_apart(check, bench.context.task, bench.purpose, prompt, topics[:_CHECKED_TOPICS])
+        found = await run_apart(
+            check, bench.context.task, bench.purpose, prompt, topics[:_CHECKED_TOPICS]
+        )
     except (PromptError, UsageError) as error:
         return reply | {"findings": [_make_finding("error", str(error), text)]}
     findings = [_make_finding(each.level, each.message, text) for each in found.findings]
@@ -125,7 +144,9 @@ async def render_draft(
     """Return the messages that would be sent about a document, in parts by the requests that share them."""
     bench = await benches.lab.apart(benches.get, run)
     try:
-        return await run_apart(_render, bench, bench.load(name, text), bench.find_topic(topic), document)
+        return await run_apart(
+            _render, bench, bench.load(name, text), bench.find_topic(topic), document
+        )
     except (PromptError, UsageError) as error:
         return {"problem": str(error)}
 
@@ -136,7 +157,10 @@ async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> 
         trials = await ask_for_parts(prompt, subject, dry)
     return {
         "messages": [
-            {"role": message.role, "parts": [asdict(part) for part in parts if part.message == place]}
+            {
+                "role": message.role,
+                "parts": [asdict(part) for part in parts if part.message == place],
+            }
             for trial, parts in trials
             for place, message in enumerate(trial.messages)
         ]
@@ -163,7 +187,9 @@ async def answer(
     if qrels is not None:
         # Judgments are shown beside the answers.
         cache = bench.config.cache.file
-        await asyncio.to_thread(record_trial, cache, found, documents, qrels, prompt.label, lab.warn)
+        await asyncio.to_thread(
+            record_trial, cache, found, documents, qrels, prompt.label, lab.warn
+        )
     lines: list[dict[str, Any]] = []
     try:
         async for line in _answer_each(bench, prompt, found, documents):
@@ -179,7 +205,12 @@ async def answer(
         raise
     state = "replay" if any(failure["kind"] == "replay" for failure in failures) else "ok"
     requests = sum(line["sent"] for line in lines)
-    yield {"done": True, "requests": requests, "seconds": time.monotonic() - started, "state": state}
+    yield {
+        "done": True,
+        "requests": requests,
+        "seconds": time.monotonic() - started,
+        "state": state,
+    }
 
 
 async def _answer_each(
@@ -195,8 +226,18 @@ async def _answer_each(
         try:
             trials = await concurrency.run_async(ask(prompt, alone, builder))
         except ReplayMiss:
-            failure = {"kind": "replay", "reason": "the cache has no answer to this text", "text": ""}
-            return {"document": document, "cached": False, "sent": 0, "fields": {}, "failure": failure}
+            failure = {
+                "kind": "replay",
+                "reason": "the cache has no answer to this text",
+                "text": "",
+            }
+            return {
+                "document": document,
+                "cached": False,
+                "sent": 0,
+                "fields": {},
+                "failure": failure,
+            }
         return {"document": document, **_describe_trials(trials)}
 
     tasks = [asyncio.create_task(request(document)) for document in documents]
@@ -211,7 +252,11 @@ async def _answer_each(
 def _describe_trials(trials: Sequence[Trial]) -> dict[str, Any]:
     """Return the answer about a document, of all parts of the prompt."""
     answered = [trial.result for trial in trials if isinstance(trial.result, AnsweredRequest)]
-    failed = [trial.result.attempts[-1] for trial in trials if not isinstance(trial.result, AnsweredRequest)]
+    failed = [
+        trial.result.attempts[-1]
+        for trial in trials
+        if not isinstance(trial.result, AnsweredRequest)
+    ]
     cuts = [cut for trial in trials for cut in trial.cut.values()]
     exchanges = [describe_exchange(trial) for trial in trials]
     fields: dict[str, Any] = {}
@@ -223,14 +268,18 @@ def _describe_trials(trials: Sequence[Trial]) -> dict[str, Any]:
         "fields": fields,
         "answer": "\n".join(each["answer"] for each in exchanges),
         "thought": "\n\n".join(filter(None, (each["thought"] for each in exchanges))),
-        "truncated": f"the model saw {cuts[0].kept_chars:,} of {cuts[0].of_chars:,} characters" if cuts else "",
+        "truncated": f"the model saw {cuts[0].kept_chars:,} of {cuts[0].of_chars:,} characters"
+        if cuts
+        else "",
         "prompt_tokens": sum(result.answer.prompt_tokens for result in answered),
         "completion_tokens": sum(result.answer.completion_tokens for result in answered),
         "failure": to_builtins(failed[0]) if failed else None,
     }
 
 
-def _compare(task: Task, fields: Mapping[str, Any], qrels: Qrels | None, topic: str, document: str) -> dict[str, Any]:
+def _compare(
+    task: Task, fields: Mapping[str, Any], qrels: Qrels | None, topic: str, document: str
+) -> dict[str, Any]:
     """Return the assessors' judgments of a document, and the fields in which the model differs."""
     people = get_assessments(qrels, topic, document)
     grades = {name: found["value"] for name, found in fields.items() if name in task.aspects}

@@ -34,7 +34,9 @@ DRAFTS = Path(".touche-llm/drafts")
 _MAX_OPEN = 3
 
 
-async def run_apart(function: Callable[..., Coroutine[Any, Any, ResultT]], *arguments: Any) -> ResultT:
+async def run_apart(
+    function: Callable[..., Coroutine[Any, Any, ResultT]], *arguments: Any
+) -> ResultT:
     """Run a coroutine that computes more than it waits in a thread of its own."""
     # Called only there: a page that goes away before may leave no coroutine that nobody awaits.
     return await asyncio.to_thread(lambda: asyncio.run(function(*arguments)))
@@ -71,10 +73,13 @@ class Workplace:
         self._opened: dict[str, tuple[int, RunFolder, ExitStack]] = {}
         self._qrels: dict[object, Qrels] = {}
         self._revealed: set[tuple[str, str]] = set()
-        # One thread for all that reads folders, so that the page's other requests do not wait for it.
+        # One thread for all that reads folders, so that the page's other requests do not wait for
+        # it.
         self._worker = ThreadPoolExecutor(1, "touche_llm folders")
 
-    async def apart(self, function: Callable[..., ResultT], *arguments: Any, **named: Any) -> ResultT:
+    async def apart(
+        self, function: Callable[..., ResultT], *arguments: Any, **named: Any
+    ) -> ResultT:
         """Call a function in the thread that reads folders."""
         call = partial(function, *arguments, **named)
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
@@ -89,21 +94,35 @@ class Workplace:
         """Search for runs; return their folders by name."""
         if self.inputs.root is not None:
             folders = find_runs(self.inputs.root)
-            self._folders = {folder.relative_to(self.inputs.root).as_posix(): folder for folder in folders}
+            self._folders = {
+                folder.relative_to(self.inputs.root).as_posix(): folder for folder in folders
+            }
         return self._folders
 
     def find_run(self, run: str) -> RunDirectory:
-        """Return the folder of a run; raise DataError unless the search finds it, so that no other folder is read."""
+        """Return the folder of a run.
+
+        Raise DataError unless the search finds it, so that no other folder is read.
+        """
         if run not in self._folders and run not in self.list_runs():
-            raise DataError(f"{run:.200}: no run in {self.inputs.root or 'this lab'}; choose one of the list")
+            raise DataError(
+                f"{run:.200}: no run in {self.inputs.root or 'this lab'}; choose one of the list"
+            )
         return RunDirectory(self._folders[run])
 
     def find_default_run(self) -> str | None:
-        """Return the newest run that is not broken, empty for a configuration alone; None if there is none."""
+        """Return the newest run that is not broken, empty for a configuration alone.
+
+        None if there is none.
+        """
         if self.inputs.root is None:
             return ""
         overviews = {name: read_overview(folder) for name, folder in self.list_runs().items()}
-        usable = {name: each.changed for name, each in overviews.items() if each.state != BROKEN and each.config}
+        usable = {
+            name: each.changed
+            for name, each in overviews.items()
+            if each.state != BROKEN and each.config
+        }
         return max(usable, key=lambda name: usable[name], default=None)
 
     def configure(self, run: str) -> Config:
@@ -113,13 +132,17 @@ class Workplace:
             return load_config(self.inputs.config, given)
         directory = self.find_run(run)
         if not directory.config_file.is_file():
-            raise DataError(f"{directory.config_file}: no such file; the run stopped before its first stage")
+            raise DataError(
+                f"{directory.config_file}: no such file; the run stopped before its first stage"
+            )
         return load_config(directory.config_file, {"task": find_copy(directory.path)} | given)
 
     def open(self, run: str) -> RunFolder:
         """Return a finished run, opened again if it changed; see `open_folder` for errors."""
         directory = self.find_run(run)
-        changed = os.stat(directory.metadata_file if directory.metadata_file.exists() else directory.path).st_mtime_ns
+        changed = os.stat(
+            directory.metadata_file if directory.metadata_file.exists() else directory.path
+        ).st_mtime_ns
         if run in self._opened and self._opened[run][0] == changed:
             return self._opened[run][1]
         for name in (run, *list(self._opened)[: len(self._opened) - _MAX_OPEN + 1]):
@@ -136,7 +159,9 @@ class Workplace:
         return opened
 
     def find_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Mapping[str, Path]:
-        """Return the qrels of runs: given ones, those of their last evaluation, or the dataset's; empty without any.
+        """Return the qrels of runs: given ones, those of their last evaluation, or the dataset's.
+
+        Empty without any.
 
         Raises:
             UsageError: Two runs were evaluated with different qrels.
@@ -145,14 +170,21 @@ class Workplace:
         if self.inputs.qrels:
             return self.inputs.qrels
         known = find_known_qrels([self.find_run(run) for run in runs if run], task)
-        return known if known or config.dataset is None else Dataset(config.dataset, task.reference).qrels_files
+        return (
+            known
+            if known or config.dataset is None
+            else Dataset(config.dataset, task.reference).qrels_files
+        )
 
     def read_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Qrels | None:
         """Return all judgments of runs; None without any. Errors as `find_qrels`."""
         files = self.find_qrels(runs, task, config)
         if not files:
             return None
-        key = (task.reference, *((aspect, path, path.stat().st_mtime_ns) for aspect, path in files.items()))
+        key = (
+            task.reference,
+            *((aspect, path, path.stat().st_mtime_ns) for aspect, path in files.items()),
+        )
         if key not in self._qrels:
             self._qrels[key] = read_qrels(files, task)
         return self._qrels[key]
@@ -164,7 +196,9 @@ class Workplace:
     def read_visible_qrels(self, run: str, topics: Iterable[Topic], config: Config) -> Qrels | None:
         """Return the judgments of the topics that are not hidden; None without any qrels."""
         qrels = self.read_qrels([run], get_task(config.task), config)
-        return qrels and qrels.restrict_to({topic.id for topic in topics if not self.is_hidden(run, topic)})
+        return qrels and qrels.restrict_to(
+            {topic.id for topic in topics if not self.is_hidden(run, topic)}
+        )
 
     def log_evaluation(self, run: str, qrels: Qrels) -> None:
         """Log an access to judgments before they are shown; raise DataError if that fails."""
@@ -185,7 +219,9 @@ class Workplace:
     def describe_paths(self) -> dict[str, str]:
         """Return what the lab reads and writes, by name."""
         run = self.find_default_run()
-        paths = {} if self.inputs.root is None else {"runs, and labels in each": str(self.inputs.root)}
+        paths = (
+            {} if self.inputs.root is None else {"runs, and labels in each": str(self.inputs.root)}
+        )
         if run is not None:
             config = self.configure(run)
             paths["answer cache"] = str(config.cache.file)

@@ -53,7 +53,10 @@ class Layout:
 
     @classmethod
     def of_schema(cls, schema: Mapping[str, Any]) -> Layout:
-        """Return the layout of the answers that a schema allows; an empty schema allows any text."""
+        """Return the layout of the answers that a schema allows.
+
+        An empty schema allows any text.
+        """
         if not schema:
             return cls(AnswerForm.TEXT, ())
         form, fields = AnswerForm(schema["type"]), list_fields(schema)
@@ -70,7 +73,9 @@ class Layout:
 
     def spell_value(self, value: Any) -> str:
         """Return a value as it is written."""
-        return orjson.dumps(abbreviate(value) if self.form is AnswerForm.LETTERS else value).decode()
+        return orjson.dumps(
+            abbreviate(value) if self.form is AnswerForm.LETTERS else value
+        ).decode()
 
     @property
     def frame(self) -> list[str]:
@@ -85,7 +90,10 @@ class Layout:
     def spell(self, values: Mapping[str, Any]) -> str:
         """Return the text of an answer."""
         *before, end = self.frame
-        spelled = (text + self.spell_value(values[name]) for text, name in zip(before, self.fields, strict=True))
+        spelled = (
+            text + self.spell_value(values[name])
+            for text, name in zip(before, self.fields, strict=True)
+        )
         return "".join(spelled) + end
 
     # Few different answers consist of labels, and each is searched once per field.
@@ -93,13 +101,20 @@ class Layout:
     def find_values(self, text: str) -> Mapping[str, tuple[int, int]]:
         """Return the spans of the values in the text of an answer, as byte offsets `(first, end)`.
 
-        Fields whose values cannot be told from others are left out: keys that occur twice in an object, or all if an
-        array has another number of values.
+        Fields whose values cannot be told from others are left out: keys that occur twice in an
+        object, or all if an array has another number of values.
         """
         content = text.encode("utf-8", errors="replace")
         if self.form is AnswerForm.OBJECT:
-            by_field = {field: list(_compile_value_pattern(field).finditer(content)) for field in self.fields}
-            return {field: matches[0].span(1) for field, matches in by_field.items() if len(matches) == 1}
+            by_field = {
+                field: list(_compile_value_pattern(field).finditer(content))
+                for field in self.fields
+            }
+            return {
+                field: matches[0].span(1)
+                for field, matches in by_field.items()
+                if len(matches) == 1
+            }
         spans = [match.span() for match in _ELEMENT.finditer(content)]
         return dict(zip(self.fields, spans, strict=True)) if len(spans) == len(self.fields) else {}
 
@@ -109,8 +124,8 @@ def _compile_value_pattern(field: str) -> re.Pattern[bytes]:
     return re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)' % re.escape(field.encode()))
 
 
-# The model refused; the answer reached the length limit; it is not JSON; it does not fit the schema; its
-# log-probabilities are impossible.
+# The model refused; the answer reached the length limit; it is not JSON; it does not fit the
+# schema; its log-probabilities are impossible.
 UnusableKind = Literal["refused", "cut_off", "not_json", "outside_schema", "impossible_logprobs"]
 # Or the server replied with an error or broke off; it did not reply in time.
 FailureKind = UnusableKind | Literal["server_error", "timeout"]
@@ -122,7 +137,8 @@ _ShortText = Annotated[str, msgspec.Meta(max_length=MAX_CHARS)]
 class AnswerModel(Model, strict=True):
     """Base of the answer models: flat, each field a `Literal` or a string with a `pattern`.
 
-    Enumerations and patterns are the parts of JSON Schema that all structured-output backends enforce.
+    Enumerations and patterns are the parts of JSON Schema that all structured-output backends
+    enforce.
     """
 
 
@@ -158,7 +174,10 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Answer(JsonStruct, frozen=True, omit_defaults=True):
-    """Usable answer, as it is cached; `tokens` are those of the labels, empty if no logprobs were sent."""
+    """Usable answer, as it is cached.
+
+    `tokens` are those of the labels, empty if no logprobs were sent.
+    """
 
     text: str
     finish_reason: str
@@ -171,7 +190,8 @@ class Answer(JsonStruct, frozen=True, omit_defaults=True):
 class UnusableAnswer(JsonStruct, frozen=True, omit_defaults=True):
     """Unusable answer, as it is cached under the key of its sample; another sample is requested.
 
-    Of kind "server_error", it is the server's rejection of the request, and no other sample is requested.
+    Of kind "server_error", it is the server's rejection of the request, and no other sample is
+    requested.
     """
 
     kind: UnusableKind | Literal["server_error"]
@@ -187,7 +207,10 @@ class FailedRequest:
 
 
 # Types of the values that the cache stores under the key of a sample, by the kind of the entry.
-OUTCOMES: Mapping[str, type[Answer] | type[UnusableAnswer]] = {"answer": Answer, "unusable": UnusableAnswer}
+OUTCOMES: Mapping[str, type[Answer] | type[UnusableAnswer]] = {
+    "answer": Answer,
+    "unusable": UnusableAnswer,
+}
 
 
 class Unusable(Exception):
@@ -201,16 +224,22 @@ class Unusable(Exception):
 
 @lru_cache(maxsize=256)
 def get_labels(model: type[AnswerModel]) -> Mapping[str, tuple[int | str, ...]]:
-    """Return the labels that each field of an answer model allows, in order; fields with a pattern are left out."""
+    """Return the labels that each field of an answer model allows, in order.
+
+    Fields with a pattern are left out.
+    """
     labels = {name: get_args(field.annotation) for name, field in model.model_fields.items()}
     return {name: allowed for name, allowed in labels.items() if allowed}
 
 
 @lru_cache(maxsize=256)
-def build_schema(model: type[AnswerModel], form: AnswerForm = AnswerForm.OBJECT) -> Mapping[str, Any]:
+def build_schema(
+    model: type[AnswerModel], form: AnswerForm = AnswerForm.OBJECT
+) -> Mapping[str, Any]:
     """Return the JSON Schema of an answer model in a form; all fields are required, in order.
 
-    That of an array lists the fields in `prefixItems`, by their titles. That of a free text is empty.
+    That of an array lists the fields in `prefixItems`, by their titles. That of a free text is
+    empty.
     """
     if form is AnswerForm.TEXT:
         return {}
@@ -218,31 +247,50 @@ def build_schema(model: type[AnswerModel], form: AnswerForm = AnswerForm.OBJECT)
     if form is AnswerForm.LETTERS:
         labels = {name: tuple(map(abbreviate, allowed)) for name, allowed in labels.items()}
     fields = {
-        name: {"enum": list(labels[name])} if name in labels else {"type": "string", "pattern": _get_pattern(field)}
+        name: {"enum": list(labels[name])}
+        if name in labels
+        else {"type": "string", "pattern": _get_pattern(field)}
         for name, field in model.model_fields.items()
     }
     if form is AnswerForm.OBJECT:
-        return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": fields,
+            "required": list(fields),
+            "additionalProperties": False,
+        }
     parts = [{"title": name, **field} for name, field in fields.items()]
-    return {"type": "array", "prefixItems": parts, "items": False, "minItems": len(parts), "maxItems": len(parts)}
+    return {
+        "type": "array",
+        "prefixItems": parts,
+        "items": False,
+        "minItems": len(parts),
+        "maxItems": len(parts),
+    }
 
 
 def can_be_letters(model: type[AnswerModel]) -> bool:
     """Return whether an answer can consist of letters: the labels of each field must begin with different ones."""
     labels = get_labels(model)
-    is_distinct = all(len(set(map(abbreviate, allowed))) == len(allowed) for allowed in labels.values())
+    is_distinct = all(
+        len(set(map(abbreviate, allowed))) == len(allowed) for allowed in labels.values()
+    )
     return len(labels) == len(model.model_fields) and is_distinct
 
 
 def count_alternatives(schema: Mapping[str, Any]) -> int:
     """Return the number of alternatives per token from which the labels of an answer can be read.
 
-    It depends on form and labels alone, never on a server. A label can begin with its whole token or with a shorter
-    one, hence two per label, at most the 20 that vLLM sends by default. Objects have 20, as stored answers have.
+    It depends on form and labels alone, never on a server. A label can begin with its whole token
+    or with a shorter one, hence two per label, at most the 20 that vLLM sends by default. Objects
+    have 20, as stored answers have.
     """
     if schema["type"] == "object":
         return MAX_ALTERNATIVES
-    return min(MAX_ALTERNATIVES, 2 * max(len(field.get("enum", ())) for field in list_fields(schema).values()))
+    return min(
+        MAX_ALTERNATIVES,
+        2 * max(len(field.get("enum", ())) for field in list_fields(schema).values()),
+    )
 
 
 def _get_pattern(field: FieldInfo) -> str | None:
@@ -251,11 +299,15 @@ def _get_pattern(field: FieldInfo) -> str | None:
 
 
 def parse_answer(text: str, model: type[AnswerT], form: AnswerForm = AnswerForm.OBJECT) -> AnswerT:
-    """Parse the text of an answer, which may be any text; raise Unusable, of kind `not_json` or `outside_schema`."""
+    """Parse the text of an answer, which may be any text.
+
+    Raise Unusable, of kind `not_json` or `outside_schema`.
+    """
     return cast(AnswerT, _parse(text, model, form))
 
 
-# Few different answers consist of labels, and each is parsed when it arrives and when it is read from the cache.
+# Few different answers consist of labels, and each is parsed when it arrives and when it is read
+# from the cache.
 @lru_cache(maxsize=1024)
 def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel:
     labels = get_labels(model)
@@ -270,11 +322,17 @@ def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel
         raise Unusable("not_json", f"Invalid JSON: {error}"[:300], text) from error
     if form is not AnswerForm.OBJECT:
         if not isinstance(values, list) or len(values) != len(model.model_fields):
-            raise Unusable("outside_schema", f"expected {len(model.model_fields)} values in {form} form", text)
+            raise Unusable(
+                "outside_schema", f"expected {len(model.model_fields)} values in {form} form", text
+            )
         values = dict(zip(model.model_fields, values, strict=True))
     if form is AnswerForm.LETTERS:
         for name, letter in values.items():
-            found = [label for label in labels[name] if type(label) is type(letter) and abbreviate(label) == letter]
+            found = [
+                label
+                for label in labels[name]
+                if type(label) is type(letter) and abbreviate(label) == letter
+            ]
             values[name] = found[0] if found else None
     try:
         answer = model.model_validate(values)
@@ -288,6 +346,8 @@ def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel
         raise Unusable("outside_schema", "a key occurs twice", text)
     # `false` and `0.0` equal 0 in Python, but not in JSON.
     for name, found in values.items():
-        if name in labels and not any(type(found) is type(label) and found == label for label in labels[name]):
+        if name in labels and not any(
+            type(found) is type(label) and found == label for label in labels[name]
+        ):
             raise Unusable("outside_schema", f"{name}: {found!r} is no label", text)
     return answer

@@ -33,14 +33,22 @@ _REJECTED_STATUS = 400
 
 def request_line(request: Request) -> bytes:
     """Return a request as a line of a batch file."""
-    line = {"custom_id": request.key, "method": "POST", "url": CHAT_PATH, "body": build_chat_body(request)}
+    line = {
+        "custom_id": request.key,
+        "method": "POST",
+        "url": CHAT_PATH,
+        "body": build_chat_body(request),
+    }
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def group_by_topic(requests: Iterable[Request]) -> list[Request]:
     """Return requests grouped by prompt and topic: a prefix cache reuses their common beginning."""
     places: dict[tuple[str, str], int] = {}
-    return sorted(requests, key=lambda each: places.setdefault((each.origin.prompt, each.origin.topic_id), len(places)))
+    return sorted(
+        requests,
+        key=lambda each: places.setdefault((each.origin.prompt, each.origin.topic_id), len(places)),
+    )
 
 
 class _Response(msgspec.Struct):
@@ -95,7 +103,10 @@ def read_replies(paths: Sequence[Path], model: str) -> dict[str, Reply]:
 
 
 def _read_line(place: str, line: _Line, model: str) -> Reply:
-    """Return the answer of a line, or why it has none, with the kind to count; that of another model is none."""
+    """Return the answer of a line, or why it has none, with the kind to count.
+
+    That of another model is none.
+    """
     response = line.response
     if response is None:
         return Reply(place, _miss(to_printable(extract_message(line.error))), "error")
@@ -103,9 +114,14 @@ def _read_line(place: str, line: _Line, model: str) -> Reply:
     if status != 200 or line.error is not None:
         body = line.error if line.error is not None else decode_json(response.body, Any)
         reason = f"HTTP {status} from {CHAT_PATH}: {to_printable(extract_message(body))}"
-        # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown path.
+        # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown
+        # path.
         is_final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(body, dict)
-        return Reply(place, Rejected(_REJECTED_STATUS, reason) if is_final else _miss(reason), f"status_{status}")
+        return Reply(
+            place,
+            Rejected(_REJECTED_STATUS, reason) if is_final else _miss(reason),
+            f"status_{status}",
+        )
     answer = decode_json(response.body, ChatReply)
     try:
         read_completion(answer)
@@ -126,7 +142,13 @@ def _miss(reason: str) -> Transient:
 TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
 # Options of `ray.data.llm.vLLMEngineProcessorConfig`; all others are vLLM's.
 _RAY_OPTIONS = (
-    *("accelerator_type", "batch_size", "concurrency", "max_concurrent_batches", "max_pending_requests"),
+    *(
+        "accelerator_type",
+        "batch_size",
+        "concurrency",
+        "max_concurrent_batches",
+        "max_pending_requests",
+    ),
     *("max_tasks_in_flight_per_actor", "placement_group_config", "runtime_env"),
 )
 # A round begins when no request has come for so many seconds; longer than the wait before a retry.
@@ -144,12 +166,18 @@ class _Request(JsonStruct, frozen=True, forbid_unknown_fields=False):
 
 
 async def answer_file(engine: EngineConfig, requests: Path, responses: Path, log: Path) -> int:
-    """Answer a file of requests with the engine's runner; write all responses or none; return the number of requests.
+    """Answer a file of requests with the engine's runner; write all responses or none.
 
-    The requests are chat requests in the format of OpenAI's batch files, to one model, as `batch export` writes them;
-    the model of the engine's folder answers them whatever its name there. The runner's output is appended to `log`.
+    Return the number of requests.
+
+    The requests are chat requests in the format of OpenAI's batch files, to one model, as `batch
+    export` writes them; the model of the engine's folder answers them whatever its name there. The
+    runner's output is appended to `log`.
     """
-    models = [line.body.model for line in iterate_records(requests, _Request, "chat requests of `batch export`")]
+    models = [
+        line.body.model
+        for line in iterate_records(requests, _Request, "chat requests of `batch export`")
+    ]
     if len(set(models)) != 1:
         raise DataError(
             f"{requests}: requests for {len(set(models))} models; expected requests for one, as `touche-llm batch "
@@ -160,22 +188,37 @@ async def answer_file(engine: EngineConfig, requests: Path, responses: Path, log
         written = place / responses.name
         if engine.runner is Runner.VLLM:
             options = {"served_model_name": models[0], "max_model_len": engine.context}
-            command = [find_vllm(), "run-batch", "-i", str(requests), "-o", str(written), "--model", str(folder)]
+            command = [
+                find_vllm(),
+                "run-batch",
+                "-i",
+                str(requests),
+                "-o",
+                str(written),
+                "--model",
+                str(folder),
+            ]
             command += to_flags(options | build_start_options(engine.options))
         else:
             command = _ray_job(engine, requests, written, folder)
         async with run_guarded(command, log) as (process, end_of_log):
             code = await asyncio.to_thread(process.wait)
         if code != 0 or not written.exists():
-            raise EngineError(f"{requests}: {TITLES[engine.runner]} exited with code {code}; {end_of_log()}")
+            raise EngineError(
+                f"{requests}: {TITLES[engine.runner]} exited with code {code}; {end_of_log()}"
+            )
         written.replace(responses)
     return len(models)
 
 
 def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path) -> list[str]:
     if engine.context is None:
-        raise UsageError("engine.context: not set, and the Ray Data job needs the context in tokens")
-    vllm = build_start_options({name: value for name, value in engine.options.items() if name not in _RAY_OPTIONS})
+        raise UsageError(
+            "engine.context: not set, and the Ray Data job needs the context in tokens"
+        )
+    vllm = build_start_options(
+        {name: value for name, value in engine.options.items() if name not in _RAY_OPTIONS}
+    )
     settings = {
         "folder": str(folder),
         "vllm": vllm | {"max_model_len": engine.context},
@@ -186,13 +229,20 @@ def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path
 
 
 class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
-    """Engine that answers requests in rounds: a file of all requests that wait. Use as an asynchronous context manager.
+    """Engine that answers requests in rounds: a file of all requests that wait.
+
+    Use as an asynchronous context manager.
 
     Requests that depend on answers come in a later round.
     """
 
-    def __init__(self, settings: EngineConfig, tokenizer: Counter, log: Path, announce: Callable[[str], None]) -> None:
-        """Initialise the engine; the runner's output is appended to `log`, beside which files of rounds are written."""
+    def __init__(
+        self, settings: EngineConfig, tokenizer: Counter, log: Path, announce: Callable[[str], None]
+    ) -> None:
+        """Initialise the engine.
+
+        The runner's output is appended to `log`, beside which files of rounds are written.
+        """
         self._settings, self.counter, self._log, self._announce = settings, tokenizer, log, announce
         self._waiting: dict[str, Request] = {}
         self._next: asyncio.Task[dict[str, Reply]] | None = None
@@ -222,7 +272,9 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
                 await asyncio.sleep(_QUIET_SECONDS)
             requests, self._waiting, self._next = list(self._waiting.values()), {}, None
             self._rounds += 1
-            self._announce(f"round {self._rounds}: {len(requests):,} requests to {TITLES[self._settings.runner]}")
+            self._announce(
+                f"round {self._rounds}: {len(requests):,} requests to {TITLES[self._settings.runner]}"
+            )
             with open_scratch(self._log.with_name("batch")) as place:
                 file, responses = place / "requests.jsonl", place / "responses.jsonl"
                 with file.open("wb") as stream:

@@ -29,7 +29,8 @@ from touche_llm.data.records import Count, JsonRecord, JsonStruct
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import OUTCOMES
 
-# With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
+# With write-ahead logging a killed process loses nothing that it committed; only a crash of the
+# machine could.
 SYNCHRONOUS = "NORMAL"
 
 ValueT = TypeVar("ValueT", bound=JsonRecord)
@@ -62,21 +63,24 @@ class Entry(EntryMetadata, frozen=True, kw_only=True):
 
     def read(self, model: type[ValueT]) -> ValueT:
         """Return the value; raise DataError if it is not of this type."""
-        return parse_record(msgspec.json.encode(self.value), model, f"entry {self.key}", f"a valid {model.__name__}")
+        return parse_record(
+            msgspec.json.encode(self.value), model, f"entry {self.key}", f"a valid {model.__name__}"
+        )
 
 
 # In the order of the table.
 COLUMNS = Entry.__struct_fields__
 _TYPED_COLUMNS = ", ".join(
-    f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in COLUMNS[1:]
+    f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}"
+    for column in COLUMNS[1:]
 )
 FORMAT = DatabaseFormat(
     noun="an answer cache",
     application=0x746C6C6D,  # "tllm"
     version=1,
     statements=(
-        # Rows in order of arrival, with an index of the keys: the keys are random, and storing rows in their order
-        # would take twice the work.
+        # Rows in order of arrival, with an index of the keys: the keys are random, and storing rows
+        # in their order would take twice the work.
         f"CREATE TABLE entries (key TEXT PRIMARY KEY, {_TYPED_COLUMNS})",
         "CREATE INDEX origins ON entries (topic, document)",
     ),
@@ -97,7 +101,9 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
         create_if_empty(database, FORMAT, path)
         # SQLite does not wait for other processes when it switches the mode.
         retrying = Retrying(
-            retry=retry_if_exception(lambda error: getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY),
+            retry=retry_if_exception(
+                lambda error: getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY
+            ),
             stop=stop_after_delay(LOCK_SECONDS),
             wait=wait_random(0.01, 0.1),
             reraise=True,
@@ -132,17 +138,25 @@ class Cache(AbstractContextManager["Cache"]):
         """Open a cache: an SQLite file, or, for replay only, a cassette (`.jsonl`)."""
         self.path, self.mode = path, mode
         if path.is_dir() and mode is not CacheMode.OFF:
-            raise UsageError(f"{path}: a folder; give a file as `cache.file`, such as {path / 'answers.sqlite'}")
+            raise UsageError(
+                f"{path}: a folder; give a file as `cache.file`, such as {path / 'answers.sqlite'}"
+            )
         is_cassette = path.suffix == ".jsonl"
         if is_cassette and mode is not CacheMode.REPLAY:
-            raise UsageError(f"{path}: a cassette can only be replayed; import it into an .sqlite cache to add to it")
+            raise UsageError(
+                f"{path}: a cassette can only be replayed; import it into an .sqlite cache to add to it"
+            )
         if mode is CacheMode.REPLAY and not path.exists():
             raise UsageError(f"{path}: no such cache to replay; name one with `cache.file`")
         try:
             is_in_memory = is_cassette or mode is CacheMode.OFF
-            self._database = open_file(None) if is_in_memory else open_file(path, mode is CacheMode.REPLAY)
+            self._database = (
+                open_file(None) if is_in_memory else open_file(path, mode is CacheMode.REPLAY)
+            )
         except (sqlite3.Error, OSError) as error:
-            raise DataError(describe_opening_error(path, FORMAT.noun, "cache.file", error)) from error
+            raise DataError(
+                describe_opening_error(path, FORMAT.noun, "cache.file", error)
+            ) from error
         self._database.path = path
         self._opened = None if self._is_read_only else path.stat()
         # Rows to store at the end of this turn of the event loop.
@@ -159,7 +173,8 @@ class Cache(AbstractContextManager["Cache"]):
         with closing(self._database):
             self._check_file()
             if not self._is_read_only and not self._database.in_transaction:
-                # Closing does this too, unless another process is reading; a passive checkpoint waits for none.
+                # Closing does this too, unless another process is reading; a passive checkpoint
+                # waits for none.
                 self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     @property
@@ -168,7 +183,9 @@ class Cache(AbstractContextManager["Cache"]):
 
     def _check_file(self) -> None:
         """Raise DataError if the file was deleted or replaced since it was opened: new entries would be lost."""
-        if self._opened is not None and not (self.path.exists() and os.path.samestat(self._opened, self.path.stat())):
+        if self._opened is not None and not (
+            self.path.exists() and os.path.samestat(self._opened, self.path.stat())
+        ):
             raise DataError(
                 f"{self.path}: the cache was deleted or replaced while it was in use; run the same command again to "
                 "store the answers in the present file"
@@ -177,7 +194,8 @@ class Cache(AbstractContextManager["Cache"]):
     def get(self, key: str, model: ValueType[ValueT], *, refreshed: bool = False) -> ValueT | None:
         """Return the value of an entry, or None if there is none.
 
-        In mode `off` there is none; in mode `refresh` an entry counts only if the caller has stored it (`refreshed`).
+        In mode `off` there is none; in mode `refresh` an entry counts only if the caller has stored
+        it (`refreshed`).
         """
         if self.mode is CacheMode.OFF or (self.mode is CacheMode.REFRESH and not refreshed):
             return None
@@ -187,17 +205,21 @@ class Cache(AbstractContextManager["Cache"]):
     def put(self, entry: Entry) -> None:
         """Store an entry at once.
 
-        The first value stored under a key stays, also if another process stored it, so that a replay finds what the run
-        used. In mode `refresh` the new value replaces it; in modes `replay` and `off` nothing is stored.
+        The first value stored under a key stays, also if another process stored it, so that a
+        replay finds what the run used. In mode `refresh` the new value replaces it; in modes
+        `replay` and `off` nothing is stored.
         """
         if not self._is_read_only:
             self._insert([entry.row])
             self._check_file()
 
-    async def store(self, metadata: EntryMetadata, value: ValueT, model: ValueType[ValueT] | None = None) -> ValueT:
+    async def store(
+        self, metadata: EntryMetadata, value: ValueT, model: ValueType[ValueT] | None = None
+    ) -> ValueT:
         """Store an entry like `put`, in one transaction with the others of this turn of the event loop.
 
-        Return the value, or the one already stored, of the type `model` as for `get`; raise why it was not stored.
+        Return the value, or the one already stored, of the type `model` as for `get`; raise why it
+        was not stored.
         """
         if self._is_read_only:
             return value
@@ -210,7 +232,10 @@ class Cache(AbstractContextManager["Cache"]):
         return value if stored is None else self._parse(metadata.key, stored, model or type(value))
 
     def _store_pending(self) -> None:
-        """Store the rows of this turn of the event loop; pass rows already stored to the tasks that wait."""
+        """Store the rows of this turn of the event loop.
+
+        Pass rows already stored to the tasks that wait.
+        """
         pending, self._pending = self._pending, []
         if not pending:
             return
@@ -219,7 +244,8 @@ class Cache(AbstractContextManager["Cache"]):
         try:
             self._database.execute("BEGIN IMMEDIATE")
             if self._insert([row for row, _ in pending]) < len(pending):
-                # Read within the transaction: another process may replace the rows as soon as it has ended.
+                # Read within the transaction: another process may replace the rows as soon as it
+                # has ended.
                 stored = {key: self._fetch_row(key) for (key, *_), _ in pending}
             self._database.execute("COMMIT")
             self._check_file()
@@ -238,16 +264,23 @@ class Cache(AbstractContextManager["Cache"]):
                 waiting.set_exception(failed)
 
     def forget(self, keys: Iterable[str], *, kind: str | None = None) -> None:
-        """Remove the entries with these keys, or those of them with this kind; nothing if the cache is read-only."""
+        """Remove the entries with these keys, or those of them with this kind.
+
+        Nothing if the cache is read-only.
+        """
         if self._is_read_only:
             return
         rows = [(key, kind) for key in keys]
-        self._database.executemany("DELETE FROM entries WHERE key = ?1 AND kind = coalesce(?2, kind)", rows)
+        self._database.executemany(
+            "DELETE FROM entries WHERE key = ?1 AND kind = coalesce(?2, kind)", rows
+        )
 
     def find(self, kind: str, **columns: Any) -> list[Entry]:
         """Return the entries of a kind whose columns have these values, by key."""
         where = " AND ".join(["kind = ?", *(f"{column} IS ?" for column in columns)])
-        rows = self._database.execute(f"SELECT * FROM entries WHERE {where} ORDER BY key", (kind, *columns.values()))
+        rows = self._database.execute(
+            f"SELECT * FROM entries WHERE {where} ORDER BY key", (kind, *columns.values())
+        )
         return [self._to_entry(row) for row in rows]
 
     def iterate_entries(self) -> Iterator[Entry]:
@@ -259,17 +292,21 @@ class Cache(AbstractContextManager["Cache"]):
         count = 0
         with open_atomic(path) as stream:
             for entry in self.iterate_entries():
-                columns = {column: value for column, value in asdict(entry).items() if value is not None}
+                columns = {
+                    column: value for column, value in asdict(entry).items() if value is not None
+                }
                 stream.write(msgspec.json.encode(columns) + b"\n")
                 count += 1
         return count
 
     def import_cassette(self, path: Path) -> tuple[int, int]:
-        """Add the entries of a cassette, all or none; return how many were new and how many were stored already.
+        """Add the entries of a cassette, all or none.
 
-        Under one key an answer replaces a stored failure, as when failures are sent again, and the first of two
-        failures stays, so that the caches of several machines can be merged. Two different answers are an error, since
-        a run was made with each.
+        Return how many were new and how many were stored already.
+
+        Under one key an answer replaces a stored failure, as when failures are sent again, and the
+        first of two failures stays, so that the caches of several machines can be merged. Two
+        different answers are an error, since a run was made with each.
         """
         new = known = 0
         with self._database:
@@ -282,30 +319,48 @@ class Cache(AbstractContextManager["Cache"]):
                     continue
                 known += 1
                 is_failure = entry.kind == "unusable" and kind in OUTCOMES
-                if not is_failure and (kind, msgspec.json.decode(value)) != (entry.kind, entry.value):
-                    problem = f"key {entry.key}: {self.path} holds another value; import into a new cache"
+                if not is_failure and (kind, msgspec.json.decode(value)) != (
+                    entry.kind,
+                    entry.value,
+                ):
+                    problem = (
+                        f"key {entry.key}: {self.path} holds another value; import into a new cache"
+                    )
                     raise DataError(f"{path}: {problem}")
         return new, known
 
     def _insert(self, rows: Sequence[tuple[Any, ...]], conflict: str | None = None) -> int:
-        """Insert rows of metadata and JSON; return the number of rows that were inserted or replaced."""
+        """Insert rows of metadata and JSON.
+
+        Return the number of rows that were inserted or replaced.
+        """
         conflict = conflict or ("REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE")
         marks = ",".join("?" * len(COLUMNS))
-        return self._database.executemany(f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows).rowcount
+        return self._database.executemany(
+            f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows
+        ).rowcount
 
     def _to_entry(self, row: tuple[Any, ...]) -> Entry:
-        return Entry(**dict(zip(COLUMNS[:-1], row, strict=False)), value=msgspec.json.decode(row[-1]))
+        return Entry(
+            **dict(zip(COLUMNS[:-1], row, strict=False)), value=msgspec.json.decode(row[-1])
+        )
 
     def _fetch_row(self, key: str) -> _Row | None:
-        row = self._database.execute("SELECT kind, value FROM entries WHERE key = ?", (key,)).fetchone()
+        row = self._database.execute(
+            "SELECT kind, value FROM entries WHERE key = ?", (key,)
+        ).fetchone()
         return cast(_Row | None, row)
 
     def _parse(self, key: str, row: _Row, model: ValueType[ValueT]) -> ValueT:
         kind, text = row
         value_type = model.get(kind) if isinstance(model, Mapping) else model
         if value_type is None:
-            raise DataError(f"{self.path}: entry {key}: unknown kind {kind!r:.80}; use another cache")
-        return parse_record(text, value_type, f"{self.path}: entry {key}", f"a valid {value_type.__name__}")
+            raise DataError(
+                f"{self.path}: entry {key}: unknown kind {kind!r:.80}; use another cache"
+            )
+        return parse_record(
+            text, value_type, f"{self.path}: entry {key}", f"a valid {value_type.__name__}"
+        )
 
 
 def describe_resume(path: Path, mode: CacheMode) -> str:

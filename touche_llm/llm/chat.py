@@ -30,14 +30,19 @@ class _Alternative(msgspec.Struct, gc=False):
 class _Token(msgspec.Struct, gc=False):
     token: str
     logprob: float
-    spelled: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = msgspec.field(name="bytes", default=None)
+    spelled: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = msgspec.field(
+        name="bytes", default=None
+    )
     # Decoded on demand: twenty per token, and few tokens belong to labels.
     top_logprobs: msgspec.Raw = msgspec.Raw(b"[]")
 
     @property
     def alternatives(self) -> list[tuple[str, float]]:
         """The most probable tokens at its place; raises Malformed."""
-        return [(each.token, each.logprob) for each in decode_json(self.top_logprobs, list[_Alternative])]
+        return [
+            (each.token, each.logprob)
+            for each in decode_json(self.top_logprobs, list[_Alternative])
+        ]
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -96,10 +101,17 @@ def build_chat_body(request: Request, delivery: str = DELIVERIES[0]) -> dict[str
         "chat_template_kwargs": request.chat_template_kwargs,
     }
     if request.schema:
-        # llama.cpp and LM Studio refuse `"items": false`. Without it, `maxItems` closes the array, and the reader
-        # refuses more elements; the key keeps it.
-        schema = {name: value for name, value in request.schema.items() if (name, value) != ("items", False)}
-        strict = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        # llama.cpp and LM Studio refuse `"items": false`. Without it, `maxItems` closes the array,
+        # and the reader refuses more elements; the key keeps it.
+        schema = {
+            name: value
+            for name, value in request.schema.items()
+            if (name, value) != ("items", False)
+        }
+        strict = {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": schema, "strict": True},
+        }
         body[delivery] = strict if delivery == "response_format" else {"json": schema}
     if sampling.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
@@ -112,7 +124,8 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
     """Return the completion in a reply, with the tokens of its values if their layout is given.
 
     Raises:
-        BrokenReply: The reply is incomplete; MissingLogprobs if it has no log-probabilities in spite of a layout.
+        BrokenReply: The reply is incomplete; MissingLogprobs if it has no log-probabilities in
+            spite of a layout.
     """
     if not reply.choices:
         raise BrokenReply("the reply has no choices")
@@ -121,7 +134,11 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
         raise BrokenReply(f"the answer ended with {choice.finish_reason!r}")
     text = choice.message.content or ""
     is_answer = choice.finish_reason == "stop" and not choice.message.refusal and text.strip()
-    if layout is not None and is_answer and all(bytes(token.top_logprobs) == b"[]" for token in choice.tokens):
+    if (
+        layout is not None
+        and is_answer
+        and all(bytes(token.top_logprobs) == b"[]" for token in choice.tokens)
+    ):
         raise MissingLogprobs(
             "log-probabilities were requested, but none came; set sampling.logprobs to false if the server sends none"
         )
@@ -143,18 +160,23 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
 
 
 def _align_tokens(sent: Sequence[_Token], text: str, layout: Layout | None) -> list[Token]:
-    """Return the tokens of the values, with their offsets in the answer; empty if they do not spell the text.
+    """Return the tokens of the values, with their offsets in the answer.
 
-    White space is not compared: some tokenizers have it in their tokens but not in the tokens' texts. Tokens before
-    the answer (reasoning), after it (the end token) and of white space alone are left out. A log-probability that
-    rounding raised above 0 becomes 0; see `check_logprobs` for others.
+    Empty if they do not spell the text.
+
+    White space is not compared: some tokenizers have it in their tokens but not in the tokens'
+    texts. Tokens before the answer (reasoning), after it (the end token) and of white space alone
+    are left out. A log-probability that rounding raised above 0 becomes 0; see `check_logprobs` for
+    others.
     """
     if layout is None:
         return []
     content = text.encode("utf-8", "replace")
     places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
     pieces = [
-        (bytes(token.spelled or ()) or token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE)
+        (bytes(token.spelled or ()) or token.token.encode("utf-8", "replace")).translate(
+            None, _WHITE_SPACE
+        )
         for token in sent
     ]
     start = b"".join(pieces).rfind(content.translate(None, _WHITE_SPACE))
@@ -165,8 +187,16 @@ def _align_tokens(sent: Sequence[_Token], text: str, layout: Layout | None) -> l
     at = -start
     for token, piece in zip(sent, pieces, strict=True):
         if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
-            top = [(text, _clip_rounding(logprob)) for text, logprob in token.alternatives if logprob > _MIN_LOGPROB]
-            found.append(Token(at=places[at], token=token.token, logprob=_clip_rounding(token.logprob), top=top))
+            top = [
+                (text, _clip_rounding(logprob))
+                for text, logprob in token.alternatives
+                if logprob > _MIN_LOGPROB
+            ]
+            found.append(
+                Token(
+                    at=places[at], token=token.token, logprob=_clip_rounding(token.logprob), top=top
+                )
+            )
         at += len(piece)
     return found
 
@@ -196,18 +226,30 @@ class VllmTokenCounter(TokenCounter):
 
     name = "/tokenize with messages"
 
-    def __init__(self, client: HttpClient, model: str, chat_template_kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, client: HttpClient, model: str, chat_template_kwargs: Mapping[str, Any]
+    ) -> None:
         self._client, self._model = client, model
         self._chat_template_kwargs = dict(chat_template_kwargs)
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
-        body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": self._chat_template_kwargs}
+        body = {
+            "model": self._model,
+            **to_prompt(messages),
+            "chat_template_kwargs": self._chat_template_kwargs,
+        }
         return (await self._client.post("/tokenize", body, _Count)).count
 
-    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
+    async def render(
+        self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]
+    ) -> str:
         """Return the text of a prompt with these switches of the chat template."""
-        body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
+        body = {
+            "model": self._model,
+            **to_prompt(messages),
+            "chat_template_kwargs": dict(chat_template_kwargs),
+        }
         return await self._decode((await self._client.post("/tokenize", body, _Tokens)).tokens)
 
     async def _encode(self, text: str) -> list[int]:
@@ -215,7 +257,11 @@ class VllmTokenCounter(TokenCounter):
         return (await self._client.post("/tokenize", body, _Tokens)).tokens
 
     async def _decode(self, tokens: list[int]) -> str:
-        return (await self._client.post("/detokenize", {"model": self._model, "tokens": tokens}, _Prompt)).prompt
+        return (
+            await self._client.post(
+                "/detokenize", {"model": self._model, "tokens": tokens}, _Prompt
+            )
+        ).prompt
 
 
 class TextTokenCounter(VllmTokenCounter):
@@ -226,7 +272,9 @@ class TextTokenCounter(VllmTokenCounter):
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of tokens of a text, with those that the model adds."""
         text = "".join(message.content for message in messages)
-        return (await self._client.post("/tokenize", {"model": self._model, "prompt": text}, _Count)).count
+        return (
+            await self._client.post("/tokenize", {"model": self._model, "prompt": text}, _Count)
+        ).count
 
 
 class LlamaCppTokenCounter(VllmTokenCounter):
@@ -236,9 +284,15 @@ class LlamaCppTokenCounter(VllmTokenCounter):
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
-        return len(await self._tokenize(await self.render(messages, self._chat_template_kwargs), is_prompt=True))
+        return len(
+            await self._tokenize(
+                await self.render(messages, self._chat_template_kwargs), is_prompt=True
+            )
+        )
 
-    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
+    async def render(
+        self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]
+    ) -> str:
         """Return the text of a prompt with these switches of the chat template."""
         body = {**to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
         return (await self._client.post("/apply-template", body, _Prompt)).prompt
@@ -248,22 +302,34 @@ class LlamaCppTokenCounter(VllmTokenCounter):
 
     async def _tokenize(self, text: str, *, is_prompt: bool) -> list[int]:
         """Return the tokens of a text, with those that the model adds to a prompt if it is one."""
-        return (await self._client.post("/tokenize", {"content": text, "add_special": is_prompt}, _Tokens)).tokens
+        return (
+            await self._client.post(
+                "/tokenize", {"content": text, "add_special": is_prompt}, _Tokens
+            )
+        ).tokens
 
     async def _decode(self, tokens: list[int]) -> str:
         return (await self._client.post("/detokenize", {"tokens": tokens}, _Content)).content
 
 
 class ChatServer(HttpClient):
-    """Engine that sends requests to a server. Use as an asynchronous context manager, and see `startup.connect`.
+    """Engine that sends requests to a server.
+
+    Use as an asynchronous context manager, and see `startup.connect`.
 
     Attributes:
         delivery: Field with which the server enforces a schema.
-        alternatives: Number of alternatives to request in place of fewer, if the server needs more to show the labels.
+        alternatives: Number of alternatives to request in place of fewer, if the server needs more
+            to show the labels.
     """
 
     def __init__(
-        self, base_url: str, *, concurrency: int, request_timeout: float, chat_template_kwargs: Mapping[str, Any]
+        self,
+        base_url: str,
+        *,
+        concurrency: int,
+        request_timeout: float,
+        chat_template_kwargs: Mapping[str, Any],
     ) -> None:
         """Initialise the client like an `HttpClient`; nothing is sent yet."""
         super().__init__(base_url, concurrency=concurrency, request_timeout=request_timeout)
@@ -278,7 +344,10 @@ class ChatServer(HttpClient):
         self.counter: TokenCounter = VllmTokenCounter(self, model, self.chat_template_kwargs)
 
     async def complete(self, request: Request) -> Completion:
-        """Return the completion of a request; raise as `post` does, and EngineError if another model answers."""
+        """Return the completion of a request.
+
+        Raise as `post` does, and EngineError if another model answers.
+        """
         layout = request.layout if request.sampling.top_logprobs else None
         return read_completion(await self.exchange(request), layout)
 
@@ -291,8 +360,13 @@ class ChatServer(HttpClient):
         self.check_model(reply.model, self.model)
         return reply
 
-    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
-        """Return the text of a prompt as the server renders it; None if the server does not show it."""
+    async def render(
+        self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]
+    ) -> str | None:
+        """Return the text of a prompt as the server renders it.
+
+        None if the server does not show it.
+        """
         try:
             return await self.counter.render(messages, chat_template_kwargs)
         except (BrokenReply, Rejected) as error:

@@ -19,7 +19,8 @@ from touche_llm.llm.settings import EngineConfig, PoolingConfig, SamplingConfig
 
 # What a server may lack, and what helps; docs/reference/doctor.md has what each costs.
 REMEDIES = {
-    # While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
+    # While thinking is off, a reasoning parser switches schemas off:
+    # https://github.com/vllm-project/vllm/issues/39130
     "schema": "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on without "
     "a reasoning parser (--reasoning-parser)",
     "logprobs": "use a server that sends them, or request plain grades with `sampling.logprobs: false`: whole numbers, "
@@ -117,7 +118,10 @@ class Survey:
         return any(check.is_blocking for check in self.checks if name in ("", check.name))
 
     async def send(self, request: Request) -> ChatReply | str:
-        """Return the reply to a request, or why the server refuses it; raise Rejected if it refuses all requests."""
+        """Return the reply to a request, or why the server refuses it.
+
+        Raise Rejected if it refuses all requests.
+        """
         try:
             return await self.server.exchange(request)
         except Rejected as error:
@@ -131,11 +135,25 @@ class Survey:
         schema: Mapping[str, Any] = _PROBE_SCHEMA,
         top_logprobs: int = 0,
     ) -> Request:
-        """Return a request of a check, which no cache stores; that of the defaults allows one answer."""
+        """Return a request of a check, which no cache stores.
+
+        That of the defaults allows one answer.
+        """
         if messages[0].role == "system":
             messages = place_system_message(messages, self.sampling.system_message)
-        sampling, origin = Sampling(top_logprobs=top_logprobs), Origin("check of the server", 0, "", "", None)
-        return Request(messages, schema, sampling, self.server.model, "", self.server.chat_template_kwargs, origin)
+        sampling, origin = (
+            Sampling(top_logprobs=top_logprobs),
+            Origin("check of the server", 0, "", "", None),
+        )
+        return Request(
+            messages,
+            schema,
+            sampling,
+            self.server.model,
+            "",
+            self.server.chat_template_kwargs,
+            origin,
+        )
 
 
 # Where servers report their versions, by the owner that they give their models, with their names.
@@ -176,15 +194,18 @@ async def identify(
 ) -> tuple[EngineInfo, ServerCheck]:
     """Return what a server says of itself and of the configured model, or of its only one, before it is checked.
 
-    An unknown context is 0. The check blocks then, and if the configured context is longer than the served one.
-    Raises EngineError if it does not serve the model, or several; Transient or Rejected as a request does.
+    An unknown context is 0. The check blocks then, and if the configured context is longer than the
+    served one. Raises EngineError if it does not serve the model, or several; Transient or Rejected
+    as a request does.
     """
     by_name = {served.id: served for served in (await server.get("/v1/models", _ModelList)).data}
     name = next(iter(by_name)) if settings.model is None and len(by_name) == 1 else settings.model
     if name is None or name not in by_name:
         other = "" if name is None else f", not {name!r}"
         names = ", ".join(by_name) or "no model"
-        raise EngineError(f"{server.base_url}: serves {names}{other}; choose one with `{section}.model`")
+        raise EngineError(
+            f"{server.base_url}: serves {names}{other}; choose one with `{section}.model`"
+        )
     model = by_name[name]
     # vLLM does not report the context of an adapter, which is that of the adapted model.
     served = model.max_model_len or by_name.get(model.parent or "", model).max_model_len
@@ -209,7 +230,10 @@ async def identify(
         serving={fact: value for fact, value in facts.items() if value},
     )
     if not info.context:
-        problem, remedy = f"does not report the context length of {name}", f"give it (`{section}.context`)"
+        problem, remedy = (
+            f"does not report the context length of {name}",
+            f"give it (`{section}.context`)",
+        )
     elif served is not None and info.context > served:
         problem = f"{name} is served with a context of {served} tokens, {wanted} are configured"
         remedy = f"serve it with a longer context or give a shorter one (`{section}.context`)"
@@ -224,7 +248,8 @@ def describe_failure(
 ) -> EngineError:
     """Return the error of a start-up check that failed by a failure of a request.
 
-    `refused` says how to go on if the server refuses; `is_known`, whether it has replied to another request.
+    `refused` says how to go on if the server refuses; `is_known`, whether it has replied to another
+    request.
     """
     hint = f"is the server running there? It answers once its model is loaded. Set its address with {server.address}"
     if isinstance(error, Transient):
@@ -232,5 +257,9 @@ def describe_failure(
             hint = "the server is busy (it answers other requests); wait, or give requests more time with "
             hint += f"`{server.section}.request_timeout`"
         return EngineError(f"{server.base_url}: {error.reason}; {hint}")
-    remedy = f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else refused or hint
-    return EngineError(f"{server.base_url}: the server refused the start-up check: {error}; {remedy}")
+    remedy = (
+        f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else refused or hint
+    )
+    return EngineError(
+        f"{server.base_url}: the server refused the start-up check: {error}; {remedy}"
+    )

@@ -57,18 +57,28 @@ class Transient(TransientFailure):
     """Transient failure of an engine."""
 
     def __init__(
-        self, kind: FailureKind, reason: str, retry_after: float | None = None, max_tries: int | None = None
+        self,
+        kind: FailureKind,
+        reason: str,
+        retry_after: float | None = None,
+        max_tries: int | None = None,
     ) -> None:
         super().__init__(reason, retry_after, max_tries)
         self.kind: FailureKind = kind
 
 
 class Unreachable(Transient):
-    """Failure to connect to a server; a run ends if it lasts, since every other request would fail too."""
+    """Failure to connect to a server.
+
+    A run ends if it lasts, since every other request would fail too.
+    """
 
 
 class BrokenReply(Transient):
-    """Complete but malformed reply, tried a few times. At an address that a server does not know, it may be a page."""
+    """Complete but malformed reply, tried a few times.
+
+    At an address that a server does not know, it may be a page.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__("server_error", reason, max_tries=BROKEN_TRIES)
@@ -123,8 +133,13 @@ class TokenCounter(Counter, Protocol):
     async def _decode(self, tokens: list[int]) -> str:
         """Return the text of tokens."""
 
-    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
-        """Return the text of a prompt with these switches of the chat template; None if the server does not show it."""
+    async def render(
+        self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]
+    ) -> str | None:
+        """Return the text of a prompt with these switches of the chat template.
+
+        None if the server does not show it.
+        """
         return None
 
 
@@ -136,13 +151,19 @@ class ChatTokenizer(TokenCounter):
     def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
         """Load the tokenizer; no code from the folder is executed."""
         if not (folder / "tokenizer_config.json").is_file():
-            raise UsageError(f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)")
+            raise UsageError(
+                f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)"
+            )
         try:
             from transformers import AutoTokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         except ImportError as error:
-            raise EngineError("engine.tokenizer: needs transformers: pip install transformers") from error
+            raise EngineError(
+                "engine.tokenizer: needs transformers: pip install transformers"
+            ) from error
         except Exception as error:  # depends on the library that reads the file
             raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
         self._folder = folder
@@ -151,21 +172,27 @@ class ChatTokenizer(TokenCounter):
             raise UsageError(f"{folder}: the tokenizer has no chat template")
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat; raise UsageError if the chat template refuses the messages."""
+        """Return the number of prompt tokens of a chat.
+
+        Raise UsageError if the chat template refuses the messages.
+        """
         try:
             fields = {"add_generation_prompt": True} | to_prompt(messages)
             text = self._tokenizer.apply_chat_template(
                 fields.pop("messages"), tokenize=False, **fields, **self._chat_template_kwargs
             )
         except Exception as error:  # templates can raise anything
-            raise UsageError(f"{self._folder}: the chat template refuses the messages: {_describe(error)}") from error
+            raise UsageError(
+                f"{self._folder}: the chat template refuses the messages: {_describe(error)}"
+            ) from error
         return len(await self._encode(text))
 
     async def _decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens))
 
     async def _encode(self, text: str) -> list[int]:
-        # The chat template writes the special tokens. The library would warn about texts longer than the context.
+        # The chat template writes the special tokens. The library would warn about texts longer
+        # than the context.
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return tokens
 
@@ -193,7 +220,10 @@ class PoolingEngine(CountingEngine, Protocol):
     """Access to an embedding model or a cross-encoder. Methods raise as those of `Engine`."""
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
-        """Return the vector of each text as little-endian float32; `dimensions` None requests the model's own."""
+        """Return the vector of each text as little-endian float32.
+
+        `dimensions` None requests the model's own.
+        """
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
         """Return the relevance of each document to the query."""
@@ -204,14 +234,19 @@ class Counts:
     """Counts of a stage.
 
     Attributes:
-        cache_hits: Answers taken from the cache, with their `cached_prompt_tokens` and `cached_completion_tokens`.
+        cache_hits: Answers taken from the cache, with their `cached_prompt_tokens` and
+            `cached_completion_tokens`.
         requests: Requests sent to the engine, including resamples but not retries.
         ended: Those of `requests` that are not under way any more, with or without an answer.
-        thoughts: Those of `requests` in which the model reasons; left out of the metadata if there are none.
+        thoughts: Those of `requests` in which the model reasons; left out of the metadata if there
+            are none.
         thought_tokens: Those of `completion_tokens` that are reasoning.
-        unusable_records: Unusable answers found in the cache, whether or not another sample was usable.
-        known_failures: Requests that failed because of unusable answers in the cache, without being sent.
-        prefix_cached_tokens: Those of `prompt_tokens` that the engine reported as taken from its prefix cache.
+        unusable_records: Unusable answers found in the cache, whether or not another sample was
+            usable.
+        known_failures: Requests that failed because of unusable answers in the cache, without being
+            sent.
+        prefix_cached_tokens: Those of `prompt_tokens` that the engine reported as taken from its
+            prefix cache.
         prefix_reports: Replies that report such tokens.
         problem: Reason of the last retry.
     """
@@ -237,11 +272,20 @@ class Counts:
 
     def as_dict(self) -> dict[str, int | None]:
         """Return the counts by name; `prefix_cached_tokens` is None if the engine reported none."""
-        left_out = ("problem", "ended", "prefix_reports", *(() if self.thoughts else ("thoughts", "thought_tokens")))
+        left_out = (
+            "problem",
+            "ended",
+            "prefix_reports",
+            *(() if self.thoughts else ("thoughts", "thought_tokens")),
+        )
         counts = {name: value for name, value in asdict(self).items() if name not in left_out}
-        return counts | {"prefix_cached_tokens": self.prefix_cached_tokens if self.prefix_reports else None}
+        return counts | {
+            "prefix_cached_tokens": self.prefix_cached_tokens if self.prefix_reports else None
+        }
 
     def since(self, before: Counts) -> Counts:
         """Return the increase since `before`, an earlier copy, with the present `problem`."""
         names = [count.name for count in fields(self) if count.name != "problem"]
-        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in names})
+        return replace(
+            self, **{name: getattr(self, name) - getattr(before, name) for name in names}
+        )

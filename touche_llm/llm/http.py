@@ -13,7 +13,12 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import orjson
 
-from touche_llm.data.concurrency import describe_connection_error, parse_retry_after, read_body, to_line
+from touche_llm.data.concurrency import (
+    describe_connection_error,
+    parse_retry_after,
+    read_body,
+    to_line,
+)
 from touche_llm.data.records import Malformed, decode_json
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import BrokenReply, Rejected, Transient, Unreachable
@@ -31,7 +36,10 @@ ReplyT = TypeVar("ReplyT")
 
 
 def allow_open_files(wanted: int) -> None:
-    """Raise the limit of open files to `wanted`, or as far as the system allows; macOS begins with 256."""
+    """Raise the limit of open files to `wanted`, or as far as the system allows.
+
+    MacOS begins with 256.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -51,9 +59,12 @@ class HttpClient:
     section, address, patience = "engine", "`engine.base_url`", 12
 
     def __init__(self, base_url: str, *, concurrency: int, request_timeout: float) -> None:
-        """Initialise the client of an address, with or without `/v1` or `/v1/chat/completions`; nothing is sent yet.
+        """Initialise the client of an address, with or without `/v1` or `/v1/chat/completions`.
 
-        A request fails if no request of the client got a reply for `request_timeout` seconds, and none wait at vLLM.
+        Nothing is sent yet.
+
+        A request fails if no request of the client got a reply for `request_timeout` seconds, and
+        none wait at vLLM.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1")
         allow_open_files(concurrency + _OTHER_FILES)
@@ -67,8 +78,9 @@ class HttpClient:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            # aiohttp would take data that a server sends on an idle connection for the reply to the next request (its
-            # issue 13656), and the label of one document would be stored for another.
+            # aiohttp would take data that a server sends on an idle connection for the reply to the
+            # next request (its issue 13656), and the label of one document would be stored for
+            # another.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, connect=min(30.0, self._seconds)),
             headers={"Content-Type": "application/json"}
@@ -85,12 +97,18 @@ class HttpClient:
         return await self._call("GET", path, None, reply)
 
     async def post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
-        """Return the reply to a POST request, decoded; raise Transient or Rejected, or EngineError for no URL."""
+        """Return the reply to a POST request, decoded.
+
+        Raise Transient or Rejected, or EngineError for no URL.
+        """
         async with self._slots:
             return await self._call("POST", path, orjson.dumps(body), reply)
 
     def check_model(self, reply_model: str | None, requested: str) -> None:
-        """Raise EngineError if another model replies than in the first reply; replies need not name their model."""
+        """Raise EngineError if another model replies than in the first reply.
+
+        Replies need not name their model.
+        """
         self._reply_model = self._reply_model or reply_model
         if reply_model not in (None, self._reply_model):
             raise EngineError(
@@ -103,8 +121,9 @@ class HttpClient:
     async def _limit(self) -> AsyncIterator[None]:
         """Raise TimeoutError in the block if no request gets a reply for too long.
 
-        A request waits in the server's queue behind others: with 256 at a time and one reply every two seconds, for
-        512 s. Its time therefore begins again with each reply, and while the queue holds requests, perhaps of other
+        A request waits in the server's queue behind others: with 256 at a time and one reply every
+        two seconds, for 512 s. Its time therefore begins again with each reply, and while the queue
+        holds requests, perhaps of other
         clients: sent again, it would wait at the end.
         """
         clock = asyncio.get_running_loop().time
@@ -140,31 +159,44 @@ class HttpClient:
             return 0
         return sum(int(float(count)) for count in _QUEUE.findall(text))
 
-    async def _call(self, method: str, path: str, body: bytes | None, reply: type[ReplyT]) -> ReplyT:
+    async def _call(
+        self, method: str, path: str, body: bytes | None, reply: type[ReplyT]
+    ) -> ReplyT:
         assert self._session is not None, "use the client as an asynchronous context manager"
         try:
             # A redirect would send the prompts and the key to another server.
             async with (
                 self._limit(),
-                self._session.request(method, self.base_url + path, data=body, allow_redirects=False) as response,
+                self._session.request(
+                    method, self.base_url + path, data=body, allow_redirects=False
+                ) as response,
             ):
                 content = await read_body(response, _MAX_BODY)
                 if len(content) > _MAX_BODY:
                     raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
-                status, retry_after = response.status, parse_retry_after(response.headers.get("Retry-After"))
+                status, retry_after = (
+                    response.status,
+                    parse_retry_after(response.headers.get("Retry-After")),
+                )
                 location = response.headers.get("Location", "")
         except aiohttp.InvalidURL as error:
-            raise EngineError(f"{self.base_url}: not a URL; give {self.address} like http://127.0.0.1:8000") from error
+            raise EngineError(
+                f"{self.base_url}: not a URL; give {self.address} like http://127.0.0.1:8000"
+            ) from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             reason = describe_connection_error(error, self._seconds)
             if isinstance(error, aiohttp.ClientConnectorError):
                 raise Unreachable("server_error", reason) from error
-            raise Transient("timeout" if isinstance(error, TimeoutError) else "server_error", reason) from error
+            raise Transient(
+                "timeout" if isinstance(error, TimeoutError) else "server_error", reason
+            ) from error
         if status < 300:
             try:
                 return decode_json(content, reply)
             except Malformed as error:
-                raise BrokenReply(f"malformed reply from {path}: {error}: {_quote(content)!r}") from error
+                raise BrokenReply(
+                    f"malformed reply from {path}: {error}: {_quote(content)!r}"
+                ) from error
         if status < 400:
             problem = f"a redirect to {location!r:.200}; give the server's own address with {self.address}"
         else:

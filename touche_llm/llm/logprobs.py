@@ -12,16 +12,21 @@ from touche_llm.data.records import Reading
 from touche_llm.llm.answers import Layout, Token, Unusable
 
 Label = int | str
-# Fewer readings give no information, and labels with less than the second, in bits, carry none worth ranking by.
+# Fewer readings give no information, and labels with less than the second, in bits, carry none
+# worth ranking by.
 MIN_READINGS = 50
 LOW_INFORMATION = 0.05
-# Probabilities are stored with nine digits, far more than log-probabilities carry; keeps files readable and stable.
+# Probabilities are stored with nine digits, far more than log-probabilities carry; keeps files
+# readable and stable.
 _BILLION = 1e9
-# Max excess of a probability over 1 due to rounding: in bfloat16, values next to 1 are 0.004 to 0.008 apart.
+# Max excess of a probability over 1 due to rounding: in bfloat16, values next to 1 are 0.004 to
+# 0.008 apart.
 LOGPROB_ROUNDING = 0.01
 
 
-def select_label_tokens(text: str, tokens: Sequence[Token], layout: Layout, fields: Container[str]) -> list[Token]:
+def select_label_tokens(
+    text: str, tokens: Sequence[Token], layout: Layout, fields: Container[str]
+) -> list[Token]:
     """Return the tokens of an answer that overlap the value of a field, which are all that `read_label` needs."""
     spans = [span for name, span in layout.find_values(text).items() if name in fields]
     return [token for token in tokens if overlaps(token.at, token.token, spans)]
@@ -51,17 +56,24 @@ def overlaps(at: int, token: str, spans: Iterable[tuple[int, int]]) -> bool:
 
 
 def read_label(
-    text: str, tokens: Sequence[Token], layout: Layout, field: str, labels: Sequence[Label], answered: Label
+    text: str,
+    tokens: Sequence[Token],
+    layout: Layout,
+    field: str,
+    labels: Sequence[Label],
+    answered: Label,
 ) -> Reading:
     """Return the probabilities of the labels of a field, renormalised over the labels.
 
-    At the token with which the value begins, the probability of each alternative goes to the label that the value can
-    become with it. If there are several such labels (`NO` and `NEUTRAL` for `N`), the alternative is followed if it is
-    the token of the answer, otherwise split evenly; if all labels are possible (white space, a quotation mark), it is
-    ignored. `off_label_mass` is the probability of the alternatives that lead to no label and of those not sent.
+    At the token with which the value begins, the probability of each alternative goes to the label
+    that the value can become with it. If there are several such labels (`NO` and `NEUTRAL` for
+    `N`), the alternative is followed if it is the token of the answer, otherwise split evenly; if
+    all labels are possible (white space, a quotation mark), it is ignored. `off_label_mass` is the
+    probability of the alternatives that lead to no label and of those not sent.
 
-    No label may begin another one as it is written (1 and 10), since it ends without a token of its own; scales and
-    forms of answers with such labels are refused. There are no probabilities if the engine sent none that match.
+    No label may begin another one as it is written (1 and 10), since it ends without a token of its
+    own; scales and forms of answers with such labels are refused. There are no probabilities if the
+    engine sent none that match.
     """
     path, lead = _find_path(text, tokens, layout, field)
     spelled = tuple(lead + layout.spell_value(label) for label in labels)
@@ -71,9 +83,12 @@ def read_label(
         ambiguous: float | None = None
         if not token.top:
             return Reading(answered=answered)
-        # Several tokens can have the same text (a byte and a character, with and without white space): hence sums.
+        # Several tokens can have the same text (a byte and a character, with and without white
+        # space): hence sums.
         for alternative, logprob in _list_alternatives(token):
-            if not (possible := _find_reached(spelled, written + squeeze(alternative), layout.ends)):
+            if not (
+                possible := _find_reached(spelled, written + squeeze(alternative), layout.ends)
+            ):
                 continue
             probability = followed * math.exp(logprob)
             if len(possible) == 1 < len(labels):
@@ -102,7 +117,9 @@ def read_label(
         return Reading(answered=answered)
     return Reading(
         answered=answered,
-        probabilities=dict(zip(map(str, labels), [_round(value / total) for value in mass], strict=True)),
+        probabilities=dict(
+            zip(map(str, labels), [_round(value / total) for value in mass], strict=True)
+        ),
         off_label_mass=_round(max(0.0, 1.0 - total - ignored)),
         shared=_round(shared),
     )
@@ -126,7 +143,10 @@ def average_readings(readings: Sequence[Reading], labels: Sequence[Label]) -> Re
     known = [shares for shares in probabilities if shares is not None]
     if len(known) < len(readings):
         known = [{str(reading.answered): 1.0} for reading in readings]
-    means = {name: _round(fmean([shares.get(name, 0.0) for shares in known])) for name in map(str, labels)}
+    means = {
+        name: _round(fmean([shares.get(name, 0.0) for shares in known]))
+        for name in map(str, labels)
+    }
     return Reading(
         answered=readings[0].answered,
         probabilities=means,
@@ -135,10 +155,13 @@ def average_readings(readings: Sequence[Reading], labels: Sequence[Label]) -> Re
     )
 
 
-def _find_path(text: str, tokens: Sequence[Token], layout: Layout, field: str) -> tuple[Sequence[Token], str]:
+def _find_path(
+    text: str, tokens: Sequence[Token], layout: Layout, field: str
+) -> tuple[Sequence[Token], str]:
     """Return the tokens of a field's value, and the text before the value in the first of them.
 
-    White space, which may differ between alternatives, is removed from the text. There are no tokens if none match.
+    White space, which may differ between alternatives, is removed from the text. There are no
+    tokens if none match.
     """
     span = layout.find_values(text).get(field)
     if span is None or not tokens:
@@ -152,7 +175,10 @@ def _find_path(text: str, tokens: Sequence[Token], layout: Layout, field: str) -
 
 
 def compute_expected_grade(reading: Reading) -> float:
-    """Return the mean of the integer grades under their probabilities; without these, the answered grade."""
+    """Return the mean of the integer grades under their probabilities.
+
+    Without these, the answered grade.
+    """
     if reading.probabilities is None:
         return float(reading.answered)
     shares = {int(grade): share for grade, share in reading.probabilities.items()}
@@ -162,7 +188,10 @@ def compute_expected_grade(reading: Reading) -> float:
 
 
 def get_most_probable(reading: Reading) -> str:
-    """Return the most probable label; the answered one if there are no probabilities or it is among several such."""
+    """Return the most probable label.
+
+    The answered one if there are no probabilities or it is among several such.
+    """
     probabilities: Mapping[str, float] = reading.probabilities or {}
     highest = max(probabilities.values(), default=0.0)
     if not probabilities or probabilities[str(reading.answered)] == highest:
@@ -171,7 +200,10 @@ def get_most_probable(reading: Reading) -> str:
 
 
 def _round(value: float) -> float:
-    """Round a non-negative value to nine digits after the point; the built-in `round` takes far longer."""
+    """Round a non-negative value to nine digits after the point.
+
+    The built-in `round` takes far longer.
+    """
     return int(value * _BILLION + 0.5) / _BILLION
 
 
@@ -196,9 +228,9 @@ def squeeze(text: str) -> str:
 class LabelInformation:
     """Information that the labels of a field carry about documents: H(mean p) - mean H(p).
 
-    The mutual information of document and label, or generalised Jensen-Shannon divergence of the documents' labels
-    (Lin 1991, https://doi.org/10.1109/18.61115): 0 if all documents have the same probabilities, at most log2 of the
-    number of labels.
+    The mutual information of document and label, or generalised Jensen-Shannon divergence of the
+    documents' labels (Lin 1991, https://doi.org/10.1109/18.61115): 0 if all documents have the same
+    probabilities, at most log2 of the number of labels.
     """
 
     readings: int = 0
@@ -214,7 +246,10 @@ class LabelInformation:
 
     @property
     def bits(self) -> float | None:
-        """Information in bits; None for fewer than `MIN_READINGS`, where it is mostly the noise of the sample."""
+        """Information in bits.
+
+        None for fewer than `MIN_READINGS`, where it is mostly the noise of the sample.
+        """
         if self.readings < MIN_READINGS:
             return None
         mean = _compute_entropy(total / self.readings for total in self._sums.values())
@@ -230,7 +265,8 @@ class LabelCounts:
     """Counts of the answers to a prompt whose labels are to be read from log-probabilities.
 
     Attributes:
-        unread: Those whose log-probabilities do not show the labels, so that the labels in the text count.
+        unread: Those whose log-probabilities do not show the labels, so that the labels in the text
+            count.
         first: The first of these, and the reason.
         overruled: Those whose most probable stance is not the one in the text.
         bits: Information of the labels about documents, by field, see `LabelInformation`.
@@ -261,7 +297,11 @@ class LabelCounts:
     def list_problems(self) -> list[str]:
         """Return warnings: labels that cannot be read, or say nothing."""
         notes = [self.describe_unread()] if self.unread else []
-        if low := {name: bits for name, bits in self.bits.items() if bits is not None and bits < LOW_INFORMATION}:
+        if low := {
+            name: bits
+            for name, bits in self.bits.items()
+            if bits is not None and bits < LOW_INFORMATION
+        }:
             named = ", ".join(f"{name} {bits:.3f} bits" for name, bits in low.items())
             notes.append(
                 f"the labels say next to nothing about documents ({named}; below {LOW_INFORMATION:g}): the model "

@@ -21,8 +21,8 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.engine import Rejected, Transient
 from touche_llm.llm.settings import get_model_name
 
-# With white space allowed between tokens, weak models write it endlessly. Only this backend has the switch, and all
-# requests must use the same backend.
+# With white space allowed between tokens, weak models write it endlessly. Only this backend has the
+# switch, and all requests must use the same backend.
 _STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 # Seconds between SIGTERM and SIGKILL, in which vLLM releases memory and semaphores.
 _STOP_SECONDS = 30.0
@@ -36,9 +36,13 @@ def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def find_vllm() -> str:
     """Return the path of the program `vllm`, beside this Python or on PATH."""
-    command = shutil.which("vllm", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    command = shutil.which(
+        "vllm", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    )
     if command is None:
-        raise EngineError("vllm: no such program beside this Python or on PATH; pip install 'touche-llm[vllm]'")
+        raise EngineError(
+            "vllm: no such program beside this Python or on PATH; pip install 'touche-llm[vllm]'"
+        )
     return command
 
 
@@ -48,7 +52,8 @@ async def run_guarded(
 ) -> AsyncIterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
     """Run a command that ends with the block and with this process, whatever ends these (see `guard`).
 
-    Its output is appended to `log`. Yields the process, and a function that returns the last lines of its output.
+    Its output is appended to `log`. Yields the process, and a function that returns the last lines
+    of its output.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -69,11 +74,14 @@ async def run_guarded(
 
 
 def guard(stop_seconds: float, command: Sequence[str]) -> int:
-    """Run a command until it ends or standard input does; SIGKILL follows SIGTERM after `stop_seconds`.
+    """Run a command until it ends or standard input does.
 
-    This is the parent process of a server. The program that uses the server holds the other end of standard input and
-    never writes to it. The system closes that end with the program, also after SIGKILL; the guard then ends the server
-    and its process group, in which vLLM's engine processes are.
+    SIGKILL follows SIGTERM after `stop_seconds`.
+
+    This is the parent process of a server. The program that uses the server holds the other end of
+    standard input and never writes to it. The system closes that end with the program, also after
+    SIGKILL; the guard then ends the server and its process group, in which vLLM's engine processes
+    are.
     """
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -133,9 +141,9 @@ async def serve(
 ) -> AsyncIterator[str]:
     """Serve the model of a folder, under the folder's last name, on a free port of this machine.
 
-    The server and its processes end with the block and with this process (see `run_guarded`). Its output is appended
-    to `log`, and its base URL is yielded once it answers.
-    Additional options of `vllm serve` are named and valued as for `vllm.LLM`: `{"enforce_eager": True}`. The context in
+    The server and its processes end with the block and with this process (see `run_guarded`). Its
+    output is appended to `log`, and its base URL is yielded once it answers. Additional options of
+    `vllm serve` are named and valued as for `vllm.LLM`: `{"enforce_eager": True}`. The context in
     tokens is the model's own if None.
     """
     from touche_llm.llm.http import HttpClient  # takes a while to load
@@ -145,7 +153,13 @@ async def serve(
     arguments = build_start_options(options)
     arguments |= {"served_model_name": get_model_name(folder), "host": _HOST, "port": port}
     arguments |= {} if context is None else {"max_model_len": context}
-    command = [find_vllm(), "serve", str(folder), "--disable-uvicorn-access-log", "--enable-prompt-tokens-details"]
+    command = [
+        find_vllm(),
+        "serve",
+        str(folder),
+        "--disable-uvicorn-access-log",
+        "--enable-prompt-tokens-details",
+    ]
     async with run_guarded([*command, *to_flags(arguments)], log) as (process, end_of_log):
         url = f"http://{_HOST}:{port}"
         async with HttpClient(url, concurrency=1, request_timeout=60.0) as client:
@@ -157,7 +171,9 @@ async def serve(
                     await asyncio.sleep(_POLL_INTERVAL)
                 else:
                     code = process.returncode
-                    raise EngineError(f"vllm serve: ended with code {code} before it was ready; {end_of_log()}")
+                    raise EngineError(
+                        f"vllm serve: ended with code {code} before it was ready; {end_of_log()}"
+                    )
         yield url
 
 

@@ -70,8 +70,10 @@ class ModelClient(TokenCountingClient):
     """Client of one model with one answer cache.
 
     Attributes:
-        resample_temperature: Temperature of the samples after an unusable answer, which would recur at 0.
-        retry_failures: Whether to send requests again for which the cache holds only unusable answers.
+        resample_temperature: Temperature of the samples after an unusable answer, which would recur
+            at 0.
+        retry_failures: Whether to send requests again for which the cache holds only unusable
+            answers.
         labels: Counts of the answers whose labels are to be read from log-probabilities, by prompt.
     """
 
@@ -80,11 +82,16 @@ class ModelClient(TokenCountingClient):
     retry_failures: bool = False
     labels: dict[str, LabelCounts] = field(default_factory=dict)
     _information: dict[tuple[str, str], LabelInformation] = field(default_factory=dict)
-    # Keys whose cache entries this run has removed or stored: equal requests use what a replay will find.
+    # Keys whose cache entries this run has removed or stored: equal requests use what a replay will
+    # find.
     _settled: set[str] = field(default_factory=set)
-    _in_flight: dict[str, asyncio.Task[AnsweredRequest[Any] | FailedRequest]] = field(default_factory=dict)
+    _in_flight: dict[str, asyncio.Task[AnsweredRequest[Any] | FailedRequest]] = field(
+        default_factory=dict
+    )
 
-    async def request(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
+    async def request(
+        self, request: Request, model: type[AnswerT]
+    ) -> AnsweredRequest[AnswerT] | FailedRequest:
         """Return the answer to a request, from the cache or from the engine, after reasoning if it requests that.
 
         Of several chains, all have to succeed. A replay miss is added to `misses`.
@@ -92,12 +99,17 @@ class ModelClient(TokenCountingClient):
         if request.thinking is None:
             return await self.request_one(request, model)
         repeats = range(request.thinking.chains)
-        results = await map_in_order(lambda repeat: self._request_chain(request, model, repeat), repeats, len(repeats))
+        results = await map_in_order(
+            lambda repeat: self._request_chain(request, model, repeat), repeats, len(repeats)
+        )
         answered = [result for result in results if isinstance(result, AnsweredRequest)]
         if len(answered) == len(results):
             return replace(answered[0], others=tuple(answered[1:]))
         # A replay miss has no attempts.
-        return max((each for each in results if isinstance(each, FailedRequest)), key=lambda each: len(each.attempts))
+        return max(
+            (each for each in results if isinstance(each, FailedRequest)),
+            key=lambda each: len(each.attempts),
+        )
 
     async def _request_chain(
         self, request: Request, model: type[AnswerT], repeat: int
@@ -120,15 +132,19 @@ class ModelClient(TokenCountingClient):
         return replace(result, thought=fitted[0], thought_key=reasoned.key)
 
     async def request_truncated(
-        self, build_request: Callable[[str], Request], document: str | RankedPassages, model: type[AnswerT]
+        self,
+        build_request: Callable[[str], Request],
+        document: str | RankedPassages,
+        model: type[AnswerT],
     ) -> tuple[AnsweredRequest[AnswerT] | FailedRequest, Cut | None]:
         """Return the answer to a request about a document, truncated if it does not fit the context.
 
-        The engine counts tokens only if the number of bytes may be too large: no token is shorter than a byte. A text
-        is truncated at a sentence end if one is near; of ranked passages, as many of the best as fit are kept. The
-        truncation is None if the document is complete.
+        The engine counts tokens only if the number of bytes may be too large: no token is shorter
+        than a byte. A text is truncated at a sentence end if one is near; of ranked passages, as
+        many of the best as fit are kept. The truncation is None if the document is complete.
 
-        Raises PromptError if the prompt alone leaves no room for the document, and EngineError as `request`.
+        Raises PromptError if the prompt alone leaves no room for the document, and EngineError as
+        `request`.
         """
         complete = document if isinstance(document, str) else document.whole.text
         whole = build_request(complete)
@@ -139,11 +155,18 @@ class ModelClient(TokenCountingClient):
         text, cut = fitted
         return await self.request(whole if text == complete else build_request(text), model), cut
 
-    async def request_one(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
-        """Return the answer to a request that is sent as it is; equal requests at the same time are sent once."""
+    async def request_one(
+        self, request: Request, model: type[AnswerT]
+    ) -> AnsweredRequest[AnswerT] | FailedRequest:
+        """Return the answer to a request that is sent as it is.
+
+        Equal requests at the same time are sent once.
+        """
         key = request.key
         if (shared := self._in_flight.get(key)) is None:
-            sending = self._in_flight[key] = asyncio.create_task(self._request_samples(request, model))
+            sending = self._in_flight[key] = asyncio.create_task(
+                self._request_samples(request, model)
+            )
             sending.add_done_callback(lambda _: self._in_flight.pop(key))
             return await sending
         result: AnsweredRequest[AnswerT] | FailedRequest = await asyncio.shield(shared)
@@ -166,7 +189,9 @@ class ModelClient(TokenCountingClient):
         is_sent = False
         for sample in self._iterate_samples(request):
             # The cache of a dry run cannot forget.
-            result = None if is_repeated else self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
+            result = (
+                None if is_repeated else self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
+            )
             if isinstance(result, Answer):
                 self.counts.cache_hits += 1
                 self.counts.cached_prompt_tokens += result.prompt_tokens
@@ -185,7 +210,11 @@ class ModelClient(TokenCountingClient):
                     break
             if isinstance(result, Answer):
                 return _read_stored(result, sample, model)
-            attempts.append(Attempt(sample=sample.sample, kind=result.kind, reason=result.reason, text=result.text))
+            attempts.append(
+                Attempt(
+                    sample=sample.sample, kind=result.kind, reason=result.reason, text=result.text
+                )
+            )
             if result.kind == "server_error":
                 break
         if is_sent:
@@ -209,7 +238,9 @@ class ModelClient(TokenCountingClient):
         self.cache.forget((sample.key for sample in self._iterate_samples(request)), kind=kind)
         self._settled.add(request.key)
 
-    async def _send(self, engine: Engine, sample: Request, model: type[AnswerModel]) -> Answer | UnusableAnswer:
+    async def _send(
+        self, engine: Engine, sample: Request, model: type[AnswerModel]
+    ) -> Answer | UnusableAnswer:
         """Send the request of one sample and store the result; raise Transient if there is none."""
         self.counts.requests += 1
         self.counts.resamples += sample.sample > 0
@@ -239,7 +270,9 @@ class ModelClient(TokenCountingClient):
         self._lost_in_a_row = 0
         kind = "answer" if isinstance(result, Answer) else "unusable"
         seconds = time.monotonic() - started
-        _LOG.debug("%s, sample %d: %s in %.1f s", sample.origin.location, sample.sample, kind, seconds)
+        _LOG.debug(
+            "%s, sample %d: %s in %.1f s", sample.origin.location, sample.sample, kind, seconds
+        )
         return await self.cache.store(describe_entry(kind, sample, sample.key), result, OUTCOMES)
 
     def _iterate_samples(self, request: Request) -> Iterator[Request]:
@@ -248,7 +281,9 @@ class ModelClient(TokenCountingClient):
             yield request.resample(number, self.resample_temperature)
 
     def count_labels(self, origin: Origin, readings: Mapping[str, Reading], problem: str) -> None:
-        """Count an answer whose labels are to be read from log-probabilities; raise EngineError if none of many can be.
+        """Count an answer whose labels are to be read from log-probabilities.
+
+        Raise EngineError if none of many can be.
 
         `problem` says why the labels cannot be read; it is empty if they can.
         """
@@ -258,10 +293,14 @@ class ModelClient(TokenCountingClient):
         if problem and not counts.first:
             counts.first = f"{origin.subject}: {problem}"
         if "stance" in readings:
-            counts.overruled += get_most_probable(readings["stance"]) != str(readings["stance"].answered)
+            counts.overruled += get_most_probable(readings["stance"]) != str(
+                readings["stance"].answered
+            )
         for name, reading in readings.items():
             if reading.probabilities is not None:
-                information = self._information.setdefault((origin.prompt, name), LabelInformation())
+                information = self._information.setdefault(
+                    (origin.prompt, name), LabelInformation()
+                )
                 information.add(reading.probabilities)
                 counts.bits[name] = information.bits
         if counts.unread >= _MAX_UNREAD:
@@ -283,7 +322,11 @@ class ModelClient(TokenCountingClient):
             return
         path, first = self.cache.path, self.misses[0].origin
         prompt = f"prompt {first.prompt} version {first.prompt_version} ({first.prompt_hash})"
-        remedy = "import it into a cache (touche-llm cache import) and " if path.suffix == ".jsonl" else ""
+        remedy = (
+            "import it into a cache (touche-llm cache import) and "
+            if path.suffix == ".jsonl"
+            else ""
+        )
         raise ReplayMiss(
             f"{path}: the cache lacks {len(self.misses)} of the answers that the run needs, the first of "
             f"{self.misses[0].model} to {prompt} about {first.subject}; no answer is stored for this prompt, model, "
@@ -291,7 +334,9 @@ class ModelClient(TokenCountingClient):
         )
 
 
-def _read_stored(answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
+def _read_stored(
+    answer: Answer, request: Request, model: type[AnswerT]
+) -> AnsweredRequest[AnswerT]:
     try:
         check_logprobs(answer.text, answer.tokens)
         value = parse_answer(answer.text, model, request.layout.form)
@@ -315,7 +360,9 @@ def _read_completion(completion: Completion, model: type[AnswerModel], layout: L
         raise Unusable("cut_off", reason, completion.text)
     if not completion.text.strip() and completion.reasoning:
         raise Unusable(
-            "not_json", "the answer is empty and the reasoning is not: switch thinking off", completion.reasoning
+            "not_json",
+            "the answer is empty and the reasoning is not: switch thinking off",
+            completion.reasoning,
         )
     parse_answer(completion.text, model, layout.form)
     labels = get_labels(model)

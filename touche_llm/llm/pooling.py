@@ -16,7 +16,14 @@ from touche_llm.data.records import JsonStruct
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import EntryMetadata, describe_resume
-from touche_llm.llm.engine import BrokenReply, EngineInfo, PoolingEngine, Rejected, TokenCounter, Transient
+from touche_llm.llm.engine import (
+    BrokenReply,
+    EngineInfo,
+    PoolingEngine,
+    Rejected,
+    TokenCounter,
+    Transient,
+)
 from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.llm.truncation import TokenCountingClient
@@ -47,7 +54,10 @@ _StoredT = TypeVar("_StoredT", Embedding, Score)
 
 @dataclass(slots=True)
 class PoolingClient(TokenCountingClient):
-    """Client of one embedding model or cross-encoder; `dimensions` are those of its vectors, None for its own."""
+    """Client of one embedding model or cross-encoder.
+
+    `dimensions` are those of its vectors, None for its own.
+    """
 
     engine: PoolingEngine | None
     purpose: PoolingPurpose = "embedding"
@@ -60,25 +70,44 @@ class PoolingClient(TokenCountingClient):
     def wrap(self, text: str, topic_id: str = "", document_id: str | None = None) -> Request:
         """Return a text to send, about a topic or document, as the only message of a request."""
         origin, info = Origin("pooling", 0, "", topic_id, document_id), self.engine_info
-        return Request((Message("user", text),), {}, Sampling(), info.model, info.revision, {}, origin)
+        return Request(
+            (Message("user", text),), {}, Sampling(), info.model, info.revision, {}, origin
+        )
 
     async def embed(self, texts: Sequence[Request]) -> list[bytes]:
-        """Return the vectors of texts as little-endian float32; empty for those that a replay misses."""
+        """Return the vectors of texts as little-endian float32.
+
+        Empty for those that a replay misses.
+        """
         optional = {} if self.dimensions is None else {"dimensions": self.dimensions}
         found = await self._request(
-            Embedding, texts, "text", optional, lambda engine, sent: engine.embed(sent, self.dimensions)
+            Embedding,
+            texts,
+            "text",
+            optional,
+            lambda engine, sent: engine.embed(sent, self.dimensions),
         )
         return [b"" if each is None else each.vector for each in found]
 
     async def embed_batch(self, texts: Sequence[str]) -> list[bytes]:
-        """Return the vectors of texts as `embed`, in one request; nothing is read from the cache or stored there."""
+        """Return the vectors of texts as `embed`, in one request.
+
+        Nothing is read from the cache or stored there.
+        """
         assert self.engine is not None
         return await self._send(partial(self.engine.embed, texts, self.dimensions))
 
     async def score(self, query: str, documents: Sequence[Request]) -> list[float]:
-        """Return the relevance of documents to a query; 0 for those that a replay misses; raise as `embed`."""
+        """Return the relevance of documents to a query; 0 for those that a replay misses.
+
+        Raise as `embed`.
+        """
         found = await self._request(
-            Score, documents, "document", {"query": query}, lambda engine, sent: engine.score(query, sent)
+            Score,
+            documents,
+            "document",
+            {"query": query},
+            lambda engine, sent: engine.score(query, sent),
         )
         return [0.0 if each is None else each.score for each in found]
 
@@ -102,7 +131,9 @@ class PoolingClient(TokenCountingClient):
             return fitted[0]
         if fitted.attempts:
             reason = fitted.attempts[-1].reason
-            raise self._fail_with(f"{whole.origin.subject}: too long, and its tokens cannot be counted: {reason}")
+            raise self._fail_with(
+                f"{whole.origin.subject}: too long, and its tokens cannot be counted: {reason}"
+            )
         return text
 
     def raise_on_misses(self) -> None:
@@ -110,7 +141,12 @@ class PoolingClient(TokenCountingClient):
         if not self.misses:
             return
         # A text whose length is missing as well counts once.
-        count = len({(each.origin.topic_id, each.origin.document_id or each.messages) for each in self.misses})
+        count = len(
+            {
+                (each.origin.topic_id, each.origin.document_id or each.messages)
+                for each in self.misses
+            }
+        )
         raise ReplayMiss(
             f"{self.cache.path}: the cache lacks {count} results of {self.engine_info.model} that the run needs, the "
             f"first for {self.misses[0].origin.subject}; request them with `cache.mode: reuse` and the address of its "
@@ -131,7 +167,13 @@ class PoolingClient(TokenCountingClient):
         """
         info, engine, kind = self.engine_info, self.engine, model.__name__.lower()
         keys = [
-            hash_content(kind, model=info.model, revision=info.revision, **{name: each.messages[0].content}, **others)
+            hash_content(
+                kind,
+                model=info.model,
+                revision=info.revision,
+                **{name: each.messages[0].content},
+                **others,
+            )
             for each in texts
         ]
         found = {key: self.cache.get(key, model, refreshed=key in self._stored) for key in keys}
@@ -142,16 +184,24 @@ class PoolingClient(TokenCountingClient):
             return [found[key] for key in keys]
 
         async def request(batch: Sequence[tuple[str, Request]]) -> None:
-            results = await self._send(partial(send, engine, [text.messages[0].content for _, text in batch]))
+            results = await self._send(
+                partial(send, engine, [text.messages[0].content for _, text in batch])
+            )
             for (key, text), result in zip(batch, map(model, results), strict=True):
                 origin = text.origin
                 metadata = EntryMetadata(
-                    key=key, kind=kind, model=info.model, topic=origin.topic_id, document=origin.document_id
+                    key=key,
+                    kind=kind,
+                    model=info.model,
+                    topic=origin.topic_id,
+                    document=origin.document_id,
                 )
                 self._stored.add(key)
                 found[key] = await self.cache.store(metadata, result)
 
-        batches = [lacking[start : start + self.batch] for start in range(0, len(lacking), self.batch)]
+        batches = [
+            lacking[start : start + self.batch] for start in range(0, len(lacking), self.batch)
+        ]
         await map_in_order(request, batches, self.concurrency)
         return [found[key] for key in keys]
 
@@ -179,7 +229,11 @@ class PoolingClient(TokenCountingClient):
 _PATHS: dict[PoolingPurpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
 # Texts of the start-up check that no model may confuse: a question, its answer, and something else.
 _QUERY = "What is the capital of France?"
-_DOCUMENTS = ("The capital of France is Paris.", "Bananas are yellow and grow in the tropics.", "17")
+_DOCUMENTS = (
+    "The capital of France is Paris.",
+    "Bananas are yellow and grow in the tropics.",
+    "17",
+)
 # Max difference between results that count as equal.
 _EQUAL = 1e-6
 # Tokens that a model adds to a text, at most.
@@ -191,7 +245,8 @@ class _Item(msgspec.Struct):
 
 
 class _Vector(_Item):
-    # Base64 of float32, as requested, or the numbers, of servers that do not know `encoding_format`.
+    # Base64 of float32, as requested, or the numbers, of servers that do not know
+    # `encoding_format`.
     embedding: bytes | list[float | None]
 
 
@@ -216,7 +271,9 @@ _SEE_LOG = "see the server's log"
 class PoolingServer:
     """Engine of an embedding model or a cross-encoder. Call `connect` first."""
 
-    def __init__(self, client: HttpClient, purpose: PoolingPurpose, settings: PoolingConfig) -> None:
+    def __init__(
+        self, client: HttpClient, purpose: PoolingPurpose, settings: PoolingConfig
+    ) -> None:
         """Initialise the engine with the client of a server; nothing is sent yet."""
         client.section = SECTIONS[purpose]
         client.address = f"`{client.section}.url`"
@@ -234,7 +291,11 @@ class PoolingServer:
             self._model = info.model
             if context.is_blocking:
                 raise EngineError(f"{client.base_url}: {context}")
-            await (self._check_vectors(dimensions) if self._purpose == "embedding" else self._check_scores())
+            await (
+                self._check_vectors(dimensions)
+                if self._purpose == "embedding"
+                else self._check_scores()
+            )
         except (Transient, Rejected) as error:
             refused = _SEE_LOG
             if isinstance(error, Rejected) and error.status == 404:
@@ -244,11 +305,18 @@ class PoolingServer:
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
         """Return the vector of each text; see `PoolingEngine`."""
-        body: dict[str, Any] = {"model": self._model, "input": list(texts), "encoding_format": "base64"}
+        body: dict[str, Any] = {
+            "model": self._model,
+            "input": list(texts),
+            "encoding_format": "base64",
+        }
         if dimensions is not None:
             body["dimensions"] = dimensions
         reply = await self._client.post(_PATHS["embedding"], body, _Embeddings)
-        return [self._read_vector(item.embedding) for item in self._sort(reply.data, reply.model, len(texts))]
+        return [
+            self._read_vector(item.embedding)
+            for item in self._sort(reply.data, reply.model, len(texts))
+        ]
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
         """Return the relevance of each document to the query; see `PoolingEngine`."""
@@ -290,7 +358,10 @@ class PoolingServer:
             )
 
     def _sort(self, items: Sequence[_ItemT], model: str | None, expected: int) -> list[_ItemT]:
-        """Return the results in the order of the texts; raise BrokenReply unless there is one for each."""
+        """Return the results in the order of the texts.
+
+        Raise BrokenReply unless there is one for each.
+        """
         self._client.check_model(model, self._model)
         found = sorted(items, key=lambda item: item.index)
         if [item.index for item in found] != list(range(expected)):
@@ -302,7 +373,9 @@ class PoolingServer:
     def _read_vector(self, embedding: bytes | Sequence[float | None]) -> bytes:
         content = embedding
         if not isinstance(content, bytes):
-            content = np.array([math.nan if value is None else value for value in embedding], "<f4").tobytes()
+            content = np.array(
+                [math.nan if value is None else value for value in embedding], "<f4"
+            ).tobytes()
         if not content or len(content) % 4:
             raise self._fail(f"sends a vector of {len(content)} bytes, not of float32")
         values = np.frombuffer(content, "<f4")
@@ -311,7 +384,8 @@ class PoolingServer:
         self._length = self._length or len(values)
         if len(values) != self._length:
             raise self._fail(
-                f"sends a vector of {len(values)} dimensions, the first had {self._length}", "serve one model"
+                f"sends a vector of {len(values)} dimensions, the first had {self._length}",
+                "serve one model",
             )
         return content
 

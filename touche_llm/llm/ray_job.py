@@ -1,9 +1,10 @@
 """A Ray Data job that answers a file of chat requests with `ray.data.llm`: `python -m touche_llm.llm.ray_job`.
 
-The engine stage of `ray.data.llm` takes token ids and sampling parameters, structured outputs among them, and returns
-tokens with all log-probabilities. It lacks three features of chat completions (Ray 2.60), which this job adds: chat
-templates with switches (Ray's tokenise stage repeats the special tokens that the template has written), the model's
-own sampling defaults, and finish reasons.
+The engine stage of `ray.data.llm` takes token ids and sampling parameters, structured outputs among
+them, and returns tokens with all log-probabilities. It lacks three features of chat completions
+(Ray 2.60), which this job adds: chat templates with switches (Ray's tokenise stage repeats the
+special tokens that the template has written), the model's own sampling defaults, and finish
+reasons.
 """
 
 from __future__ import annotations
@@ -26,18 +27,35 @@ Json = Mapping[str, Any]
 
 # Rows per batch of a replica; Ray's own default.
 _BATCH_SIZE = 32
-# Sampling parameters that vLLM's server reads from a model's generation_config.json if a request does not set it.
-_DEFAULTS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "top_k", "top_p", "min_p")
+# Sampling parameters that vLLM's server reads from a model's generation_config.json if a request
+# does not set it.
+_DEFAULTS = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "top_p",
+    "min_p",
+)
 # Sent by the server for a masked token: JSON has no negative infinity.
 _MASKED = -9999.0
 # Raised by vLLM for a request that it refuses; its server answers these with status 400.
-_REFUSALS = ("VLLMValidationError", "ValueError", "TypeError", "OverflowError", "NotImplementedError")
+_REFUSALS = (
+    "VLLMValidationError",
+    "ValueError",
+    "TypeError",
+    "OverflowError",
+    "NotImplementedError",
+)
 _MAX_REASON = 600
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts about a model that requests and responses depend on; `end_tokens` are ids, one of which may be None."""
+    """Facts about a model that requests and responses depend on.
+
+    `end_tokens` are ids, one of which may be None.
+    """
 
     context: int
     defaults: Json
@@ -46,7 +64,10 @@ class ModelFacts:
 
 
 def main(requests: str, responses: str, settings_json: str) -> None:
-    """Answer a file of requests; the settings are the `folder` of the model and options of `vllm` and of `ray`."""
+    """Answer a file of requests.
+
+    The settings are the `folder` of the model and options of `vllm` and of `ray`.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray.data.llm
     from transformers import AutoTokenizer
@@ -54,7 +75,9 @@ def main(requests: str, responses: str, settings_json: str) -> None:
     settings = orjson.loads(settings_json)
     folder, vllm_options, ray_options = settings["folder"], settings["vllm"], settings["ray"]
     _connect(vllm_options, ray_options)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     facts = _model_facts(folder, vllm_options, tokenizer.eos_token_id)
     off = {"enabled": False}
     processor = ray.data.llm.build_processor(
@@ -70,7 +93,9 @@ def main(requests: str, responses: str, settings_json: str) -> None:
         )
     )
     with open(requests, "rb") as lines:
-        bodies: dict[str, Json] = {line["custom_id"]: line["body"] for line in map(orjson.loads, lines)}
+        bodies: dict[str, Json] = {
+            line["custom_id"]: line["body"] for line in map(orjson.loads, lines)
+        }
     with open(responses, "wb") as stream:
         rows = []
         for key, body in bodies.items():
@@ -83,7 +108,11 @@ def main(requests: str, responses: str, settings_json: str) -> None:
                     **body["chat_template_kwargs"],
                 )
             except Exception as error:  # a template may raise anything
-                stream.write(_line(key, refusal(f"ValueError: the chat template refuses the messages: {error}")))
+                stream.write(
+                    _line(
+                        key, refusal(f"ValueError: the chat template refuses the messages: {error}")
+                    )
+                )
                 continue
             # The chat template writes the special tokens. Lists need much more memory than arrays.
             (tokens,) = tokenizer([text], add_special_tokens=False, verbose=False)["input_ids"]
@@ -96,7 +125,10 @@ def main(requests: str, responses: str, settings_json: str) -> None:
 
 
 def _connect(vllm_options: Json, ray_options: Json) -> None:
-    """Start Ray, or join the cluster of `RAY_ADDRESS`; raise ValueError if this machine has too few GPUs."""
+    """Start Ray, or join the cluster of `RAY_ADDRESS`.
+
+    Raise ValueError if this machine has too few GPUs.
+    """
     import ray.data
 
     if os.environ.get("RAY_ADDRESS"):
@@ -104,7 +136,9 @@ def _connect(vllm_options: Json, ray_options: Json) -> None:
     else:
         ray.init("local", include_dashboard=False)
         found = ray.cluster_resources().get("GPU", 0)
-        needed = vllm_options.get("tensor_parallel_size", 1) * vllm_options.get("pipeline_parallel_size", 1)
+        needed = vllm_options.get("tensor_parallel_size", 1) * vllm_options.get(
+            "pipeline_parallel_size", 1
+        )
         if found < needed and "placement_group_config" not in ray_options:
             # Ray would wait for GPUs forever.
             raise ValueError(
@@ -125,7 +159,9 @@ def _model_facts(folder: str, vllm_options: Json, end_token: int | None) -> Mode
     if (Path(place) / "generation_config.json").is_file():
         own = GenerationConfig.from_pretrained(place, local_files_only=True).to_diff_dict()
     ends = own.get("eos_token_id")
-    sampling = ({} if source == "vllm" else dict(own)) | vllm_options.get("override_generation_config", {})
+    sampling = ({} if source == "vllm" else dict(own)) | vllm_options.get(
+        "override_generation_config", {}
+    )
     return ModelFacts(
         context=vllm_options["max_model_len"],
         defaults={name: sampling[name] for name in _DEFAULTS if sampling.get(name) is not None},
@@ -136,7 +172,9 @@ def _model_facts(folder: str, vllm_options: Json, end_token: int | None) -> Mode
 
 def row_of(key: str, tokens: IntArray, body: Json, facts: ModelFacts) -> dict[str, Any]:
     """Return a request as a row of the Ray data set."""
-    sampling = {name: body[name] for name in ("temperature", "seed", "max_tokens", "stop") if name in body}
+    sampling = {
+        name: body[name] for name in ("temperature", "seed", "max_tokens", "stop") if name in body
+    }
     output: dict[str, Any] = {"logprobs": body.get("top_logprobs")}
     if "structured_outputs" in body:
         # As text: Arrow would merge the properties of all schemas.
@@ -144,7 +182,11 @@ def row_of(key: str, tokens: IntArray, body: Json, facts: ModelFacts) -> dict[st
             name: value if isinstance(value, str) else orjson.dumps(value).decode()
             for name, value in body["structured_outputs"].items()
         }
-    return {"key": key, "tokenized_prompt": tokens, "sampling_params": {**facts.defaults, **sampling, **output}}
+    return {
+        "key": key,
+        "tokenized_prompt": tokens,
+        "sampling_params": {**facts.defaults, **sampling, **output},
+    }
 
 
 def response_to(body: Json, row: Json, facts: ModelFacts) -> dict[str, Any]:
@@ -161,22 +203,33 @@ def response_to(body: Json, row: Json, facts: ModelFacts) -> dict[str, Any]:
     if "top_logprobs" in body and row["logprobs"] is not None:
         choice["logprobs"] = {"content": _logprobs(tokens, row["logprobs"], body["top_logprobs"])}
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(tokens)}
-    reply = {"object": "chat.completion", "model": body["model"], "choices": [choice], "usage": usage}
+    reply = {
+        "object": "chat.completion",
+        "model": body["model"],
+        "choices": [choice],
+        "usage": usage,
+    }
     return {"status_code": 200, "body": reply | {"system_fingerprint": facts.fingerprint}}
 
 
 def refusal(problem: str) -> dict[str, Any]:
-    """Return the response to a request that vLLM refused or failed to answer; `problem` is its exception as text."""
+    """Return the response to a request that vLLM refused or failed to answer.
+
+    `problem` is its exception as text.
+    """
     kind = problem.partition(":")[0]
     status = 400 if kind in _REFUSALS else 500
     error = {"message": problem[:_MAX_REASON], "type": kind, "param": None, "code": status}
     return {"status_code": status, "body": {"error": error}}
 
 
-def _logprobs(tokens: Sequence[int], steps: Sequence[Mapping[int, Any]], limit: int) -> list[dict[str, Any]]:
+def _logprobs(
+    tokens: Sequence[int], steps: Sequence[Mapping[int, Any]], limit: int
+) -> list[dict[str, Any]]:
     """Return tokens as the server sends them: the sampled token is the first alternative, others follow by rank."""
     return [
-        _logprob(step[token]) | {"top_logprobs": [_logprob(alternative) for alternative in list(step.values())[:limit]]}
+        _logprob(step[token])
+        | {"top_logprobs": [_logprob(alternative) for alternative in list(step.values())[:limit]]}
         for token, step in zip(tokens, steps, strict=True)
     ]
 

@@ -53,8 +53,8 @@ class Usage:
 
     Attributes:
         completion_tokens: Max tokens that the model writes, including reasoning.
-        shared_tokens: Those of `prompt_tokens` that are also the beginning of the prompt before, which are about the
-            tokens that a prefix cache can save.
+        shared_tokens: Those of `prompt_tokens` that are also the beginning of the prompt before,
+            which are about the tokens that a prefix cache can save.
     """
 
     requests: int = 0
@@ -73,14 +73,14 @@ class Usage:
 class RecordingEngine:
     """Engine of chats and of pooling models that sends nothing: it records requests and answers from a function.
 
-    Scores fall with each document, so that they confirm the order of the ranking; vectors depend on the text alone and
-    mean nothing.
+    Scores fall with each document, so that they confirm the order of the ranking; vectors depend on
+    the text alone and mean nothing.
 
     Attributes:
         pending: Requests without an answer, by key.
         answered: Keys of the requests with an answer.
-        usage: Usage by name of the prompt, in order of first use; requests to pooling models are under the name of the
-            task and `embeddings` or `cross_encoder`.
+        usage: Usage by name of the prompt, in order of first use; requests to pooling models are
+            under the name of the task and `embeddings` or `cross_encoder`.
         needs_tokenizer: Whether tokens had to be counted without a tokenizer.
     """
 
@@ -94,8 +94,9 @@ class RecordingEngine:
     ) -> None:
         """Initialise the engine.
 
-        `answer` returns the completion of a request, or None if its answer is pending; it may raise as an engine.
-        Without a tokenizer, a task that needs a count is cancelled. Keys of new answers are added to `answered`.
+        `answer` returns the completion of a request, or None if its answer is pending; it may raise
+        as an engine. Without a tokenizer, a task that needs a count is cancelled. Keys of new
+        answers are added to `answered`.
         """
         self._answer, self._tokenizer, self._task = answer, tokenizer, task
         self.pending: dict[str, Request] = {}
@@ -120,19 +121,29 @@ class RecordingEngine:
         usage = self._record(prompt, text)
         usage.topics.add(request.origin.topic_id)
         usage.completion_tokens += request.sampling.max_tokens
-        usage.shared_tokens += _estimate(text[: count_shared(self._last_text.get(prompt, ""), text)])
+        usage.shared_tokens += _estimate(
+            text[: count_shared(self._last_text.get(prompt, ""), text)]
+        )
         self._last_text[prompt] = text
         return completion
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
         """Return vectors of `dimensions` values."""
         self._record(f"{self._task}/embeddings", "".join(texts))
-        seeds, places = [hashlib.sha256(text.encode()).digest() for text in texts], range(dimensions or 1)
-        return [struct.pack(f"<{len(places)}f", *(seed[place % 32] - 127.5 for place in places)) for seed in seeds]
+        seeds, places = (
+            [hashlib.sha256(text.encode()).digest() for text in texts],
+            range(dimensions or 1),
+        )
+        return [
+            struct.pack(f"<{len(places)}f", *(seed[place % 32] - 127.5 for place in places))
+            for seed in seeds
+        ]
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
         """Return falling scores."""
-        self._record(f"{self._task}/cross_encoder", "".join(query + document for document in documents))
+        self._record(
+            f"{self._task}/cross_encoder", "".join(query + document for document in documents)
+        )
         self._scored += len(documents)
         return [float(-place) for place in range(self._scored - len(documents), self._scored)]
 
@@ -152,7 +163,10 @@ class RecordingEngine:
 
 
 async def run_until_pending(work: Awaitable[object]) -> bool:
-    """Await work that uses a recording engine; return whether it ended without a pending request."""
+    """Await work that uses a recording engine.
+
+    Return whether it ended without a pending request.
+    """
     task = asyncio.current_task()
     assert task is not None
     cancelled = task.cancelling()
@@ -173,13 +187,17 @@ class RecordingClient(ModelClient):
     results: dict[str, AnsweredRequest[Any] | FailedRequest] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)
 
-    async def request_one(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
+    async def request_one(
+        self, request: Request, model: type[AnswerT]
+    ) -> AnsweredRequest[AnswerT] | FailedRequest:
         """Send a request and record it with its result."""
         self.requests.append(request)
         result = self.results[request.key] = await super().request_one(request, model)
         return result
 
-    async def _send(self, engine: Engine, sample: Request, model: type[AnswerModel]) -> Answer | UnusableAnswer:
+    async def _send(
+        self, engine: Engine, sample: Request, model: type[AnswerModel]
+    ) -> Answer | UnusableAnswer:
         self.sent.add(sample.key)
         return await super()._send(engine, sample, model)
 
@@ -187,28 +205,39 @@ class RecordingClient(ModelClient):
 def make_dry_engine(
     tokenizer: Counter | None = None, *, task: str = "", answered: set[str] | None = None
 ) -> RecordingEngine:
-    """Return an engine that answers without a model, from the schema alone; tokens are estimated if need be."""
+    """Return an engine that answers without a model, from the schema alone.
+
+    Tokens are estimated if need be.
+    """
     best: dict[tuple[str, frozenset[str]], str] = {}
-    return RecordingEngine(partial(_answer_dry, best), tokenizer or EstimatingTokenizer(), task=task, answered=answered)
+    return RecordingEngine(
+        partial(_answer_dry, best), tokenizer or EstimatingTokenizer(), task=task, answered=answered
+    )
 
 
 def open_known_answers(path: Path, mode: CacheMode) -> Cache:
     """Open the answers that a run would find in its cache, without changing the file or creating it."""
     # A full disk, or a kill while a cache is created, leaves an empty file.
-    is_read = mode in (CacheMode.REUSE, CacheMode.REPLAY) and path.exists() and path.stat().st_size > 0
+    is_read = (
+        mode in (CacheMode.REUSE, CacheMode.REPLAY) and path.exists() and path.stat().st_size > 0
+    )
     return Cache(path, CacheMode.REPLAY if is_read else CacheMode.OFF)
 
 
 def _answer_dry(best: dict[tuple[str, frozenset[str]], str], request: Request) -> Completion:
-    """Return an answer that fits the schema, without a model; `best` has the best documents by topic and documents.
+    """Return an answer that fits the schema, without a model.
 
-    For one document, or a topic alone, all grades are equally probable, and the first of several words is twice as
-    probable as the others, since sentences without a side would form no pairs. Among several documents, the one shown
-    first is certainly the best, also if they are shown again in another order: answers confirm the ranking. The text
-    of the answer has the first label; a free text is made of the field's name.
+    `best` has the best documents by topic and documents.
+
+    For one document, or a topic alone, all grades are equally probable, and the first of several
+    words is twice as probable as the others, since sentences without a side would form no pairs.
+    Among several documents, the one shown first is certainly the best, also if they are shown again
+    in another order: answers confirm the ranking. The text of the answer has the first label; a
+    free text is made of the field's name.
     """
     if request.layout.form is AnswerForm.TEXT:
-        # As long as possible, since the next prompt repeats it: each word has the characters of a token.
+        # As long as possible, since the next prompt repeats it: each word has the characters of a
+        # token.
         text = "hm, " * request.sampling.max_tokens
         tokens: list[Token] = []
     else:
@@ -222,7 +251,9 @@ def _answer_dry(best: dict[tuple[str, frozenset[str]], str], request: Request) -
     )
 
 
-def _choose_labels(best: dict[tuple[str, frozenset[str]], str], request: Request) -> dict[str, Sequence[Label]]:
+def _choose_labels(
+    best: dict[tuple[str, frozenset[str]], str], request: Request
+) -> dict[str, Sequence[Label]]:
     """Return the probable labels of each field, that of the text first."""
     fields = list_fields(request.schema)
     documents = (request.origin.document_id or "").split()
@@ -230,7 +261,9 @@ def _choose_labels(best: dict[tuple[str, frozenset[str]], str], request: Request
         # The first label, and the last that shares no word with it, as two objects.
         firsts, seconds = (schema["enum"] for schema in fields.values())
         words = set(firsts[0].casefold().split())
-        disjoint = (label for label in reversed(seconds) if words.isdisjoint(label.casefold().split()))
+        disjoint = (
+            label for label in reversed(seconds) if words.isdisjoint(label.casefold().split())
+        )
         return {"first": firsts[:1], "second": [next(disjoint, seconds[-1])]}
     answer: dict[str, Sequence[Label]] = {}
     for name, schema in fields.items():
@@ -252,15 +285,23 @@ def _spell(answer: Mapping[str, Sequence[Label]], layout: Layout) -> tuple[str, 
         text += before
         # Including the character after the value, no label is the beginning of another.
         values = [layout.spell_value(label) + after[:1] for label in answer[name]]
-        shares = [1.0 + isinstance(label, str) * (place == 0) for place, label in enumerate(answer[name])]
-        top = [(value, math.log(share / sum(shares))) for value, share in zip(values, shares, strict=True)]
+        shares = [
+            1.0 + isinstance(label, str) * (place == 0) for place, label in enumerate(answer[name])
+        ]
+        top = [
+            (value, math.log(share / sum(shares)))
+            for value, share in zip(values, shares, strict=True)
+        ]
         tokens.append(Token(at=len(text.encode()), token=values[0], logprob=top[0][1], top=top))
         text += layout.spell_value(answer[name][0])
     return text + layout.frame[-1], tokens
 
 
 def count_shared(text: str, other: str) -> int:
-    """Return the length of the common prefix of two texts; bisection is far faster than comparing characters."""
+    """Return the length of the common prefix of two texts.
+
+    Bisection is far faster than comparing characters.
+    """
     ends = range(1, min(len(text), len(other)) + 1)
     return bisect(ends, False, key=lambda end: text[:end] != other[:end])
 

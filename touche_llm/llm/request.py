@@ -39,8 +39,8 @@ class Thinking:
     def clean(self, completion: str) -> str:
         """Return the thought in a completion, without delimiters or anything that acts as chat control.
 
-        Whether a completion begins with the opening delimiter depends on the chat template, and some servers leave the
-        closing one.
+        Whether a completion begins with the opening delimiter depends on the chat template, and
+        some servers leave the closing one.
         """
         thought, _, _ = completion.partition(self.closing.strip())
         return sanitize(thought.strip().removeprefix(self.opening.strip()).strip())
@@ -50,7 +50,8 @@ class Thinking:
         return f"{self.opening}{thought}{self.closing}"
 
 
-# Increased whenever the meaning of a key changes, so that no answer is found under a key with another meaning.
+# Increased whenever the meaning of a key changes, so that no answer is found under a key with
+# another meaning.
 KEY_VERSION = 1
 # After an unusable answer, at most two more samples are requested; each has a seed of its own.
 MAX_SAMPLES = 3
@@ -66,13 +67,19 @@ class Message:
 
 # The chat whose tokens are those that a template adds to a question.
 EMPTY_CHAT = (Message("system", ""), Message("user", ""))
-# Where a chat has the instructions of its system message: in a message of this role, or before the first user message.
+# Where a chat has the instructions of its system message: in a message of this role, or before the
+# first user message.
 SystemPlace = Literal["role", "user"]
 
 
 def to_prompt(messages: tuple[Message, ...]) -> dict[str, Any]:
-    """Return the fields of a request that hold its messages; a last message of the assistant is continued."""
-    fields: dict[str, Any] = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
+    """Return the fields of a request that hold its messages.
+
+    A last message of the assistant is continued.
+    """
+    fields: dict[str, Any] = {
+        "messages": [{"role": message.role, "content": message.content} for message in messages]
+    }
     if messages and messages[-1].role == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     return fields
@@ -88,7 +95,9 @@ def place_system_message(messages: tuple[Message, ...], place: SystemPlace) -> t
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters; `top_logprobs` is the number of alternatives per token, 0 for no log-probabilities.
+    """Sampling parameters.
+
+    `top_logprobs` is the number of alternatives per token, 0 for no log-probabilities.
 
     Keys of answers have these fields in this order.
     """
@@ -104,7 +113,8 @@ class Origin:
     """Prompt, topic and document of a request, for messages and logs; not part of its key.
 
     Attributes:
-        document_id: Id of the document, ids of several separated by spaces, or None for a topic alone.
+        document_id: Id of the document, ids of several separated by spaces, or None for a topic
+            alone.
     """
 
     prompt: str
@@ -116,7 +126,9 @@ class Origin:
     @property
     def subject(self) -> str:
         """Topic and document in words."""
-        return f"topic {self.topic_id}" + (f", document {self.document_id}" if self.document_id else "")
+        return f"topic {self.topic_id}" + (
+            f", document {self.document_id}" if self.document_id else ""
+        )
 
     @property
     def location(self) -> str:
@@ -132,10 +144,11 @@ class Request:
         revision: The user's name for the version of the weights.
         origin: Prompt, topic and document.
         sample: Index of the sample; above 0 after unusable answers.
-        repeat: Index of the repetition; above 0 where one answer is requested several times on purpose.
+        repeat: Index of the repetition; above 0 where one answer is requested several times on
+            purpose.
         stop: Texts at which the completion ends, such as the closing delimiter of reasoning.
-        thinking: How the model reasons before this answer; not part of the key, since the messages of the request that
-            is sent hold the thought.
+        thinking: How the model reasons before this answer; not part of the key, since the messages
+            of the request that is sent hold the thought.
     """
 
     messages: tuple[Message, ...]
@@ -154,13 +167,20 @@ class Request:
     def key(self) -> str:
         """SHA-256 in hexadecimal over the canonical JSON of everything that can change the answer.
 
-        Number of retries, addresses, concurrency, `origin` and `thinking` are not part of it. The contract is in
-        docs/reference/answer-key.md.
+        Number of retries, addresses, concurrency, `origin` and `thinking` are not part of it. The
+        contract is in docs/reference/answer-key.md.
         """
-        # Parts that came later are left out where they are not used, so that earlier keys stay valid.
+        # Parts that came later are left out where they are not used, so that earlier keys stay
+        # valid.
         later = {"repeat": self.repeat, "stop": self.stop}
         used = {name: value for name, value in later.items() if value}
-        return self.make_key("answer", schema=self.schema, sampling=astuple(self.sampling), sample=self.sample, **used)
+        return self.make_key(
+            "answer",
+            schema=self.schema,
+            sampling=astuple(self.sampling),
+            sample=self.sample,
+            **used,
+        )
 
     def make_key(self, kind: str, **parts: Any) -> str:
         """Return the key of a result that depends on the prompt, as its model sees it, and on `parts`."""
@@ -181,7 +201,9 @@ class Request:
     @property
     def max_tokens(self) -> int:
         """Max tokens that the model adds to the prompt: the answer, and the reasoning before it."""
-        return self.sampling.max_tokens + (self.thinking.max_tokens if self.thinking is not None else 0)
+        return self.sampling.max_tokens + (
+            self.thinking.max_tokens if self.thinking is not None else 0
+        )
 
     def resample(self, sample: int, temperature: float) -> Request:
         """Return the request for another sample, drawn at `temperature` with a seed of its own."""
@@ -197,7 +219,10 @@ def request_thought(request: Request, repeat: int) -> Request:
         request,
         schema={},
         sampling=Sampling(
-            thinking.temperature, request.sampling.seed + MAX_SAMPLES * repeat, thinking.budget, top_logprobs=0
+            thinking.temperature,
+            request.sampling.seed + MAX_SAMPLES * repeat,
+            thinking.budget,
+            top_logprobs=0,
         ),
         repeat=repeat,
         stop=(thinking.closing.strip(),),
@@ -220,5 +245,7 @@ def continue_thought(request: Request, repeat: int, thought: str) -> Request:
 
 def hash_content(kind: str, **parts: Any) -> str:
     """Return the SHA-256, in hexadecimal, of the JSON, with sorted keys, of `parts`, `kind` and the key version."""
-    content = orjson.dumps({"version": KEY_VERSION, "kind": kind, **parts}, option=orjson.OPT_SORT_KEYS)
+    content = orjson.dumps(
+        {"version": KEY_VERSION, "kind": kind, **parts}, option=orjson.OPT_SORT_KEYS
+    )
     return hashlib.sha256(content).hexdigest()

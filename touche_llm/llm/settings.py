@@ -19,20 +19,34 @@ from touche_llm.llm.request import DELIMITERS, SystemPlace, Thinking
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256
-# Requests of a round of batch files, which an interruption loses: `vllm run-batch` writes its responses at the end.
-# More would lose more, fewer would load the model more often (about a minute each).
+# Requests of a round of batch files, which an interruption loses: `vllm run-batch` writes its
+# responses at the end. More would lose more, fewer would load the model more often (about a minute
+# each).
 MAX_ROUND = 50_000
 # Purposes of budgets by the purpose of a prompt; others need no reasoning.
-_BUDGETS = {"judge": "judge", "sentence": "judge", "stance": "stance", "best": "compare", "order": "compare"}
+_BUDGETS = {
+    "judge": "judge",
+    "sentence": "judge",
+    "stance": "stance",
+    "best": "compare",
+    "order": "compare",
+}
 
 
 def check_model_folder(model: str | None) -> Path:
-    """Return the folder of a model that the program serves itself; raise UsageError if it holds no model."""
+    """Return the folder of a model that the program serves itself.
+
+    Raise UsageError if it holds no model.
+    """
     if model is None:
-        raise UsageError("engine.model: give the folder of the model (for tira also TOUCHE_LLM_MODEL)")
+        raise UsageError(
+            "engine.model: give the folder of the model (for tira also TOUCHE_LLM_MODEL)"
+        )
     folder = Path(model)
     if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder}: no model; give a folder with config.json, weights and tokenizer (`engine.model`)")
+        raise UsageError(
+            f"{folder}: no model; give a folder with config.json, weights and tokenizer (`engine.model`)"
+        )
     return folder
 
 
@@ -45,8 +59,18 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if not name.isidentifier():
             raise ValueError(f"{name!r} is not an option of vLLM, written like enforce_eager")
-        if name in ("hf_token", "api_key", "model", "max_model_len", "served_model_name", "host", "port"):
-            raise ValueError(f"must not hold {name}: keys belong in the environment, the others in `engine`")
+        if name in (
+            "hf_token",
+            "api_key",
+            "model",
+            "max_model_len",
+            "served_model_name",
+            "host",
+            "port",
+        ):
+            raise ValueError(
+                f"must not hold {name}: keys belong in the environment, the others in `engine`"
+            )
     return options
 
 
@@ -67,40 +91,61 @@ class EngineConfig(Section):
         name: A running server at `base_url`, one that the program starts and stops, or batch files.
         runner: Program that answers batch files, which also need the `context`.
         base_url: Address of the server.
-        model: Name of the served model. For `managed` and `batch`, its local folder, whose last name is the model's.
-        options: Additional options of vLLM, as in `{tensor_parallel_size: 2}`, for `managed` and `batch`. For the
-            runner `ray` also those of `ray.data.llm.vLLMEngineProcessorConfig`, as in `{concurrency: [4, 4]}` for four
-            replicas.
+        model: Name of the served model. For `managed` and `batch`, its local folder, whose last
+            name is the model's.
+        options: Additional options of vLLM, as in `{tensor_parallel_size: 2}`, for `managed` and
+            `batch`. For the runner `ray` also those of `ray.data.llm.vLLMEngineProcessorConfig`, as
+            in `{concurrency: [4, 4]}` for four replicas.
         revision: The user's name for the version of the weights.
         context: Context in tokens; the model's own if None.
-        tokenizer: Folder of the model's tokenizer, for a server that does not count the tokens of messages.
+        tokenizer: Folder of the model's tokenizer, for a server that does not count the tokens of
+            messages.
         concurrency: Max number of requests to a server at a time.
-        request_timeout: Seconds after which a request fails, from its start or from the last reply to another one.
+        request_timeout: Seconds after which a request fails, from its start or from the last reply
+            to another one.
         retry_for: Seconds after which a request that fails at a server is no longer retried.
     """
 
     name: Annotated[
         Literal["server", "managed", "batch"],
-        Option("--engine", "server (running), managed (started for the run) or batch (files)", "Model", metavar="NAME"),
+        Option(
+            "--engine",
+            "server (running), managed (started for the run) or batch (files)",
+            "Model",
+            metavar="NAME",
+        ),
         Scope.DELIVERY,
     ] = "server"
     runner: Annotated[Runner, Scope.DELIVERY] = Runner.VLLM
     base_url: Annotated[
-        Address, Option("--base-url", "Address of the server", "Model", metavar="URL"), Scope.DELIVERY
+        Address,
+        Option("--base-url", "Address of the server", "Model", metavar="URL"),
+        Scope.DELIVERY,
     ] = "http://127.0.0.1:8000"
     model: Annotated[
-        str | None, Option("--model", "Served name, if several, or a folder", "Model", metavar="NAME"), Scope.MODEL
+        str | None,
+        Option("--model", "Served name, if several, or a folder", "Model", metavar="NAME"),
+        Scope.MODEL,
     ] = None
     options: Annotated[dict[str, Any], AfterValidator(_check_options), Scope.DELIVERY] = {}
     revision: Annotated[
-        str, Option("--revision", "Your name for the version of the weights", "Model", metavar="NAME"), Scope.MODEL
+        str,
+        Option("--revision", "Your name for the version of the weights", "Model", metavar="NAME"),
+        Scope.MODEL,
     ] = ""
     context: Annotated[
-        int | None, Option("--context", "Context in tokens (default: the server's)", "Model"), Scope.MODEL
+        int | None,
+        Option("--context", "Context in tokens (default: the server's)", "Model"),
+        Scope.MODEL,
     ] = Field(None, ge=1)
     tokenizer: Annotated[
         Path | None,
-        Option("--tokenizer", "Folder of the tokenizer, if the server does not count", "Model", metavar="FOLDER"),
+        Option(
+            "--tokenizer",
+            "Folder of the tokenizer, if the server does not count",
+            "Model",
+            metavar="FOLDER",
+        ),
         Scope.DELIVERY,
     ] = None
     concurrency: Annotated[
@@ -112,7 +157,9 @@ class EngineConfig(Section):
         Scope.DELIVERY,
     ] = Field(300.0, gt=0.0)
     retry_for: Annotated[
-        float, Option("--retry-for", "Seconds after which a failing request is abandoned", "Model"), Scope.DELIVERY
+        float,
+        Option("--retry-for", "Seconds after which a failing request is abandoned", "Model"),
+        Scope.DELIVERY,
     ] = Field(600.0, ge=0.0)
 
     @property
@@ -137,7 +184,8 @@ class PoolingConfig(Section):
         model: Name of the served model; not needed if there is only one.
         context: Context in tokens; the server's own if None.
         batch: Max number of texts in a request.
-        request_timeout: Seconds after which a request fails, from its start or from the last reply to another one.
+        request_timeout: Seconds after which a request fails, from its start or from the last reply
+            to another one.
         retry_for: Seconds after which a failing request is no longer retried.
     """
 
@@ -182,17 +230,23 @@ class TemplateConfig(PoolingConfig):
     @model_validator(mode="after")
     def _check_templates(self) -> TemplateConfig:
         if self.preset not in self.presets:
-            raise ValueError(f"preset: {self.preset!r:.40}: no such preset; expected one of {', '.join(self.presets)}")
+            raise ValueError(
+                f"preset: {self.preset!r:.40}: no such preset; expected one of {', '.join(self.presets)}"
+            )
         for name, template in zip(("query", "document"), self.templates, strict=True):
             if f"{{{name}}}" not in template:
-                raise ValueError(f"{name}_template: has no {{{name}}}; write it in place of the {name}")
+                raise ValueError(
+                    f"{name}_template: has no {{{name}}}; write it in place of the {name}"
+                )
         return self
 
     @property
     def templates(self) -> TextTemplates:
         """Templates of the model."""
         preset = self.presets[self.preset]
-        return TextTemplates(self.query_template or preset.query, self.document_template or preset.document)
+        return TextTemplates(
+            self.query_template or preset.query, self.document_template or preset.document
+        )
 
     def render_query(self, query: str) -> str:
         """Return the text to send for a query."""
@@ -211,7 +265,9 @@ class TemplateConfig(PoolingConfig):
 def _name_delimiters(value: Any) -> Any:
     """Return the delimiters of a preset; other values as they are."""
     if isinstance(value, str) and value not in DELIMITERS:
-        raise ValueError(f"must be {', '.join(DELIMITERS)}, or the opening and the closing delimiter")
+        raise ValueError(
+            f"must be {', '.join(DELIMITERS)}, or the opening and the closing delimiter"
+        )
     return DELIMITERS[value] if isinstance(value, str) else value
 
 
@@ -223,7 +279,8 @@ class ThinkingConfig(Section):
     """Settings of reasoning before answers.
 
     Attributes:
-        judge: Max tokens of reasoning before the answer to a judge prompt, also for sentences; 0 for none.
+        judge: Max tokens of reasoning before the answer to a judge prompt, also for sentences; 0
+            for none.
         stance: The same for the stance prompt.
         compare: The same for prompts that compare documents.
         chains: Number of thoughts for each answer, whose label probabilities are averaged.
@@ -235,15 +292,21 @@ class ThinkingConfig(Section):
     judge: _Budget = 0
     stance: _Budget = 0
     compare: _Budget = 0
-    chains: Annotated[int, Option("--chains", "Thoughts per answer, averaged", "Judging")] = Field(1, ge=1, le=64)
-    delimiters: Annotated[tuple[_Delimiter, _Delimiter], BeforeValidator(_name_delimiters)] = DELIMITERS["qwen3"]
+    chains: Annotated[int, Option("--chains", "Thoughts per answer, averaged", "Judging")] = Field(
+        1, ge=1, le=64
+    )
+    delimiters: Annotated[tuple[_Delimiter, _Delimiter], BeforeValidator(_name_delimiters)] = (
+        DELIMITERS["qwen3"]
+    )
     temperature: float = Field(0.6, ge=0.0, le=2.0)
     chat_template_kwargs: dict[str, Any] = {"enable_thinking": True, "thinking": True}
 
     @model_validator(mode="after")
     def _check_chains(self) -> ThinkingConfig:
         if self.chains > 1 and not self.budgets:
-            raise ValueError("chains: averages answers after reasoning, which is off; give a budget, as judge: 512")
+            raise ValueError(
+                "chains: averages answers after reasoning, which is off; give a budget, as judge: 512"
+            )
         if self.chains > 1 and not self.temperature:
             raise ValueError("temperature: must be above 0 for chains, which would all be the same")
         return self
@@ -251,10 +314,17 @@ class ThinkingConfig(Section):
     @property
     def budgets(self) -> dict[str, int]:
         """Budgets by purpose, without those that are 0."""
-        return {purpose: budget for purpose in ("judge", "stance", "compare") if (budget := getattr(self, purpose))}
+        return {
+            purpose: budget
+            for purpose in ("judge", "stance", "compare")
+            if (budget := getattr(self, purpose))
+        }
 
     def think_for(self, purpose: str) -> Thinking | None:
-        """Return how the model reasons before the answer to a prompt of this purpose; None if it does not."""
+        """Return how the model reasons before the answer to a prompt of this purpose.
+
+        None if it does not.
+        """
         budget = self.budgets.get(_BUDGETS.get(purpose, ""), 0)
         return Thinking(budget, *self.delimiters, self.temperature, self.chains) if budget else None
 
@@ -270,26 +340,46 @@ class SamplingConfig(Section):
         thinking: Reasoning before answers.
         resample_temperature: Temperature of additional samples after an unusable answer.
         seed: Number in the keys of the answers: another one requests other samples. It is not sent.
-        system_message: Where the instructions are: in a system message, or before the first user message, for a chat
-            template that refuses system messages.
+        system_message: Where the instructions are: in a system message, or before the first user
+            message, for a chat template that refuses system messages.
     """
 
-    temperature: Annotated[float, Option("--temperature", "Sampling temperature", "Judging")] = Field(0.0, ge=0, le=2)
+    temperature: Annotated[float, Option("--temperature", "Sampling temperature", "Judging")] = (
+        Field(0.0, ge=0, le=2)
+    )
     resample_temperature: float = Field(0.7, ge=0.0, le=2.0)
-    seed: Annotated[int, Option("--seed", "Another number, other samples", "Judging")] = Field(0, ge=0, lt=2**31)
-    max_tokens: Annotated[int, Option("--max-tokens", "Max tokens of an answer", "Judging")] = Field(64, ge=1, le=65536)
+    seed: Annotated[int, Option("--seed", "Another number, other samples", "Judging")] = Field(
+        0, ge=0, lt=2**31
+    )
+    max_tokens: Annotated[int, Option("--max-tokens", "Max tokens of an answer", "Judging")] = (
+        Field(64, ge=1, le=65536)
+    )
     logprobs: Annotated[
-        bool, Option("--logprobs/--no-logprobs", "Read grades from probabilities, or as answered", "Judging")
+        bool,
+        Option(
+            "--logprobs/--no-logprobs", "Read grades from probabilities, or as answered", "Judging"
+        ),
     ] = True
-    # Qwen3, DeepSeek V3 and others look at one of these two; templates that know neither ignore them.
+    # Qwen3, DeepSeek V3 and others look at one of these two; templates that know neither ignore
+    # them.
     chat_template_kwargs: dict[str, Any] = {"enable_thinking": False, "thinking": False}
     system_message: Annotated[
         SystemPlace,
-        Option("--system-message", "Instructions in a message of their own (role) or of the user", "Judging"),
+        Option(
+            "--system-message",
+            "Instructions in a message of their own (role) or of the user",
+            "Judging",
+        ),
     ] = "role"
     thinking: Annotated[
         ThinkingConfig,
-        Option("--thinking", "Tokens of reasoning, as judge=512,stance=512", "Judging", "PURPOSE=N", is_pairs=True),
+        Option(
+            "--thinking",
+            "Tokens of reasoning, as judge=512,stance=512",
+            "Judging",
+            "PURPOSE=N",
+            is_pairs=True,
+        ),
     ] = ThinkingConfig()
 
     @property
@@ -301,14 +391,23 @@ class SamplingConfig(Section):
 class CacheConfig(Section):
     """Settings of the answer cache."""
 
-    file: Annotated[Path, Option("--cache", "Answer cache, or a .jsonl cassette to replay", "Model")] = Path(
-        ".touche-llm/answers.sqlite"
-    )
+    file: Annotated[
+        Path, Option("--cache", "Answer cache, or a .jsonl cassette to replay", "Model")
+    ] = Path(".touche-llm/answers.sqlite")
     mode: Annotated[
         CacheMode,
-        Option("--cache-mode", "reuse, replay (a missing answer is an error), refresh or off", "Model", metavar="NAME"),
+        Option(
+            "--cache-mode",
+            "reuse, replay (a missing answer is an error), refresh or off",
+            "Model",
+            metavar="NAME",
+        ),
     ] = CacheMode.REUSE
-    # Not written to the run's folder, since it applies to this command alone and not to later stages.
+    # Not written to the run's folder, since it applies to this command alone and not to later
+    # stages.
     retry_failures: Annotated[
-        bool, Option("--retry-failures", "Send requests again whose stored answers are all unusable", "Model")
+        bool,
+        Option(
+            "--retry-failures", "Send requests again whose stored answers are all unusable", "Model"
+        ),
     ] = Field(False, exclude=True)

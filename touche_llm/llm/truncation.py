@@ -15,12 +15,20 @@ from touche_llm.data.records import Attempt, Count, Cut, JsonStruct
 from touche_llm.errors import EngineError, PromptError
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
-from touche_llm.llm.engine import CountingEngine, Counts, EngineInfo, Rejected, Transient, Unreachable
+from touche_llm.llm.engine import (
+    CountingEngine,
+    Counts,
+    EngineInfo,
+    Rejected,
+    Transient,
+    Unreachable,
+)
 from touche_llm.llm.request import Message, Request
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
-# Marks the place where the rest of a document is omitted; it cannot be mistaken for a chat-control token.
+# Marks the place where the rest of a document is omitted; it cannot be mistaken for a chat-control
+# token.
 CUT_MARK = " …"
 _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", '." ', '!" ', '?" ')
 
@@ -30,7 +38,8 @@ class Truncation(JsonStruct, frozen=True, omit_defaults=True):
 
     Attributes:
         prompt_tokens: Tokens of the prompt with this part; 0 if not counted.
-        kept_chars: Number of characters kept, of the document or, if `passages` is 1, of its best passage.
+        kept_chars: Number of characters kept, of the document or, if `passages` is 1, of its best
+            passage.
     """
 
     prompt_tokens: Count
@@ -43,18 +52,26 @@ class Truncation(JsonStruct, frozen=True, omit_defaults=True):
         return self.kept_chars is None and self.passages is None
 
 
-def apply_truncation(document: str | RankedPassages, truncation: Truncation) -> tuple[str, Cut | None]:
+def apply_truncation(
+    document: str | RankedPassages, truncation: Truncation
+) -> tuple[str, Cut | None]:
     """Return the text of a document for a request, and the record of its truncation, or None if it is complete."""
     if isinstance(document, str):
         if truncation.kept_chars is None:
             return document, None
-        cut = Cut(kept_chars=truncation.kept_chars, of_chars=len(document), prompt_tokens=truncation.prompt_tokens)
+        cut = Cut(
+            kept_chars=truncation.kept_chars,
+            of_chars=len(document),
+            prompt_tokens=truncation.prompt_tokens,
+        )
         return document[: truncation.kept_chars] + CUT_MARK, cut
     if truncation.kept_chars is not None:
         excerpt = document.head(truncation.kept_chars)
         text = excerpt.text + CUT_MARK
     else:
-        excerpt = document.whole if truncation.passages is None else document.best(truncation.passages)
+        excerpt = (
+            document.whole if truncation.passages is None else document.best(truncation.passages)
+        )
         text = excerpt.text
         if truncation.is_complete and document.complete and not document.only_boilerplate:
             return text, None
@@ -71,8 +88,8 @@ def apply_truncation(document: str | RankedPassages, truncation: Truncation) -> 
 class _Fitting:
     """Search for the truncation with which a prompt has at most `room` tokens.
 
-    `count` counts the tokens of the prompt with a text in place of the document, `truncate` returns the beginning of a
-    text with about so many tokens.
+    `count` counts the tokens of the prompt with a text in place of the document, `truncate` returns
+    the beginning of a text with about so many tokens.
     """
 
     count: Callable[[str], Awaitable[int]]
@@ -81,15 +98,20 @@ class _Fitting:
     location: str
 
     async def fit(self, document: str | RankedPassages) -> Truncation:
-        """Return the truncation: of ranked passages as many of the best as fit; if not even one fits, its beginning."""
-        complete_tokens = await self.count(document if isinstance(document, str) else document.whole.text)
+        """Return the truncation: of ranked passages as many of the best as fit.
+
+        If not even one fits, its beginning.
+        """
+        complete_tokens = await self.count(
+            document if isinstance(document, str) else document.whole.text
+        )
         if complete_tokens <= self.room:
             return Truncation(prompt_tokens=complete_tokens)
         if isinstance(document, str):
             return await self._fit_beginning(document)
         best = None
-        # Binary search: all passages together do not fit. Only a number whose tokens were counted is returned, since
-        # tokenizers need not be monotonic.
+        # Binary search: all passages together do not fit. Only a number whose tokens were counted
+        # is returned, since tokenizers need not be monotonic.
         fitting, too_many = 0, len(document.passages)
         while too_many - fitting > 1:
             passages = (fitting + too_many) // 2
@@ -98,12 +120,15 @@ class _Fitting:
                 fitting, best = passages, Truncation(prompt_tokens=tokens, passages=passages)
             else:
                 too_many = passages
-        return best or msgspec.structs.replace(await self._fit_beginning(document.passage), passages=1)
+        return best or msgspec.structs.replace(
+            await self._fit_beginning(document.passage), passages=1
+        )
 
     async def _fit_beginning(self, document: str) -> Truncation:
         prompt_tokens = await self.count(CUT_MARK)
         tokens = self.room - prompt_tokens
-        # Count after each truncation: tokens merge at its end, and a tokenizer may normalise the text.
+        # Count after each truncation: tokens merge at its end, and a tokenizer may normalise the
+        # text.
         while tokens > 0:
             kept = _end_at_sentence(await self.truncate(document, tokens))
             counted = await self.count(kept + CUT_MARK)
@@ -121,7 +146,9 @@ def _end_at_sentence(text: str) -> str:
     """Return the text up to its last sentence end, if that is in its last fifth, otherwise up to its last word."""
     min_end = len(text) * 4 // 5
     ends = ((text.rfind(mark), len(mark.rstrip())) for mark in _SENTENCE_ENDS)
-    end = max((place + length for place, length in ends if place >= min_end), default=text.rfind(" "))
+    end = max(
+        (place + length for place, length in ends if place >= min_end), default=text.rfind(" ")
+    )
     return text[:end] if end > 0 else text
 
 
@@ -160,7 +187,11 @@ class TokenCountingClient:
     _start_failure: EngineError | None = None
 
     async def truncate_document(
-        self, build_request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
+        self,
+        build_request: Callable[[str], Request],
+        whole: Request,
+        document: str | RankedPassages,
+        room: int,
     ) -> tuple[str, Cut | None] | FailedRequest:
         """Return the text of a document with which a prompt has at most `room` tokens, and its truncation, if any.
 
@@ -174,8 +205,12 @@ class TokenCountingClient:
 
         async def fit(engine: CountingEngine) -> Truncation:
             return await _Fitting(
-                lambda text: self._retry(lambda: engine.counter.count_tokens(build_request(text).messages)),
-                lambda text, max_tokens: self._retry(lambda: engine.counter.truncate(text, max_tokens)),
+                lambda text: self._retry(
+                    lambda: engine.counter.count_tokens(build_request(text).messages)
+                ),
+                lambda text, max_tokens: self._retry(
+                    lambda: engine.counter.truncate(text, max_tokens)
+                ),
                 room,
                 whole.origin.location,
             ).fit(document)
@@ -199,7 +234,10 @@ class TokenCountingClient:
         return counted if isinstance(counted, FailedRequest) else counted.prompt_tokens
 
     async def _measure(
-        self, request: Request, measure: Callable[[CountingEngine], Awaitable[Truncation]], **parameters: Any
+        self,
+        request: Request,
+        measure: Callable[[CountingEngine], Awaitable[Truncation]],
+        **parameters: Any,
     ) -> Truncation | FailedRequest:
         """Return the measurement of a request from the cache or from the engine."""
         key = request.make_key("fit", **parameters)
@@ -222,7 +260,9 @@ class TokenCountingClient:
         overhead = await self._count_overhead(request)
         if isinstance(overhead, FailedRequest):
             return overhead
-        return overhead + sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
+        return overhead + sum(
+            len(message.content.encode("utf-8", "replace")) for message in request.messages
+        )
 
     async def _count_overhead(self, request: Request) -> int | FailedRequest:
         """Return the tokens that the chat template adds: known for a lone question, counted once for longer chats."""
@@ -245,7 +285,10 @@ class TokenCountingClient:
         return FailedRequest(attempts)
 
     def _record_lost(self, transient: Transient, sample: int) -> Attempt:
-        """Return the attempt of a request without a reply; raise EngineError if the server is at fault."""
+        """Return the attempt of a request without a reply.
+
+        Raise EngineError if the server is at fault.
+        """
         self._lost_in_a_row += 1
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW or isinstance(transient, Unreachable):
             raise EngineError(
@@ -271,7 +314,10 @@ class TokenCountingClient:
         return await retry(call, self.retry_for, record)
 
     async def connect(self) -> EngineInfo:
-        """Connect to the engine unless it is connected, and return its description; a failure is raised again."""
+        """Connect to the engine unless it is connected, and return its description.
+
+        A failure is raised again.
+        """
         async with self._start_lock:
             if self._start_failure is not None:
                 raise self._start_failure

@@ -13,7 +13,14 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import OUTCOMES, Answer, UnusableAnswer
 from touche_llm.llm.batch_files import group_by_topic, read_replies, read_reply, request_line
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import ChatTokenizer, Completion, Counts, EngineInfo, MissingLogprobs, Transient
+from touche_llm.llm.engine import (
+    ChatTokenizer,
+    Completion,
+    Counts,
+    EngineInfo,
+    MissingLogprobs,
+    Transient,
+)
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import RecordingEngine, run_until_pending
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
@@ -25,8 +32,9 @@ from touche_llm.pipeline.stages import StageName, compute_stage
 
 # File of the requests in a run's folder.
 REQUESTS = "requests.jsonl"
-# Tokens that an unknown chat template is assumed to add: so many that no long document counts as short. A template
-# that adds more leads to truncated answers or refused requests, which are counted.
+# Tokens that an unknown chat template is assumed to add: so many that no long document counts as
+# short. A template that adds more leads to truncated answers or refused requests, which are
+# counted.
 _ASSUMED_OVERHEAD = 512
 
 
@@ -44,8 +52,13 @@ class Batch(Model):
     config: Config
 
 
-async def _run_stage(batch: Batch, folder: Path, engine: RecordingEngine, progress: Progress) -> tuple[bool, Counts]:
-    """Run a stage as far as there are answers, which are stored; return whether it finished, and its counts."""
+async def _run_stage(
+    batch: Batch, folder: Path, engine: RecordingEngine, progress: Progress
+) -> tuple[bool, Counts]:
+    """Run a stage as far as there are answers, which are stored.
+
+    Return whether it finished, and its counts.
+    """
     config = batch.config
     with Cache(config.cache.file, CacheMode.REUSE) as cache:
         model = ModelClient(
@@ -56,7 +69,9 @@ async def _run_stage(batch: Batch, folder: Path, engine: RecordingEngine, progre
             retry_failures=config.cache.retry_failures,
         )
         with RunContext(config, ForwardedProgress(progress, "batch"), model) as context:
-            is_done = await run_until_pending(compute_stage(batch.stage, context, RunDirectory(folder)))
+            is_done = await run_until_pending(
+                compute_stage(batch.stage, context, RunDirectory(folder))
+            )
         return is_done, model.counts
 
 
@@ -65,12 +80,13 @@ async def export_requests(
 ) -> tuple[EngineInfo, list[Request], int]:
     """Write the requests that a stage would send now and the cache cannot answer, as one of OpenAI's batch files.
 
-    They replace those of the last export in the run's folder. Failures that are retried are removed from the cache.
-    `tokenizer` is the folder of the model's tokeniser, required if a document may be too long.
+    They replace those of the last export in the run's folder. Failures that are retried are removed
+    from the cache. `tokenizer` is the folder of the model's tokeniser, required if a document may
+    be too long.
 
     Returns:
-        The engine that is to answer, the requests, grouped by prompt and topic, and the number of those with only
-        unusable answers, which are not sent again.
+        The engine that is to answer, the requests, grouped by prompt and topic, and the number of
+        those with only unusable answers, which are not sent again.
     """
     if config.cache.mode in (CacheMode.OFF, CacheMode.REFRESH):
         raise UsageError(
@@ -78,7 +94,11 @@ async def export_requests(
         )
     if (folder / REQUESTS).exists() and not (folder / BATCH).exists():
         raise UsageError(f"{folder / REQUESTS}: not written by an export; move it elsewhere")
-    counter = None if tokenizer is None else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
+    counter = (
+        None
+        if tokenizer is None
+        else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
+    )
     # Opened for writing, since only this repairs a cache whose creation was killed.
     with Cache(config.cache.file, CacheMode.REUSE) as cache:
         batch = Batch(stage=stage, facts=await _assume_facts(config, cache, counter), config=config)
@@ -101,18 +121,27 @@ async def export_requests(
     return batch.facts, requests, counts.failures
 
 
-async def _assume_facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) -> EngineInfo:
-    """Return the facts about the engine that are known without a request; raise UsageError if they do not suffice."""
+async def _assume_facts(
+    config: Config, cache: Cache, tokenizer: ChatTokenizer | None
+) -> EngineInfo:
+    """Return the facts about the engine that are known without a request.
+
+    Raise UsageError if they do not suffice.
+    """
     known = assume_engine_info(config.engine, cache)
     if not known.model:
-        raise UsageError("engine.model: unknown, and requests contain it; give the name that vLLM will serve it under")
+        raise UsageError(
+            "engine.model: unknown, and requests contain it; give the name that vLLM will serve it under"
+        )
     if not known.engine and config.engine.context is None:
         raise UsageError(
             "engine.context: unknown, and documents are truncated to fit; give the tokens that vLLM will allow"
         )
     overhead = known.overhead if known.engine else _ASSUMED_OVERHEAD
     if tokenizer is not None:
-        overhead = await tokenizer.count_tokens(place_system_message(EMPTY_CHAT, config.sampling.system_message))
+        overhead = await tokenizer.count_tokens(
+            place_system_message(EMPTY_CHAT, config.sampling.system_message)
+        )
     return known.model_copy(update={"overhead": overhead, "engine": "batch files"})
 
 
@@ -138,12 +167,14 @@ class Import:
 async def import_responses(folder: Path, paths: Sequence[Path], progress: Progress) -> Import:
     """Store the responses to the last export of a run's folder in the cache like answers of a server.
 
-    A request that the engine rejected is stored as failed. Other requests without an answer stay pending: an error of
-    the server, as over HTTP, is never stored. Nor is anything if a line is not a response; a response to no request of
-    the export is an error after the others are stored.
+    A request that the engine rejected is stored as failed. Other requests without an answer stay
+    pending: an error of the server, as over HTTP, is never stored. Nor is anything if a line is not
+    a response; a response to no request of the export is an error after the others are stored.
     """
     if not (folder / BATCH).exists():
-        raise DataError(f"{folder / BATCH}: no such file; run `touche-llm batch export` for this folder first")
+        raise DataError(
+            f"{folder / BATCH}: no such file; run `touche-llm batch export` for this folder first"
+        )
     batch = read_record(folder / BATCH, Batch, "a batch export")
     replies = read_replies(paths, batch.facts.model)
 
@@ -151,7 +182,9 @@ async def import_responses(folder: Path, paths: Sequence[Path], progress: Progre
         try:
             return read_reply(replies, request)
         except MissingLogprobs as problem:
-            replies[request.key] = replace(replies[request.key], result=problem, outcome="no_logprobs")
+            replies[request.key] = replace(
+                replies[request.key], result=problem, outcome="no_logprobs"
+            )
         except Transient:
             pass  # It stays pending.
         return None

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import check_output
 from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
-from touche_llm.data.trec_runs import check_tag, make_strictly_decreasing, read_candidates, write_candidates
+from touche_llm.data.trec_runs import (
+    check_tag,
+    make_strictly_decreasing,
+    read_candidates,
+    write_candidates,
+)
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
 from touche_llm.llm.model import AnsweredRequest
@@ -47,13 +52,17 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
     order = [name for name in ("rank", "score") if name in frame.columns]
     columns = ["topic", "document", *(order or ["rank"])]
     if missing := [name for name in columns if name not in frame.columns]:
-        raise DataError(f"frame: no column {', '.join(missing)}; expected topic, document, and rank or score")
+        raise DataError(
+            f"frame: no column {', '.join(missing)}; expected topic, document, and rank or score"
+        )
     used = frame[columns]
     if used.isna().any().any():
         raise DataError("frame: missing values in topic, document, rank or score; drop these rows")
     if len(repeated := used[used.duplicated(["topic", "document"])]):
         first = repeated.iloc[0]
-        raise DataError(f"frame: topic {first['topic']}: document {first['document']} occurs twice; keep one row")
+        raise DataError(
+            f"frame: topic {first['topic']}: document {first['document']} occurs twice; keep one row"
+        )
     try:
         used = used.astype(dict.fromkeys(order, float))
     except (TypeError, ValueError) as error:
@@ -77,13 +86,16 @@ class Candidates:
     Attributes:
         task: Task of the run.
         topics: Topics, in the order of the run.
-        corpus: Corpus that holds the documents; None if the candidates are only ranked by their judgments.
-        rankings: Candidates by topic id, best first, with ranks from 1 and strictly decreasing scores.
+        corpus: Corpus that holds the documents; None if the candidates are only ranked by their
+            judgments.
+        rankings: Candidates by topic id, best first, with ranks from 1 and strictly decreasing
+            scores.
         depth: Number of candidates per topic to judge; of sentences, the number judged at a time.
         source: Where the candidates come from, for messages.
         are_pairs: Whether they are pairs of sentences.
         queries: Additional queries that were searched for.
-        failures: Failures of query expansion, whose topics were searched for with their own query only.
+        failures: Failures of query expansion, whose topics were searched for with their own query
+            only.
     """
 
     task: Task
@@ -99,7 +111,9 @@ class Candidates:
     def __post_init__(self) -> None:
         ids = [topic.id for topic in self.topics]
         if len(set(ids)) < len(ids):
-            raise DataError(f"topics: {next(each for each in ids if ids.count(each) > 1)} occurs twice; give it once")
+            raise DataError(
+                f"topics: {next(each for each in ids if ids.count(each) > 1)} occurs twice; give it once"
+            )
 
     def __repr__(self) -> str:
         count = sum(map(len, self.rankings.values()))
@@ -114,7 +128,9 @@ class Candidates:
     def require_corpus(self) -> Corpus:
         """Return the corpus; raise UsageError if the candidates have none."""
         if self.corpus is None:
-            raise UsageError(f"{self.source}: no corpus; open the corpus that holds these documents")
+            raise UsageError(
+                f"{self.source}: no corpus; open the corpus that holds these documents"
+            )
         self.corpus.require_open()
         return self.corpus
 
@@ -125,11 +141,16 @@ class Candidates:
     async def check(self) -> None:
         """Fetch the documents from a search engine; raise DataError if the corpus lacks one."""
         corpus = self.require_corpus()
-        await corpus.fetch(candidate.document_id for ranking in self.rankings.values() for candidate in ranking)
+        await corpus.fetch(
+            candidate.document_id for ranking in self.rankings.values() for candidate in ranking
+        )
         corpus.check(self.rankings.values(), self.source, ranked=self.are_pairs)
 
     def write(self, path: Path | str, *, tag: str = "touche-llm", overwrite: bool = False) -> None:
-        """Write a TREC run with `Q0` as stance, atomically; an existing file raises UsageError without `overwrite`."""
+        """Write a TREC run with `Q0` as stance, atomically.
+
+        An existing file raises UsageError without `overwrite`.
+        """
         check_output(Path(path), overwrite)
         write_candidates(Path(path), self.list_rankings(), check_tag(tag))
 
@@ -143,7 +164,9 @@ class Candidates:
         return make_frame(rows, ("topic", "document", "rank", "score"))
 
     @classmethod
-    def from_frame(cls, frame: DataFrame, topics: list[Topic], corpus: Corpus, *, depth: int | None = None) -> Self:
+    def from_frame(
+        cls, frame: DataFrame, topics: list[Topic], corpus: Corpus, *, depth: int | None = None
+    ) -> Self:
         """Return the candidates of a frame with the columns topic, document, and rank or score or both.
 
         Args:
@@ -158,25 +181,44 @@ class Candidates:
         return cls._of_rankings(group_rankings(frame), topics, corpus, depth, "frame")
 
     @classmethod
-    def from_run(cls, path: Path | str, topics: list[Topic], corpus: Corpus, *, depth: int | None = None) -> Self:
-        """Return the candidates of a run file of any tool, see `read_candidates`; arguments as `from_frame`."""
+    def from_run(
+        cls, path: Path | str, topics: list[Topic], corpus: Corpus, *, depth: int | None = None
+    ) -> Self:
+        """Return the candidates of a run file of any tool, see `read_candidates`.
+
+        Arguments as `from_frame`.
+        """
         found = read_candidates(Path(path), depth)
         return cls._of_rankings(found, topics, corpus, depth, str(path))
 
     @classmethod
     def _of_rankings(
-        cls, found: Mapping[str, list[Candidate]], topics: list[Topic], corpus: Corpus, depth: int | None, source: str
+        cls,
+        found: Mapping[str, list[Candidate]],
+        topics: list[Topic],
+        corpus: Corpus,
+        depth: int | None,
+        source: str,
     ) -> Self:
         check_topics(source, found, topics)
         rankings = normalise_rankings(found.values())
-        return cls(corpus.task, topics, corpus, rankings, depth or max(map(len, rankings.values()), default=1), source)
+        return cls(
+            corpus.task,
+            topics,
+            corpus,
+            rankings,
+            depth or max(map(len, rankings.values()), default=1),
+            source,
+        )
 
 
 def check_topics(source: object, topic_ids: Iterable[str], topics: Iterable[Topic]) -> None:
     """Raise DataError if a run has topics that are not among the given ones."""
     known = {topic.id for topic in topics}
     if unknown := [topic_id for topic_id in topic_ids if topic_id not in known]:
-        raise DataError(f"{source}: {len(unknown)} of its topics are not among the given ones: {shorten(unknown)}")
+        raise DataError(
+            f"{source}: {len(unknown)} of its topics are not among the given ones: {shorten(unknown)}"
+        )
 
 
 def normalise_rankings(rankings: Iterable[list[Candidate]]) -> dict[str, list[Candidate]]:
@@ -208,13 +250,20 @@ class QueryExpander:
 async def find_queries(
     topics: list[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
 ) -> tuple[list[Queries], list[Failure]]:
-    """Request additional queries for each topic; return them and the failures, whose topics have no queries."""
+    """Request additional queries for each topic.
+
+    Return them and the failures, whose topics have no queries.
+    """
     # In the worst case each character is a token.
-    max_tokens = builder.sampling.max_tokens + MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
+    max_tokens = builder.sampling.max_tokens + MAX_QUERY_LENGTH * len(
+        AlternativeQueries.model_fields
+    )
     builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
 
     async def find(topic: Topic) -> Queries | Failure | None:
-        result = await builder.model.request(builder.build(prompt, AlternativeQueries, topic, None), AlternativeQueries)
+        result = await builder.model.request(
+            builder.build(prompt, AlternativeQueries, topic, None), AlternativeQueries
+        )
         done()
         if isinstance(result, AnsweredRequest):
             queries = tuple(result.value.model_dump().values())
@@ -241,7 +290,8 @@ async def retrieve(
 ) -> Candidates:
     """Retrieve the candidates of each topic.
 
-    At most `depth` documents per topic are found; if pairs are made, that many sentences are judged at a time.
+    At most `depth` documents per topic are found; if pairs are made, that many sentences are judged
+    at a time.
     """
     queries: Sequence[Queries] = ()
     failures: Sequence[Failure] = ()
@@ -254,17 +304,23 @@ async def retrieve(
         rankings = await corpus.search(topics, fields, depth, done)
     if expander is not None and queries:
         other = {expanded.topic_id: expanded.queries for expanded in queries}
-        additional = [replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())]
+        additional = [
+            replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())
+        ]
         further = iter(await corpus.search(additional, ("title",), depth, lambda: None))
         for place, topic in enumerate(topics):
             if others := [next(further) for _ in other.get(topic.id, ())]:
                 weights = [1.0, *(expander.settings.weight for _ in others)]
-                rankings[place] = fuse_candidates([rankings[place], *others], weights, expander.settings.k)
+                rankings[place] = fuse_candidates(
+                    [rankings[place], *others], weights, expander.settings.k
+                )
         rankings = _cut(rankings, corpus, depth)
     if not any(rankings):
         raise NoCandidates(corpus.empty)
     found = normalise_rankings(rankings)
-    candidates = Candidates(corpus.task, topics, corpus, found, depth, queries=queries, failures=failures)
+    candidates = Candidates(
+        corpus.task, topics, corpus, found, depth, queries=queries, failures=failures
+    )
     warn_of_empty(candidates, progress)
     return candidates
 
@@ -289,5 +345,8 @@ def _cut(rankings: list[list[Candidate]], corpus: Corpus, depth: int) -> list[li
     if isinstance(corpus, LocalCorpus) and corpus.sentences is not None:
         # The ranking of one query has no near-duplicates, but two queries can find the same text.
         analyzer = Analyzer()
-        return [select_distinct(ranking, corpus.store.parts, corpus.sentences, analyzer) for ranking in rankings]
+        return [
+            select_distinct(ranking, corpus.store.parts, corpus.sentences, analyzer)
+            for ranking in rankings
+        ]
     return [ranking[:depth] for ranking in rankings]

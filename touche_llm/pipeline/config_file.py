@@ -31,7 +31,16 @@ CONFIG = "config.yaml"
 METADATA = "ir-metadata.yml"
 # Settings that are files or folders. The folder of a task has a copy in the folder of a run.
 _PATHS = (
-    *("topics", "corpus", "index", "candidates", "cache.file", "chatnoir.cache", "engine.tokenizer", "prompts.folder"),
+    *(
+        "topics",
+        "corpus",
+        "index",
+        "candidates",
+        "cache.file",
+        "chatnoir.cache",
+        "engine.tokenizer",
+        "prompts.folder",
+    ),
     *(f"prompts.{purpose}" for purpose in PromptsConfig.model_fields if purpose != "folder"),
 )
 
@@ -80,8 +89,17 @@ def _is_of_run(file: Path) -> bool:
 def _map_paths(values: dict[str, Any], convert: Callable[[Path], Path]) -> None:
     """Convert the relative paths among the values of a configuration."""
     for name, value in flatten(values).items():
-        is_name = name.startswith("prompts.") and name != "prompts.folder" and not str(value).endswith(".jinja")
-        if name in _PATHS and isinstance(value, str) and not is_name and not Path(value).is_absolute():
+        is_name = (
+            name.startswith("prompts.")
+            and name != "prompts.folder"
+            and not str(value).endswith(".jinja")
+        )
+        if (
+            name in _PATHS
+            and isinstance(value, str)
+            and not is_name
+            and not Path(value).is_absolute()
+        ):
             set_values(values, {name: str(convert(Path(value)))}, CONFIG)
 
 
@@ -100,7 +118,11 @@ def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
         for name in ("topics", "corpus", "index"):
             values.pop(name, None)
     stance = values.get("stance")
-    if flags.get("stance.prompt") is not None and isinstance(stance, dict) and stance.get("depth") == 0:
+    if (
+        flags.get("stance.prompt") is not None
+        and isinstance(stance, dict)
+        and stance.get("depth") == 0
+    ):
         del stance["depth"]  # for a prompt that was not used
     engine = values.get("engine")
     for name in ("model", "base_url"):
@@ -119,7 +141,9 @@ def _complete_dataset(values: dict[str, Any], source: str) -> None:
     given = str(values.get("topics") or topics)
     # The configuration of a run in another folder has the path of that folder's topics.
     if values.get("corpus") is not None or not given.endswith(topics):
-        raise UsageError(f"{source}: `dataset: {dataset:.200}` has topics and documents; leave out topics and corpus")
+        raise UsageError(
+            f"{source}: `dataset: {dataset:.200}` has topics and documents; leave out topics and corpus"
+        )
     values["topics"] = given
     if not values.get("task"):
         values["task"] = find_dataset_task(dataset)
@@ -147,14 +171,20 @@ def _complete_first_stage(values: dict[str, Any], source: str) -> None:
         values["index"] = index_folder(Path(str(values["corpus"])))
 
 
-def _complete_weights(values: dict[str, Any], given: Mapping[str, Any], task: Task, stored_objective: Any) -> None:
+def _complete_weights(
+    values: dict[str, Any], given: Mapping[str, Any], task: Task, stored_objective: Any
+) -> None:
     """Add the default weights of the objective, in place of written defaults of another objective."""
     weights = values.get("weights") or {}
     if not isinstance(weights, dict):
         return
-    outdated = _find_weights(task, stored_objective) if values.get("objective") != stored_objective else {}
+    outdated = (
+        _find_weights(task, stored_objective) if values.get("objective") != stored_objective else {}
+    )
     kept = {
-        name: weight for name, weight in weights.items() if f"weights.{name}" in given or outdated.get(name) != weight
+        name: weight
+        for name, weight in weights.items()
+        if f"weights.{name}" in given or outdated.get(name) != weight
     }
     values["weights"] = {**_find_weights(task, values.get("objective")), **kept}
 
@@ -167,18 +197,25 @@ def _complete_sections(values: dict[str, Any], task: Task) -> None:
         for section in ("sentences", "pairs"):
             values[section] = values.get(section) or {}
         if isinstance(values["pairs"], dict):
-            values["pairs"].setdefault("most", min(PairSettings().most, task.documents_per_topic.max))
+            values["pairs"].setdefault(
+                "most", min(PairSettings().most, task.documents_per_topic.max)
+            )
     elif values.get("depth") is None:
         values["depth"] = min(Config.model_fields["depth"].default, task.documents_per_topic.max)
 
 
 def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:
     """Return the default weights of an objective; those of `both` if it is missing or unknown."""
-    return next((weights for name, weights in task.objectives.items() if name == objective), task.objectives["both"])
+    return next(
+        (weights for name, weights in task.objectives.items() if name == objective),
+        task.objectives["both"],
+    )
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Write all values, including defaults, in the form that `load_config` reads; the paths of a run from its folder.
+    """Write all values, including defaults, in the form that `load_config` reads.
+
+    The paths of a run from its folder.
 
     A folder of a run can then be read from any folder, and be moved with its tree.
     """
@@ -195,9 +232,12 @@ COPY = "task"
 
 
 def copy_task(task: Task, folder: Path, used: Iterable[str] = ()) -> None:
-    """Copy definition and templates of a task given as a folder into `folder`; the project's own need no copy.
+    """Copy definition and templates of a task given as a folder into `folder`.
 
-    Copies of the templates `used`, which the outputs in the folder were made with, stay as they are.
+    The project's own need no copy.
+
+    Copies of the templates `used`, which the outputs in the folder were made with, stay as they
+    are.
     """
     target = folder / COPY
     if task.is_own or (target.is_dir() and target.samefile(task.folder)):
@@ -207,7 +247,11 @@ def copy_task(task: Task, folder: Path, used: Iterable[str] = ()) -> None:
     files = {task.folder / TASK_FILE, task.folder / LEADERBOARD_FILE}
     for template in task.folder.glob("*.jinja"):
         files |= list_files(template)
-    for old in {*target.glob("*.jinja"), *target.glob(f"*{EXAMPLES_SUFFIX}"), target / LEADERBOARD_FILE} - kept:
+    for old in {
+        *target.glob("*.jinja"),
+        *target.glob(f"*{EXAMPLES_SUFFIX}"),
+        target / LEADERBOARD_FILE,
+    } - kept:
         old.unlink(missing_ok=True)
     for file in sorted(files):
         copy = target / file.relative_to(task.folder)
@@ -217,10 +261,12 @@ def copy_task(task: Task, folder: Path, used: Iterable[str] = ()) -> None:
 
 
 def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
-    """Return the folder of the task of a configuration with a copy beside it; None if there is no copy.
+    """Return the folder of the task of a configuration with a copy beside it.
 
-    That is the folder that the configuration names, from `base` if given, or the copy if it is missing there or its
-    definition changed.
+    None if there is no copy.
+
+    That is the folder that the configuration names, from `base` if given, or the copy if it is
+    missing there or its definition changed.
     """
     copy = find_copy(config_file.parent)
     if copy is None:
@@ -241,7 +287,9 @@ def is_same_task(first: str, second: str) -> bool:
 
 
 def find_copy(folder: Path) -> str | None:
-    """Return the copy of the task in the folder of a run, whose templates are those of the run; None if there is none.
+    """Return the copy of the task in the folder of a run, whose templates are those of the run.
+
+    None if there is none.
 
     The project's own tasks have no copy.
     """

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from touche_llm.config import Config
-from touche_llm.corpus.ir_dataset import dataset_folder, read_dataset_judgments, read_dataset_topics, topics_file
+from touche_llm.corpus.ir_dataset import (
+    dataset_folder,
+    read_dataset_judgments,
+    read_dataset_topics,
+    topics_file,
+)
 from touche_llm.data.io import replace_folder
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import normalise_title, read_topics, require_kind, write_topics
@@ -25,7 +30,12 @@ from touche_llm.pipeline.corpora import DenseCorpus, LocalCorpus, open_run_corpu
 from touche_llm.pipeline.engines import OpenPooling, make_request_builder, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
-from touche_llm.prompts.purposes import list_copyable_answers, list_judging_purposes, load, purposes_of
+from touche_llm.prompts.purposes import (
+    list_copyable_answers,
+    list_judging_purposes,
+    load,
+    purposes_of,
+)
 from touche_llm.ranking.steps import CROSS_ENCODER, list_comparison_kinds
 from touche_llm.retrieval.base import Corpus
 from touche_llm.tasks import find_dataset_task, get_task
@@ -35,7 +45,8 @@ from touche_llm.tasks.published import list_topic_tasks
 class Dataset:
     """A dataset of ir_datasets: topics, documents for `open_corpus`, and judgments.
 
-    Topics and judgments are read from the dataset once, and kept as files below `.touche-llm/datasets`.
+    Topics and judgments are read from the dataset once, and kept as files below
+    `.touche-llm/datasets`.
     """
 
     def __init__(self, id: str, task: str | None = None) -> None:
@@ -57,7 +68,10 @@ class Dataset:
 
     @cached_property
     def topics(self) -> list[Topic]:
-        """Topics of the dataset; raises UsageError if it has none, and DataError if they cannot be downloaded."""
+        """Topics of the dataset.
+
+        Raises UsageError if it has none, and DataError if they cannot be downloaded.
+        """
         file = topics_file(self.id)
         if not file.exists():
             write_topics(read_dataset_topics(self.id), file)
@@ -72,7 +86,9 @@ class Dataset:
             judged = read_dataset_judgments(self.id, self.task.judged_aspects)
             with replace_folder(folder, (qrels_file("*"),)) as building:
                 for aspect, judgments in judged.items():
-                    lines = (f"{topic} 0 {document} {value}\n" for topic, document, value in judgments)
+                    lines = (
+                        f"{topic} 0 {document} {value}\n" for topic, document, value in judgments
+                    )
                     (building / qrels_file(aspect)).write_text("".join(lines), encoding="utf-8")
         return find_qrels(folder, self.task)
 
@@ -92,7 +108,8 @@ def read_run_topics(config: Config) -> list[Topic]:
 class RunContext:
     """What the stages of one command share; a context manager that closes the corpus.
 
-    Topics are read when the context is made; corpus and prompts are opened when a stage first needs them.
+    Topics are read when the context is made; corpus and prompts are opened when a stage first needs
+    them.
 
     Attributes:
         config: Configuration of the run; its model and context are known once `model` is set.
@@ -101,9 +118,16 @@ class RunContext:
         open_pooling: Opens pooling models; a dry run has another function.
     """
 
-    def __init__(self, config: Config, progress: Progress, model: ModelClient | None = None) -> None:
+    def __init__(
+        self, config: Config, progress: Progress, model: ModelClient | None = None
+    ) -> None:
         """Read the topics."""
-        self.config, self.task, self.progress, self.model = config, get_task(config.task), progress, model
+        self.config, self.task, self.progress, self.model = (
+            config,
+            get_task(config.task),
+            progress,
+            model,
+        )
         self.reranker: PoolingClient | None = None
         self.open_pooling: OpenPooling = open_pooling
         self.file_topics = read_run_topics(config)
@@ -120,7 +144,10 @@ class RunContext:
     @cached_property
     def corpus(self) -> Corpus:
         """Corpus of the run, opened at first use; stored first unless the store is up to date."""
-        corpus, settings = open_run_corpus(self.config, self.task, self.progress.warn), self.config.dense
+        corpus, settings = (
+            open_run_corpus(self.config, self.task, self.progress.warn),
+            self.config.dense,
+        )
         if settings is None:
             return corpus
         assert isinstance(corpus, LocalCorpus)
@@ -139,7 +166,10 @@ class RunContext:
 
     @contextmanager
     def using(self, model: ModelClient) -> Iterator[Self]:
-        """Use a model while the block runs; the configuration takes its name and context, which only it may know."""
+        """Use a model while the block runs.
+
+        The configuration takes its name and context, which only it may know.
+        """
         name = self.config.engine.model or model.engine_info.model
         self.complete("engine", model=name, context=model.engine_info.context)
         self.model = model
@@ -155,7 +185,9 @@ class RunContext:
         The configuration takes its name and context, which only the server may know.
         """
         ranking = self.config.ranking
-        if self.reranker is not None or all(step.name != CROSS_ENCODER for step in self.config.steps):
+        if self.reranker is not None or all(
+            step.name != CROSS_ENCODER for step in self.config.steps
+        ):
             yield self
             return
         async with self.open_pooling("score", ranking.cross_encoder, self.config.cache) as client:
@@ -173,33 +205,54 @@ class RunContext:
         self.config = self.config.model_copy(update={section: settings})
 
     def load_prompts(self, *names: str) -> dict[str, Prompt]:
-        """Return the prompts of these purposes or, without names, of all that the run needs; each is loaded once."""
+        """Return the prompts of these purposes or, without names, of all that the run needs.
+
+        Each is loaded once.
+        """
         stance_depth = 0 if self.config.stance is None else self.config.stance.depth
         needed = {
             *list_judging_purposes(self.task, self.topics, stance_depth),
             *list_comparison_kinds(self.config.steps),
             *(("queries",) if self.config.expansion.use else ()),
         }
-        wanted = [name for name in purposes_of(self.task) if name in needed and (not names or name in names)]
+        wanted = [
+            name
+            for name in purposes_of(self.task)
+            if name in needed and (not names or name in names)
+        ]
         if missing := [name for name in wanted if name not in self._prompts]:
             settings, purposes = self.config.prompts, purposes_of(self.task)
             if settings.folder is not None:
-                # A template for a purpose whose prompt is given as a path is unused, but not a mistake.
+                # A template for a purpose whose prompt is given as a path is unused, but not a
+                # mistake.
                 given = {*purposes, *(getattr(settings, name) for name in purposes)}
-                check_overlay(settings.folder, self.task.name, {name for name in given if not name.endswith(".jinja")})
+                check_overlay(
+                    settings.folder,
+                    self.task.name,
+                    {name for name in given if not name.endswith(".jinja")},
+                )
             for name in missing:
                 template, judge_per = getattr(settings, name), self.config.judge_per
-                prompt = load(self.task, purposes[name], template, settings.folder, judge_per=judge_per)
+                prompt = load(
+                    self.task, purposes[name], template, settings.folder, judge_per=judge_per
+                )
                 check_examples(prompt, self.topics, self.config.topics, self.progress.warn)
                 self._prompts[name] = prompt
         return {name: self._prompts[name] for name in wanted}
 
-    def read_candidates(self, path: Path, depth: int | None = None, *, are_pairs: bool = False) -> Candidates:
-        """Read up to `depth` candidates of each chosen topic, or all, from a run file; the corpus is not opened."""
+    def read_candidates(
+        self, path: Path, depth: int | None = None, *, are_pairs: bool = False
+    ) -> Candidates:
+        """Read up to `depth` candidates of each chosen topic, or all, from a run file.
+
+        The corpus is not opened.
+        """
         found = read_candidates(path, depth)
         check_topics(path, found, self.file_topics)
         rankings = {topic.id: found[topic.id] for topic in self.topics if topic.id in found}
-        return Candidates(self.task, self.topics, None, rankings, self.config.depth, str(path), are_pairs)
+        return Candidates(
+            self.task, self.topics, None, rankings, self.config.depth, str(path), are_pairs
+        )
 
     def check_sources(self) -> None:
         """Check corpus and candidates before an engine starts, and warn of topics that belong to another task.
@@ -221,7 +274,10 @@ class RunContext:
 
 
 def choose_topics(topics: list[Topic], config: Config) -> list[Topic]:
-    """Return the topics that the configuration selects, in the order of their file; raise UsageError if one lacks."""
+    """Return the topics that the configuration selects, in the order of their file.
+
+    Raise UsageError if one lacks.
+    """
     if config.topic:
         unknown = sorted(set(config.topic) - {topic.id for topic in topics})
         if unknown:
@@ -233,7 +289,8 @@ def choose_topics(topics: list[Topic], config: Config) -> list[Topic]:
 def list_schemas(prompts: Iterable[Prompt], documents: int = 1) -> list[Mapping[str, Any]]:
     """Return the schemas of the answers to prompts, about `documents` documents if they compare some.
 
-    Answers with the objects of a topic are left out: their labels are words of its title, which are read as text.
+    Answers with the objects of a topic are left out: their labels are words of its title, which are
+    read as text.
     """
     topic = Topic("", "")
     return [
@@ -244,11 +301,13 @@ def list_schemas(prompts: Iterable[Prompt], documents: int = 1) -> list[Mapping[
     ]
 
 
-def check_examples(prompt: Prompt, topics: list[Topic], file: Path | None, warn: Callable[[str], None]) -> None:
+def check_examples(
+    prompt: Prompt, topics: list[Topic], file: Path | None, warn: Callable[[str], None]
+) -> None:
     """Raise UsageError if a few-shot example is about one of the topics: its result could not be measured.
 
-    Topics of different years share numbers, so titles decide. An answer that a model could copy gives a warning, see
-    `list_copyable_answers`.
+    Topics of different years share numbers, so titles decide. An answer that a model could copy
+    gives a warning, see `list_copyable_answers`.
     """
     for problem in list_copyable_answers(prompt):
         warn(problem)

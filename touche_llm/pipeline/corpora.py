@@ -26,7 +26,13 @@ from touche_llm.ranking.order import fuse_candidates
 from touche_llm.retrieval.base import Corpus, FirstStage, QueryField, RetrieverConfig
 from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus
-from touche_llm.retrieval.dense import DenseIndex, DenseSettings, find_dense_problem, read_vectors, split_rows
+from touche_llm.retrieval.dense import (
+    DenseIndex,
+    DenseSettings,
+    find_dense_problem,
+    read_vectors,
+    split_rows,
+)
 from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks.task import Task
@@ -66,14 +72,20 @@ class LocalCorpus(Corpus):
             self.empty += "; or no sentence can stand alone (sentences.least_words, most_chars)"
 
     async def search(
-        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+        self,
+        topics: list[Topic],
+        fields: tuple[QueryField, ...],
+        depth: int,
+        done: Callable[[], None],
     ) -> list[list[Candidate]]:
         """Search the index, built first if it is missing; see the base class."""
         stages = self.open_first_stages()
         if self.sentences is None:
             found = stages[0].retrieve(topics, fields=fields, depth=depth)
         else:
-            found = retrieve_sentences(topics, stages[0], stages[1], self.store.parts, self.sentences, fields)
+            found = retrieve_sentences(
+                topics, stages[0], stages[1], self.store.parts, self.sentences, fields
+            )
         candidates = []
         for ranking in found:
             candidates.append(ranking)
@@ -81,9 +93,14 @@ class LocalCorpus(Corpus):
         return candidates
 
     def open_first_stages(self) -> list[FirstStage]:
-        """Open the index of the documents and, if pairs are made, that of the sentences; build missing ones."""
+        """Open the index of the documents and, if pairs are made, that of the sentences.
+
+        Build missing ones.
+        """
         settings = self.retriever
-        tables = [self.store] if self.task.sentence_question is None else [self.store, self.store.parts]
+        tables = (
+            [self.store] if self.task.sentence_question is None else [self.store, self.store.parts]
+        )
         if settings.name == "okapi":
             return [OkapiIndex(table, k1=settings.k1, b=settings.b) for table in tables]
         return [open_index(table, settings.bm25, self.warn) for table in tables]
@@ -99,7 +116,9 @@ def open_run_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
     if config.chatnoir is not None:
         return ChatNoirCorpus(task, config.chatnoir, warn)
     if config.elasticsearch is not None:
-        return ElasticIndex(task, config.elasticsearch, k1=config.retriever.k1, b=config.retriever.b, warn=warn)
+        return ElasticIndex(
+            task, config.elasticsearch, k1=config.retriever.k1, b=config.retriever.b, warn=warn
+        )
     return open_local_corpus(
         config.dataset or config.corpus,
         config.index,
@@ -126,12 +145,18 @@ def open_local_corpus(
     A corpus is stored first unless the store in `index`, or in its default folder, is up to date.
     """
     if corpus is not None:
-        folder = index or (dataset_index(corpus) if isinstance(corpus, str) else index_folder(corpus))
-        store = ensure_store(task.make_source(corpus), folder, skip_bad_lines=skip_bad_lines, warn=warn)
+        folder = index or (
+            dataset_index(corpus) if isinstance(corpus, str) else index_folder(corpus)
+        )
+        store = ensure_store(
+            task.make_source(corpus), folder, skip_bad_lines=skip_bad_lines, warn=warn
+        )
     elif index is not None:
         store = DocumentStore(index)
     else:
-        raise UsageError("corpus: missing; give the corpus file, the folder of its index, or `dataset: ID`")
+        raise UsageError(
+            "corpus: missing; give the corpus file, the folder of its index, or `dataset: ID`"
+        )
     manifest = store.manifest
     if (task.sentence_question is not None) is not bool(manifest.parts):
         store.close()
@@ -157,7 +182,10 @@ class DenseCorpus(LocalCorpus):
         progress: Progress,
         opener: OpenPooling = open_pooling,
     ) -> None:
-        """Take over an open corpus, whose retriever is `dense` or `hybrid`; the queries' vectors are cached."""
+        """Take over an open corpus, whose retriever is `dense` or `hybrid`.
+
+        The queries' vectors are cached.
+        """
         if problem := find_dense_problem(corpus.task):
             raise UsageError(problem)
         super().__init__(corpus.task, corpus.store, corpus.retriever, None, corpus.warn)
@@ -172,14 +200,23 @@ class DenseCorpus(LocalCorpus):
             await self._embed(client)
 
     async def search(
-        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+        self,
+        topics: list[Topic],
+        fields: tuple[QueryField, ...],
+        depth: int,
+        done: Callable[[], None],
     ) -> list[list[Candidate]]:
-        """Search by the vectors; documents without one are embedded first, and stored also if the server fails."""
+        """Search by the vectors.
+
+        Documents without one are embedded first, and stored also if the server fails.
+        """
         settings = self._settings
         texts = [settings.render_query(sanitize(build_query(topic, fields))) for topic in topics]
         async with self._open_client() as client:
             index = await self._embed(client)
-            wrapped = [client.wrap(text, topic.id) for text, topic in zip(texts, topics, strict=True)]
+            wrapped = [
+                client.wrap(text, topic.id) for text, topic in zip(texts, topics, strict=True)
+            ]
             queries = await client.embed(wrapped)
             client.raise_on_misses()
             self.usage = {**describe_pooling(client, settings), "dimensions": index.dimensions}
@@ -227,4 +264,7 @@ class DenseCorpus(LocalCorpus):
         rows = np.linspace(0, len(self.store) - 1, min(depth, len(self.store))).astype(np.int64)
         ids = self.store.get_ids(rows.tolist())
         done()
-        return [Candidate(topic.id, document_id, rank, -float(rank)) for rank, document_id in enumerate(ids, start=1)]
+        return [
+            Candidate(topic.id, document_id, rank, -float(rank))
+            for rank, document_id in enumerate(ids, start=1)
+        ]

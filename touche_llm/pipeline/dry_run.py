@@ -46,8 +46,10 @@ class DryRun:
     Attributes:
         known: Number of requests of each stage that are cached or repeated within the run.
         failed: Number of requests of each stage with only unusable answers in the cache.
-        context: Context of the engine in tokens; None if unknown, then documents are counted without truncation.
-        has_unknown_queries: Whether the model expands queries, so that the first stage may find other documents.
+        context: Context of the engine in tokens; None if unknown, then documents are counted
+            without truncation.
+        has_unknown_queries: Whether the model expands queries, so that the first stage may find
+            other documents.
     """
 
     costs: list[Cost] = field(default_factory=list)
@@ -58,22 +60,38 @@ class DryRun:
 
 
 async def estimate_cost(
-    config: Config, folder: Path | None, stages: Sequence[StageName], progress: Progress, *, overwrite: bool = False
+    config: Config,
+    folder: Path | None,
+    stages: Sequence[StageName],
+    progress: Progress,
+    *,
+    overwrite: bool = False,
 ) -> DryRun:
-    """Estimate the requests of stages from their rendered prompts; no request is sent and no run file written.
+    """Estimate the requests of stages from their rendered prompts.
 
-    The corpus is stored and indexed, and ChatNoir queried, as in the run. Judgments that are not cached count as
-    undecided, so documents are compared in first-stage order, and every sentence takes a side. Comparisons that are not
-    cached confirm the ranking; where their number depends on the answers, the methods know its maximum, and a request
-    has the average length. The folder has the outputs of earlier stages than `stages`.
+    No request is sent and no run file written.
+
+    The corpus is stored and indexed, and ChatNoir queried, as in the run. Judgments that are not
+    cached count as undecided, so documents are compared in first-stage order, and every sentence
+    takes a side. Comparisons that are not cached confirm the ranking; where their number depends on
+    the answers, the methods know its maximum, and a request has the average length. The folder has
+    the outputs of earlier stages than `stages`.
     """
     result = DryRun()
     directory, output = RunDirectory(folder or Path()), None
-    with RunContext(config, progress) as context, open_known_answers(config.cache.file, config.cache.mode) as cache:
+    with (
+        RunContext(config, progress) as context,
+        open_known_answers(config.cache.file, config.cache.mode) as cache,
+    ):
         if stages[0] == "retrieve":
             context.check_sources()
             if folder is not None:
-                check_settings(directory, context, "run" if len(stages) > 1 else "retrieve", overwrite=overwrite)
+                check_settings(
+                    directory,
+                    context,
+                    "run" if len(stages) > 1 else "retrieve",
+                    overwrite=overwrite,
+                )
         context.progress = ForwardedProgress(progress, "dry run")
         facts = assume_engine_info(config.engine, cache)
         result.context = facts.context if facts.engine or config.engine.context else None
@@ -81,12 +99,16 @@ async def estimate_cost(
         for stage in stages:
             engine = make_dry_engine(task=context.task.name, answered=answered)
             retry = config.cache.retry_failures
-            context.model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
+            context.model = ModelClient(
+                engine_info=facts, engine=engine, cache=cache, retry_failures=retry
+            )
             context.open_pooling = partial(_open_pooling, context.model)
             earlier = None if isinstance(output, Ranking) else output
             output = await compute_stage(stage, context, directory, earlier)
             if config.expansion.use:
-                result.has_unknown_queries |= context.load_prompts("queries")["queries"].name in engine.usage
+                result.has_unknown_queries |= (
+                    context.load_prompts("queries")["queries"].name in engine.usage
+                )
             result.known[stage] = context.model.counts.cache_hits + engine.repeated
             result.failed[stage] = context.model.counts.known_failures
             bounds = {}
@@ -98,7 +120,9 @@ async def estimate_cost(
     return result
 
 
-def _bound_comparisons(context: RunContext, ranking: Ranking, usage: Mapping[str, Usage]) -> Iterator[tuple[str, int]]:
+def _bound_comparisons(
+    context: RunContext, ranking: Ranking, usage: Mapping[str, Usage]
+) -> Iterator[tuple[str, int]]:
     """Yield the prompts whose number of comparisons depends on the answers, each with its maximum of requests.
 
     A topic whose comparisons all have an answer in the cache needs no request.
@@ -117,7 +141,9 @@ def _bound_comparisons(context: RunContext, ranking: Ranking, usage: Mapping[str
         }
         if any(bound is not None for bound in bounds.values()):
             thinking = config.sampling.thinking.think_for(kind)
-            most = sum(compared[place] if bound is None else bound for place, bound in bounds.items())
+            most = sum(
+                compared[place] if bound is None else bound for place, bound in bounds.items()
+            )
             yield prompt.name, most * (2 * thinking.chains if thinking else 1)
 
 

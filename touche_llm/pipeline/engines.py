@@ -60,11 +60,14 @@ async def open_model(
 ) -> AsyncIterator[ModelClient]:
     """Open a language model; a replay needs no engine.
 
-    The start-up check of a named model that the cache knows waits for the first request without a cached answer. It
-    checks that the labels in `schemas` can be read, and reports problems to `progress`.
+    The start-up check of a named model that the cache knows waits for the first request without a
+    cached answer. It checks that the labels in `schemas` can be read, and reports problems to
+    `progress`.
     """
     if answers.retry_failures and answers.mode is CacheMode.REPLAY:
-        raise UsageError("cache.retry_failures: a replay sends nothing; set `cache.mode: reuse`, and a server")
+        raise UsageError(
+            "cache.retry_failures: a replay sends nothing; set `cache.mode: reuse`, and a server"
+        )
     with Cache(answers.file, answers.mode) as cache:
         policy: Mapping[str, Any] = {
             "cache": cache,
@@ -85,25 +88,35 @@ async def open_model(
             except EngineError as error:
                 if not cache.find(name_kind(None)):
                     raise
-                raise EngineError(f"{error}; stored answers alone need no server (`cache.mode: replay`)") from error
+                raise EngineError(
+                    f"{error}; stored answers alone need no server (`cache.mode: replay`)"
+                ) from error
             server, facts, start_up = opened
             yield ModelClient(engine_info=facts, engine=server, start_up=start_up, **policy)
 
 
 async def _open_batch(
-    stack: AsyncExitStack, engine: EngineConfig, sampling: SamplingConfig, cache: Cache, progress: Progress
+    stack: AsyncExitStack,
+    engine: EngineConfig,
+    sampling: SamplingConfig,
+    cache: Cache,
+    progress: Progress,
 ) -> tuple[Engine, EngineInfo, StartUp | None]:
     from touche_llm.llm.batch_files import TITLES, BatchEngine
 
     folder = check_model_folder(engine.model)
     if engine.context is None:
-        raise UsageError("engine.context: not set, and documents are truncated to fit; give the context in tokens")
+        raise UsageError(
+            "engine.context: not set, and documents are truncated to fit; give the context in tokens"
+        )
     tokenizer = ChatTokenizer(folder, sampling.chat_template_kwargs)
     info = EngineInfo(
         model=get_model_name(folder),
         revision=engine.revision,
         context=engine.context,
-        overhead=await tokenizer.count_tokens(place_system_message(EMPTY_CHAT, sampling.system_message)),
+        overhead=await tokenizer.count_tokens(
+            place_system_message(EMPTY_CHAT, sampling.system_message)
+        ),
         engine=f"batch files, {TITLES[engine.runner]}",
     )
     store_engine_info(info, cache)
@@ -119,7 +132,10 @@ async def _open_server(
     cache: Cache,
     progress: Progress,
 ) -> tuple[Engine, EngineInfo, StartUp | None]:
-    """Return the client of a server, its description, and its start-up check if that can wait; `stack` ends all."""
+    """Return the client of a server, its description, and its start-up check if that can wait.
+
+    `stack` ends all.
+    """
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
@@ -156,9 +172,14 @@ async def _open_server(
 
 
 async def _recall(
-    settings: _ModelSettings, cache: Cache, client: HttpClient, purpose: PoolingPurpose | None = None
+    settings: _ModelSettings,
+    cache: Cache,
+    client: HttpClient,
+    purpose: PoolingPurpose | None = None,
 ) -> EngineInfo | None:
-    """Return the stored description of an engine whose start-up check can wait; None if no single one fits.
+    """Return the stored description of an engine whose start-up check can wait.
+
+    None if no single one fits.
 
     Where no model is named, the server has to say at once that it is the described one.
     """
@@ -179,16 +200,22 @@ async def _recall(
         for known in _find_fitting(settings, cache, purpose)
         if found is None or (known.context, known.engine) == (found.context, found.engine)
     ]
-    return _choose(fitting, cache, purpose) if len({known.context for known in fitting}) == 1 else None
+    return (
+        _choose(fitting, cache, purpose) if len({known.context for known in fitting}) == 1 else None
+    )
 
 
 @asynccontextmanager
 async def open_pooling(
-    purpose: PoolingPurpose, settings: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
+    purpose: PoolingPurpose,
+    settings: PoolingConfig,
+    answers: CacheConfig,
+    dimensions: int | None = None,
 ) -> AsyncIterator[PoolingClient]:
     """Open an embedding model, with vectors of `dimensions` or of the model's own length, or a cross-encoder.
 
-    A replay needs no server, nor does a configuration without an address: the cache must have all results.
+    A replay needs no server, nor does a configuration without an address: the cache must have all
+    results.
     """
     with Cache(answers.file, answers.mode) as cache:
         policy: Mapping[str, Any] = {
@@ -200,7 +227,9 @@ async def open_pooling(
             "dimensions": dimensions,
         }
         if cache.mode is CacheMode.REPLAY or settings.url is None:
-            yield PoolingClient(engine_info=replay_engine_info(settings, cache, purpose), engine=None, **policy)
+            yield PoolingClient(
+                engine_info=replay_engine_info(settings, cache, purpose), engine=None, **policy
+            )
             return
         # Imported here because the HTTP libraries are slow to load.
         from touche_llm.llm.http import HttpClient
@@ -223,7 +252,13 @@ async def open_pooling(
 def describe_engine(info: EngineInfo) -> dict[str, Any]:
     """Return what the metadata of a stage says of its engine."""
     serving = {"serving": info.serving} if info.serving else {}
-    return {"model": info.model, "revision": info.revision, "engine": info.engine, **serving, "context": info.context}
+    return {
+        "model": info.model,
+        "revision": info.revision,
+        "engine": info.engine,
+        **serving,
+        "context": info.context,
+    }
 
 
 def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[str, Any]:
@@ -238,7 +273,9 @@ def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[st
     }
 
 
-def store_engine_info(facts: EngineInfo, cache: Cache, purpose: PoolingPurpose | None = None) -> None:
+def store_engine_info(
+    facts: EngineInfo, cache: Cache, purpose: PoolingPurpose | None = None
+) -> None:
     """Store the facts about an engine in the cache, for a replay without the engine."""
     kind = name_kind(purpose)
     # A part that came later is left out where it is not used, so that earlier keys stay valid.
@@ -246,27 +283,41 @@ def store_engine_info(facts: EngineInfo, cache: Cache, purpose: PoolingPurpose |
     cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=facts.model, value=value))
 
 
-def assume_engine_info(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo:
+def assume_engine_info(
+    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
+) -> EngineInfo:
     """Return the facts about an engine without a request: from the cache, else from the configuration.
 
-    For an unknown engine, `engine` is empty, a missing model too, and a missing context cuts no document.
+    For an unknown engine, `engine` is empty, a missing model too, and a missing context cuts no
+    document.
     """
     if fitting := _find_fitting(settings, cache, purpose):
         return _choose(fitting, cache, purpose)
     model, context = _get_model_name(settings) or "", settings.context or _ENDLESS
-    return EngineInfo(model=model, revision=settings.revision, context=context, overhead=0, engine="")
+    return EngineInfo(
+        model=model, revision=settings.revision, context=context, overhead=0, engine=""
+    )
 
 
-def replay_engine_info(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo:
-    """Return the facts about an engine from the cache; raise UsageError if it does not know the engine."""
+def replay_engine_info(
+    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
+) -> EngineInfo:
+    """Return the facts about an engine from the cache.
+
+    Raise UsageError if it does not know the engine.
+    """
     if fitting := _find_fitting(settings, cache, purpose):
         return _choose(fitting, cache, purpose)
     if purpose is not None and cache.mode is not CacheMode.REPLAY:
-        raise UsageError(f"{SECTIONS[purpose]}.url: missing; give the address of a server with the model")
+        raise UsageError(
+            f"{SECTIONS[purpose]}.url: missing; give the address of a server with the model"
+        )
     models = sorted({entry.model for entry in cache.find(name_kind(purpose))})
     sought = f"model {_get_model_name(settings) or 'any'}, revision {settings.revision!r}"
     sought += f", context {settings.context}" if settings.context is not None else ""
-    raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}")
+    raise UsageError(
+        f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}"
+    )
 
 
 def name_kind(purpose: PoolingPurpose | None) -> str:
@@ -282,9 +333,14 @@ def _get_model_name(settings: _ModelSettings) -> str | None:
     return settings.model_name if isinstance(settings, EngineConfig) else settings.model
 
 
-def _find_fitting(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None) -> list[EngineInfo]:
+def _find_fitting(
+    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None
+) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configured model, revision and context."""
-    known, model = [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))], _get_model_name(settings)
+    known, model = (
+        [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))],
+        _get_model_name(settings),
+    )
     models = sorted({facts.model for facts in known})
     if model is None and len(models) > 1:
         choice = f"choose one with `{_get_section(purpose)}.model`"
@@ -309,11 +365,15 @@ def _choose(fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | N
     return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
 
 
-def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: SamplingConfig) -> RequestBuilder:
+def make_request_builder(
+    model: ModelClient, engine: EngineConfig, sampling: SamplingConfig
+) -> RequestBuilder:
     """Make the builder of requests to a model."""
     return RequestBuilder(
         model=model,
-        sampling=Sampling(sampling.temperature, sampling.seed, sampling.max_tokens, sampling.top_logprobs),
+        sampling=Sampling(
+            sampling.temperature, sampling.seed, sampling.max_tokens, sampling.top_logprobs
+        ),
         chat_template_kwargs=sampling.chat_template_kwargs,
         # A round of batch files holds all requests that do not depend on others.
         concurrency=MAX_ROUND if engine.name == "batch" else engine.concurrency,
@@ -325,8 +385,8 @@ def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: Sam
 class LanguageModel:
     """A model behind an OpenAI-compatible server, with an answer cache.
 
-    A context manager: it connects at the start of the block, and closes at its end. Answers are stored as they arrive,
-    so an interrupted program resumes where it stopped.
+    A context manager: it connects at the start of the block, and closes at its end. Answers are
+    stored as they arrive, so an interrupted program resumes where it stopped.
     """
 
     def __init__(
@@ -342,17 +402,21 @@ class LanguageModel:
         """Set up the model without connecting; an invalid setting raises UsageError.
 
         Args:
-            url: Base URL of the server; None for that of `engine`, by default http://127.0.0.1:8000.
+            url: Base URL of the server; None for that of `engine`, by default
+                http://127.0.0.1:8000.
             name: Served name of the model; not needed if the server has only one.
             cache: File of the answers (`.sqlite`), or a cassette to replay (`.jsonl`).
-            cache_mode: `reuse`; `replay` sends nothing, and a missing answer is an error; `refresh` sends everything
-                again; `off`.
-            engine: All other settings of the engine, such as revision, context, concurrency and timeouts.
+            cache_mode: `reuse`; `replay` sends nothing, and a missing answer is an error; `refresh`
+                sends everything again; `off`.
+            engine: All other settings of the engine, such as revision, context, concurrency and
+                timeouts.
             sampling: Sampling parameters.
         """
         engine = read_settings(EngineConfig, engine, "engine")
         values = engine.model_dump(exclude_unset=True)
-        values |= {key: value for key, value in (("base_url", url), ("model", name)) if value is not None}
+        values |= {
+            key: value for key, value in (("base_url", url), ("model", name)) if value is not None
+        }
         self._engine = read_settings(EngineConfig, values, "engine")
         self._sampling = read_settings(SamplingConfig, sampling, "sampling")
         self._cache = read_settings(CacheConfig, {"file": cache, "mode": cache_mode}, "cache")
@@ -372,7 +436,9 @@ class LanguageModel:
     def builder(self) -> RequestBuilder:
         """Builder of the requests to the open model."""
         if self._client is None:
-            raise UsageError("the model is not open; use it in a block: `with LanguageModel(...) as model:`")
+            raise UsageError(
+                "the model is not open; use it in a block: `with LanguageModel(...) as model:`"
+            )
         return make_request_builder(self._client, self._engine, self._sampling)
 
     def __enter__(self) -> Self:

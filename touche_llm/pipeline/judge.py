@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from touche_llm.data.records import Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.errors import UsageError
 from touche_llm.judging.labels import StanceSettings, mean_off_label_mass
-from touche_llm.judging.pointwise import Done, RequestBuilder, Stage, find_objects, group_judgments, judge_stances
+from touche_llm.judging.pointwise import (
+    Done,
+    RequestBuilder,
+    Stage,
+    find_objects,
+    group_judgments,
+    judge_stances,
+)
 from touche_llm.judging.pointwise import judge as judge_documents
 from touche_llm.judging.sentence_pairs import PairJudge, PairSettings
 from touche_llm.llm.model import ModelClient
@@ -29,7 +36,8 @@ class Judgments:
     """Judgments of candidates, topic by topic.
 
     Attributes:
-        candidates: What was judged; pairs, if the first stage retrieved sentences. Topics have their objects.
+        candidates: What was judged; pairs, if the first stage retrieved sentences. Topics have
+            their objects.
         stances: Answers to the stance prompt.
         objects: Objects that the model found for topics that name none.
         sentences: Judgments of the sentences that pairs were made of; None if none were to be made.
@@ -59,7 +67,8 @@ class Judgments:
     def to_frame(self) -> DataFrame:
         """Return a row per judgment: topic, document, each grade, and any stance with the probability of each label.
 
-        Grades and stance are those of the judge prompt; `source` says whether they come from probabilities.
+        Grades and stance are those of the judge prompt; `source` says whether they come from
+        probabilities.
         """
         task, rows = self.candidates.task, []
         for judgment in self.judgments:
@@ -68,9 +77,15 @@ class Judgments:
                 shares = (reading.probabilities if reading is not None else None) or {}
                 of_stance = [judgment.stance, *map(shares.get, task.stances)]
             grades = map(judgment.grades.get, task.question.grades)
-            rows.append((judgment.topic_id, judgment.document_id, *grades, *of_stance, judgment.source))
-        stance_columns = ["stance", *(f"p_{label}" for label in task.stances)] if task.stances else []
-        return make_frame(rows, ("topic", "document", *task.question.grades, *stance_columns, "source"))
+            rows.append(
+                (judgment.topic_id, judgment.document_id, *grades, *of_stance, judgment.source)
+            )
+        stance_columns = (
+            ["stance", *(f"p_{label}" for label in task.stances)] if task.stances else []
+        )
+        return make_frame(
+            rows, ("topic", "document", *task.question.grades, *stance_columns, "source")
+        )
 
 
 async def judge(
@@ -84,11 +99,16 @@ async def judge(
 ) -> Judgments:
     """Judge candidates; of sentences, make pairs and judge these.
 
-    The prompts are given by purpose: judge, and what the task and its topics need of objects, sentence and stance. The
-    stance prompt is used only with settings for it.
+    The prompts are given by purpose: judge, and what the task and its topics need of objects,
+    sentence and stance. The stance prompt is used only with settings for it.
     """
     await candidates.check()
-    task, model, objects, failures = candidates.task, builder.model, list[Objects](), list[Failure]()
+    task, model, objects, failures = (
+        candidates.task,
+        builder.model,
+        list[Objects](),
+        list[Failure](),
+    )
 
     @contextmanager
     def stage(title: str, total: int) -> Iterator[Done]:
@@ -102,7 +122,9 @@ async def judge(
         unnamed = {topic.id for topic in topics if topic.objects is None}
         if unnamed:
             with stage("finding objects", len(unnamed)) as done:
-                topics, failures = await find_objects(topics, task, prompts["objects"], builder, done)
+                topics, failures = await find_objects(
+                    topics, task, prompts["objects"], builder, done
+                )
         candidates = replace(candidates, topics=topics)
         topics = [topic for topic in topics if topic.objects is not None]
         objects = [
@@ -114,17 +136,27 @@ async def judge(
     if task.sentence_question is None:
         found = await _judge_documents(found, topics, prompts, builder, stage, stance)
     elif not isinstance(candidates.corpus, LocalCorpus):
-        raise UsageError(f"{candidates.source}: pairs are made of the sentences of a corpus on disk")
+        raise UsageError(
+            f"{candidates.source}: pairs are made of the sentences of a corpus on disk"
+        )
     else:
         parts, settings = candidates.corpus.store.parts, pairs or PairSettings()
-        pair_judge = PairJudge(task, candidates.rankings, candidates.depth, settings, parts, prompts, builder, stage)
+        pair_judge = PairJudge(
+            task, candidates.rankings, candidates.depth, settings, parts, prompts, builder, stage
+        )
         rankings, judgments, sentences = await pair_judge.judge(topics)
         for topic, made in zip(topics, rankings, strict=True):
             if len(made) < (wanted := pair_judge.min_pairs):
-                progress.warn(f"topic {topic.id}: {len(made)} pairs, fewer than the {wanted} wanted")
-        candidates = replace(candidates, rankings=normalise_rankings(rankings), source="pairs", are_pairs=True)
+                progress.warn(
+                    f"topic {topic.id}: {len(made)} pairs, fewer than the {wanted} wanted"
+                )
+        candidates = replace(
+            candidates, rankings=normalise_rankings(rankings), source="pairs", are_pairs=True
+        )
         failures = [*failures, *pair_judge.failures]
-        found = Judgments(candidates, judgments, objects=objects, sentences=sentences, failures=failures)
+        found = Judgments(
+            candidates, judgments, objects=objects, sentences=sentences, failures=failures
+        )
     warn_of_labels(model, prompts, progress)
     return found
 
@@ -139,7 +171,9 @@ async def _judge_documents(
 ) -> Judgments:
     """Judge the documents of these topics, and the stance of the best ones if there is a prompt for it."""
     task, depth = found.candidates.task, found.candidates.depth
-    rankings = {topic_id: ranking[:depth] for topic_id, ranking in found.candidates.rankings.items()}
+    rankings = {
+        topic_id: ranking[:depth] for topic_id, ranking in found.candidates.rankings.items()
+    }
     chosen = replace(found.candidates, topics=topics, rankings=rankings)
     documents = chosen.documents
     work = [
@@ -148,14 +182,20 @@ async def _judge_documents(
         for candidate in ranking
     ]
     with stage("judging", len(work) * len(prompts["judge"].sent)) as done:
-        judgments, failures = await judge_documents(work, documents, task.question, prompts["judge"], builder, done)
+        judgments, failures = await judge_documents(
+            work, documents, task.question, prompts["judge"], builder, done
+        )
     stances: list[StanceReading] = []
     if stance is not None and stance.depth and "stance" in prompts:
         best = _choose_best(chosen, judgments, stance.depth)
         both_orders = stance.prompt == "both_orders"
-        stances, failed = await judge_stances(best, documents, task, prompts["stance"], both_orders, builder, stage)
+        stances, failed = await judge_stances(
+            best, documents, task, prompts["stance"], both_orders, builder, stage
+        )
         failures += failed
-    return replace(found, judgments=judgments, stances=stances, failures=[*found.failures, *failures])
+    return replace(
+        found, judgments=judgments, stances=stances, failures=[*found.failures, *failures]
+    )
 
 
 def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
@@ -169,16 +209,23 @@ def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: 
 def describe_judgments(judgments: Judgments) -> dict[str, Any]:
     """Return counts of judgments for the metadata."""
     sentences, pairs = judgments.sentences, sum(map(len, judgments.candidates.list_rankings()))
-    requested = [*(sentences or ()), *(judged for judged in judgments.judgments if judged.source != "inherited")]
+    requested = [
+        *(sentences or ()),
+        *(judged for judged in judgments.judgments if judged.source != "inherited"),
+    ]
     return {
         **({} if sentences is None else {"sentences judged": len(sentences), "pairs": pairs}),
         "judgments": len(requested),
-        "judgments without probabilities": sum(judgment.source == "value" for judgment in requested),
+        "judgments without probabilities": sum(
+            judgment.source == "value" for judgment in requested
+        ),
         "mean probability outside the labels": mean_off_label_mass(requested),
     }
 
 
-def _choose_best(candidates: Candidates, judgments: Sequence[Judgment], depth: int) -> list[tuple[Topic, str]]:
+def _choose_best(
+    candidates: Candidates, judgments: Sequence[Judgment], depth: int
+) -> list[tuple[Topic, str]]:
     """Return the `depth` best judged documents of each topic.
 
     The task's weights decide: the run's weights must not change which requests are made.
@@ -186,7 +233,9 @@ def _choose_best(candidates: Candidates, judgments: Sequence[Judgment], depth: i
     judged, task, work = group_judgments(judgments), candidates.task, []
     for topic, ranking in zip(candidates.topics, candidates.list_rankings(), strict=True):
         grades = judged.get(topic.id, {})
-        ranked = rank_by_judgment(rank_by_first_stage(ranking), grades, task.objectives["both"], task.aspects)
+        ranked = rank_by_judgment(
+            rank_by_first_stage(ranking), grades, task.objectives["both"], task.aspects
+        )
         best = [document.document_id for document in ranked if document.document_id in grades]
         work += [(topic, document_id) for document_id in best[:depth]]
     return work

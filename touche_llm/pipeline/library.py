@@ -90,13 +90,15 @@ def open_corpus(
     """Open a corpus; a file is stored and indexed first unless that was done before.
 
     Args:
-        file: Corpus as published, or a dataset; None to open an index without its corpus, or a search engine.
+        file: Corpus as published, or a dataset; None to open an index without its corpus, or a
+            search engine.
         task: Name of the task; None for that of the dataset.
         index: Folder of the store and its index; None for the default folder of the corpus.
         skip_bad_lines: Whether to leave out lines that are not documents, with a warning.
         retriever: Method and parameters of BM25; None for the defaults.
         search_engine: Search engine that holds the documents instead.
-        dense: Embedding model for the retrievers `dense` and `hybrid`, which embed the documents at the first search.
+        dense: Embedding model for the retrievers `dense` and `hybrid`, which embed the documents at
+            the first search.
         progress: Receives what is stored, indexed or left out; None for that of a program.
 
     Raises:
@@ -135,7 +137,9 @@ def _publish(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P,
 
     @wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        options["progress"] = progress = ForwardedProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
+        options["progress"] = progress = ForwardedProgress(
+            options.get("progress") or default_progress()
+        )  # type: ignore[arg-type]
         try:
             return concurrency.run(function(*arguments, **options))
         finally:
@@ -161,18 +165,25 @@ async def retrieve(
     Args:
         topics: Topics to search for.
         corpus: Corpus to search.
-        depth: Maximum number of documents per topic; for sentence pairs, the number of sentences judged at a time.
+        depth: Maximum number of documents per topic; for sentence pairs, the number of sentences
+            judged at a time.
         fields: Fields of a topic that make the query: title, description, narrative, objects.
-        expand_with: Model that expands the queries; None to search with the topics' own queries only.
+        expand_with: Model that expands the queries; None to search with the topics' own queries
+            only.
         prompt: Prompt of the expansion: a name or the path of a `.jinja` file.
-        progress: Display of the progress; None for a bar in a terminal, else a line every ten seconds.
+        progress: Display of the progress; None for a bar in a terminal, else a line every ten
+            seconds.
 
     Raises:
         DataError: No topic has a candidate.
         PromptError: The prompt is missing or invalid.
     """
     assert progress is not None
-    if not isinstance(topics, Sequence) or not all(isinstance(topic, Topic) for topic in topics) or not topics:
+    if (
+        not isinstance(topics, Sequence)
+        or not all(isinstance(topic, Topic) for topic in topics)
+        or not topics
+    ):
         raise UsageError("topics: must be a list of one or more Topic, as read_topics returns")
     if type(depth) is not int or depth < 1:
         raise UsageError(f"depth: {depth!r:.40}: must be a whole number of 1 or more")
@@ -184,8 +195,12 @@ async def retrieve(
     if expand_with is not None:
         given = {} if prompt is None else {"queries": prompt}
         prompts = _load_prompts(corpus.task, ("queries",), given, ("queries",), topics, progress)
-        expander = retrieval.QueryExpander(ExpansionSettings(), prompts["queries"], expand_with.builder)
-    return await retrieval.retrieve(topics, corpus, progress, depth=depth, fields=query, expander=expander)
+        expander = retrieval.QueryExpander(
+            ExpansionSettings(), prompts["queries"], expand_with.builder
+        )
+    return await retrieval.retrieve(
+        topics, corpus, progress, depth=depth, fields=query, expander=expander
+    )
 
 
 @_publish
@@ -209,8 +224,10 @@ async def judge(
         prompts: Prompts of other purposes: objects, sentence, stance.
         stance: Settings of the stance prompt; None for the defaults.
         pairs: Settings of sentence pairs; None for the defaults.
-        judge_per: `field` for one request for each field of the answer instead of one for each document.
-        progress: Display of the progress; None for a bar in a terminal, else a line every ten seconds.
+        judge_per: `field` for one request for each field of the answer instead of one for each
+            document.
+        progress: Display of the progress; None for a bar in a terminal, else a line every ten
+            seconds.
 
     Raises:
         PromptError: A prompt is missing or invalid.
@@ -228,7 +245,9 @@ async def judge(
         raise UsageError(f"judge_per: {judge_per!r:.40}: must be {' or '.join(get_args(JudgePer))}")
     allowed = ("judge", "objects", "sentence", "stance")
     loaded = _load_prompts(task, needed, given, allowed, candidates.topics, progress, judge_per)
-    return await judging.judge(candidates, loaded, model.builder, progress, stance=stance, pairs=pairs)
+    return await judging.judge(
+        candidates, loaded, model.builder, progress, stance=stance, pairs=pairs
+    )
 
 
 @_publish
@@ -245,29 +264,38 @@ async def rank(
     """Rank candidates by their judgments, and the best of them by comparisons.
 
     Args:
-        candidates: Candidates to rank; for sentence pairs, the pairs of the judgments are ranked instead.
+        candidates: Candidates to rank; for sentence pairs, the pairs of the judgments are ranked
+            instead.
         judgments: Judgments of the candidates.
-        steps: Steps in order: `judge`, then others with a number of documents, such as `pairwise:10`.
+        steps: Steps in order: `judge`, then others with a number of documents, such as
+            `pairwise:10`.
         model: Open model; required if a step compares documents.
         prompts: Prompts of the comparisons: best, order.
         options: Objective, weights, settings of the steps, and thresholds of the stance.
-        progress: Display of the progress; None for a bar in a terminal, else a line every ten seconds.
+        progress: Display of the progress; None for a bar in a terminal, else a line every ten
+            seconds.
 
     Raises:
-        UsageError: A step or weight is unknown, a step needs a model, or the judgments are of another task.
+        UsageError: A step or weight is unknown, a step needs a model, or the judgments are of
+            another task.
         EngineError: A server failed.
-        DataError: There is no candidate to rank, or a judgment has a grade or label that the task does not have.
+        DataError: There is no candidate to rank, or a judgment has a grade or label that the task
+            does not have.
         ReplayMiss: The cache of a replay lacks an answer.
     """
     assert progress is not None
     task, options = candidates.task, read_settings(RankOptions, options, "options")
     if (judged := judgments.candidates.task.name) != task.name:
-        raise UsageError(f"judgments: of the task {judged}, not of {task.name}; give the judgments of these candidates")
+        raise UsageError(
+            f"judgments: of the task {judged}, not of {task.name}; give the judgments of these candidates"
+        )
     check_judgments(judgments.judgments, task.question, "judgments")
     parsed = read_steps(steps, task)
     weights = {**task.objectives[options.objective], **options.weights}
     if unknown := [name for name in weights if name not in task.weight_names]:
-        raise UsageError(f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}")
+        raise UsageError(
+            f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}"
+        )
     if judgments.sentences is None:
         topics = add_objects(candidates.topics, judgments.objects)
         judgments = replace(judgments, candidates=replace(candidates, topics=topics))
@@ -276,8 +304,12 @@ async def rank(
         plan = replace(plan, documents=judgments.candidates.documents)
     if kinds := list_comparison_kinds(parsed):
         if model is None:
-            raise UsageError(f"model: missing; the steps {', '.join(map(str, parsed))} compare documents")
-        loaded = _load_prompts(task, kinds, prompts or {}, ("best", "order"), candidates.topics, progress)
+            raise UsageError(
+                f"model: missing; the steps {', '.join(map(str, parsed))} compare documents"
+            )
+        loaded = _load_prompts(
+            task, kinds, prompts or {}, ("best", "order"), candidates.topics, progress
+        )
         plan = replace(plan, prompts=loaded, builder=model.builder)
     async with AsyncExitStack() as stack:
         if any(step.name == CROSS_ENCODER for step in parsed):
@@ -308,8 +340,13 @@ def _load_prompts(
     purposes = purposes_of(task)
     possible = [name for name in allowed if name in purposes]
     if unknown := [name for name in given if name not in possible]:
-        raise UsageError(f"prompts: no purpose {', '.join(unknown)} here; expected {', '.join(possible)}")
-    loaded = {name: load(task, purposes[name], given.get(name, name), judge_per=judge_per) for name in names}
+        raise UsageError(
+            f"prompts: no purpose {', '.join(unknown)} here; expected {', '.join(possible)}"
+        )
+    loaded = {
+        name: load(task, purposes[name], given.get(name, name), judge_per=judge_per)
+        for name in names
+    }
     for prompt in loaded.values():
         check_examples(prompt, topics, None, progress.warn)
     return loaded

@@ -28,8 +28,12 @@ class Progress(Protocol):
         """Show a line that the user should read."""
         ...
 
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
-        """Show a stage of `total` steps while the block runs; the function is to be called after each.
+    def stage(
+        self, title: str, total: int, counts: Counts | None = None
+    ) -> AbstractContextManager[Callable[[], None]]:
+        """Show a stage of `total` steps while the block runs.
+
+        The function is to be called after each.
 
         `counts` are counters of the language model that are updated while the stage runs.
         """
@@ -43,7 +47,9 @@ class SilentProgress:
         """Drop the message."""
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+    def stage(
+        self, title: str, total: int, counts: Counts | None = None
+    ) -> Iterator[Callable[[], None]]:
         """Show nothing."""
         yield lambda: None
 
@@ -60,7 +66,9 @@ class ForwardedProgress:
         """Collect the message."""
         self.messages.append(message)
 
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
+    def stage(
+        self, title: str, total: int, counts: Counts | None = None
+    ) -> AbstractContextManager[Callable[[], None]]:
         """Show a stage of `total` steps."""
         return self._display.stage(title + self._suffix, total, counts)
 
@@ -80,15 +88,22 @@ class ConsoleProgress:
         self.console.print(to_printable(f"note: {message}"), markup=False)
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
-        """Show a stage of `total` steps; yields the function to call after each step. Always ends the bar."""
+    def stage(
+        self, title: str, total: int, counts: Counts | None = None
+    ) -> Iterator[Callable[[], None]]:
+        """Show a stage of `total` steps; yields the function to call after each step.
+
+        Always ends the bar.
+        """
         stage = _Stage(title, total, counts, self.console)
         _LOG.info("%s: %d to do", title, total)
         if self.console.is_terminal:
             with stage.bar:
                 yield stage.step
             if stage.spent.retries:
-                self.warn(f"{title}: {stage.spent.retries:,} retries; the last: {stage.spent.problem}")
+                self.warn(
+                    f"{title}: {stage.spent.retries:,} retries; the last: {stage.spent.problem}"
+                )
         else:
             with _repeat(lambda: self.console.print(stage.line(), markup=False)) as show:
                 yield stage.step
@@ -98,7 +113,10 @@ class ConsoleProgress:
 
 
 def default_progress() -> Progress:
-    """Return the display of a program without options; a stage that is short is shown only on a terminal."""
+    """Return the display of a program without options.
+
+    A stage that is short is shown only on a terminal.
+    """
     return ConsoleProgress(min_seconds=_PLAIN_SECONDS)
 
 
@@ -122,9 +140,14 @@ def _repeat(show: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
 
 class _Stage(ProgressColumn):
-    """State of a stage, kept by a bar that only a terminal shows; as a column, the facts beside the bar."""
+    """State of a stage, kept by a bar that only a terminal shows.
 
-    def __init__(self, title: str, total: int, counts: Counts | None = None, console: Console | None = None) -> None:
+    As a column, the facts beside the bar.
+    """
+
+    def __init__(
+        self, title: str, total: int, counts: Counts | None = None, console: Console | None = None
+    ) -> None:
         """Start the clock of a stage of `total` steps."""
         super().__init__()
         self.counts = counts
@@ -157,27 +180,35 @@ class _Stage(ProgressColumn):
     def line(self) -> str:
         """Return all of it as one line."""
         done, total = int(self._task.completed), int(self._task.total or 0)
-        return to_printable(f"{self._task.description}: {done:,}/{total:,} in {self._describe(self.spent.problem)}")
+        return to_printable(
+            f"{self._task.description}: {done:,}/{total:,} in {self._describe(self.spent.problem)}"
+        )
 
     def log(self) -> None:
         """Log what the stage took; not its last problem, which may quote a prompt."""
         task, spent = self._task, self.spent
         done = task.description, task.completed, task.total, self.elapsed
-        _LOG.info("%s: %d of %d in %.1f s, %d failed, %d retries", *done, spent.failures, spent.retries)
+        _LOG.info(
+            "%s: %d of %d in %.1f s, %d failed, %d retries", *done, spent.failures, spent.retries
+        )
 
     def _describe(self, problem: str) -> str:
         """Return what is known beside the number of steps, the most important first."""
         spent, parts = self.spent, [f"{self.elapsed:.1f} s"]
         # A step that the cache answers needs no time.
         known = spent.cache_hits + spent.known_failures
-        sent = self._task.completed * (spent.ended / (spent.ended + known) if spent.ended else not known)
+        sent = self._task.completed * (
+            spent.ended / (spent.ended + known) if spent.ended else not known
+        )
         if sent and self._task.remaining:
             parts.append(f"{self._task.remaining * self.elapsed / sent:,.0f} s left")
         parts += [f"{spent.failures:,} failed"] * bool(spent.failures)
         parts += [f"{spent.cache_hits:,} cached"] * bool(spent.cache_hits)
         if spent.retries:
             parts.append(f"{spent.retries:,} retries (last: {problem})")
-        rate = (self._task.completed if self.counts is None else spent.ended) / max(self.elapsed, 1e-3)
+        rate = (self._task.completed if self.counts is None else spent.ended) / max(
+            self.elapsed, 1e-3
+        )
         if rate:
             unit = "/s" if self.counts is None else " requests/s"
             parts.append((f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}") + unit)

@@ -31,11 +31,15 @@ from touche_llm.tasks import get_task
 
 INCIDENTAL = ("index", *find_settings(Scope.DELIVERY))
 OF_RETRIEVE, OF_JUDGE, OF_MODEL = map(find_settings, (Scope.RETRIEVE, Scope.JUDGE, Scope.MODEL))
-# Compared with the facts of the finished stages, whatever their names: by hash, version, or as the server reports them.
+# Compared with the facts of the finished stages, whatever their names: by hash, version, or as the
+# server reports them.
 _INPUTS = ("topics", "corpus", "candidates")
 _NOT_COMPARED = (*INCIDENTAL, *_INPUTS, "prompts", *OF_MODEL)
-# Settings whose values are the server's unless they are configured, and known only after connecting.
-_OF_SERVER = tuple(f"{section}.{name}" for section in SECTIONS.values() for name in ("model", "context"))
+# Settings whose values are the server's unless they are configured, and known only after
+# connecting.
+_OF_SERVER = tuple(
+    f"{section}.{name}" for section in SECTIONS.values() for name in ("model", "context")
+)
 _SOFTWARE = f"touche-llm=={__version__}"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
 Stages = Mapping[str, Mapping[str, Any]]
@@ -50,13 +54,22 @@ def begin_stage(context: RunContext, directory: RunDirectory, stage: str) -> Non
         context.progress.warn(
             f"{directory.path / REPORT}: removed, since `{stage}` runs again; `touche-llm report {directory}` writes it"
         )
-    directory.begin_stage(config, stage, build_metadata(config, directory.path, _read_stages_before(directory, stage)))
+    directory.begin_stage(
+        config, stage, build_metadata(config, directory.path, _read_stages_before(directory, stage))
+    )
 
 
 def record_stage(
-    context: RunContext, directory: RunDirectory, stage: str, started: float, facts: Mapping[str, Any]
+    context: RunContext,
+    directory: RunDirectory,
+    stage: str,
+    started: float,
+    facts: Mapping[str, Any],
 ) -> None:
-    """Record the facts of a stage, which are written after all of its outputs; `started` is of `time.monotonic`."""
+    """Record the facts of a stage, which are written after all of its outputs.
+
+    `started` is of `time.monotonic`.
+    """
     # ru_maxrss is in KiB on Linux and in bytes on macOS.
     unit = 2**20 if sys.platform == "darwin" else 2**10
     peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
@@ -81,10 +94,13 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
         "ir_metadata.version": "0.1",
         "tag": config.tag,
         # Names of people are optional; the tag identifies the team in every shared task.
-        "actor": {"team": config.tag} | config.actor.model_dump(exclude_none=True, exclude={"repository"}),
+        "actor": {"team": config.tag}
+        | config.actor.model_dump(exclude_none=True, exclude={"repository"}),
         "research goal": {"description": f"{task.title}: rank zero-shot with {model}"},
         "platform": {
-            "hardware": {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}},
+            "hardware": {
+                "cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}
+            },
             "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
             "software": {
                 "libraries": {"python": [f"{name}=={_version(name)}" for name in _LIBRARIES]},
@@ -120,20 +136,29 @@ def _list_methods(config: Config, stages: Mapping[str, Any]) -> Iterator[dict[st
     if config.candidates is not None:
         last, method, params = "a given run", "run file", {"file": str(config.candidates)}
     else:
-        last, method, params = config.retriever.name, config.retriever.kind.method, _list_settings(config, OF_RETRIEVE)
+        last, method, params = (
+            config.retriever.name,
+            config.retriever.kind.method,
+            _list_settings(config, OF_RETRIEVE),
+        )
         # The judged depth may be smaller than the retrieved one.
         params["depth"] = stages.get("retrieve", {}).get("depth", config.first_stage_depth)
     yield {"name": last, "method": method, "params": params}
     for step in config.steps if "judge" in stages else ():
         is_judge = step.name == JUDGE
-        params = _list_settings(config, (*OF_JUDGE, "weights", "stance") if is_judge else (f"ranking.{step.name}",))
+        params = _list_settings(
+            config, (*OF_JUDGE, "weights", "stance") if is_judge else (f"ranking.{step.name}",)
+        )
         method = f"touche_llm.ranking.{'pointwise' if is_judge else step.name}"
         yield {"name": str(step), "method": method, "reranks": last, "params": params}
         last = str(step)
 
 
 def _list_settings(config: Config, names: Collection[str]) -> dict[str, Any]:
-    """Return the settings of these names and sections that decide on outputs; those that are not set are left out."""
+    """Return the settings of these names and sections that decide on outputs.
+
+    Those that are not set are left out.
+    """
     values = flatten(config.model_dump(mode="json") | {"topic": sorted(config.topic)})
     return {
         name: value
@@ -143,25 +168,36 @@ def _list_settings(config: Config, names: Collection[str]) -> dict[str, Any]:
 
 
 def hash_inputs(config: Config) -> dict[str, str]:
-    """Return the SHA-256 of the files that a run reads, by setting; for an index that of its corpus."""
+    """Return the SHA-256 of the files that a run reads, by setting.
+
+    For an index that of its corpus.
+    """
     files = {"topics": config.topics, "candidates": config.candidates}
-    found = {name: sha256(file) for name, file in files.items() if file is not None and file.is_file()}
+    found = {
+        name: sha256(file) for name, file in files.items() if file is not None and file.is_file()
+    }
     digest = None if config.index is None else hash_corpus(config.corpus, config.index)
     return found if digest is None else {**found, "corpus": digest}
 
 
-def check_settings(directory: RunDirectory, context: RunContext, command: str, *, overwrite: bool) -> None:
+def check_settings(
+    directory: RunDirectory, context: RunContext, command: str, *, overwrite: bool
+) -> None:
     """Raise an error if a command would replace outputs made with other settings or by another program.
 
-    Prompts, inputs and model are compared with what the finished stages recorded, settings with the folder's. Judging
-    replaces no candidates: it may have its own settings until there are judgments. With `overwrite`, only the inputs of
-    the candidates that are judged count.
+    Prompts, inputs and model are compared with what the finished stages recorded, settings with the
+    folder's. Judging replaces no candidates: it may have its own settings until there are
+    judgments. With `overwrite`, only the inputs of the candidates that are judged count.
     """
     if overwrite:
         if command == "judge":  # It replaces no candidates.
             check_inputs(directory, context.config)
         return
-    made = [stage for stage, names in OUTPUTS.items() if any((directory.path / name).exists() for name in names)]
+    made = [
+        stage
+        for stage, names in OUTPUTS.items()
+        if any((directory.path / name).exists() for name in names)
+    ]
     replaced = [stage for stage in made if stage != "retrieve" or command != "judge"]
     if not directory.config_file.exists():
         if replaced:
@@ -187,7 +223,9 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
 def check_inputs(directory: RunDirectory, config: Config) -> None:
     """Raise an error if topics or documents are not those of the candidates: the model must see what was retrieved."""
     # The folder has its own copy of the candidates.
-    if changes := list(_compare_inputs(directory.read_metadata().stages, config, ("topics", "corpus"))):
+    if changes := list(
+        _compare_inputs(directory.read_metadata().stages, config, ("topics", "corpus"))
+    ):
         raise UsageError(
             f"{directory}: the model would see other inputs than the first stage had; restore these "
             "files, or repeat all stages with `touche-llm run --overwrite`:\n" + "\n".join(changes)
@@ -202,7 +240,11 @@ def _list_relevant(made: Collection[str], old: Config, command: str) -> tuple[st
         return (*OF_RETRIEVE, *OF_JUDGE)
     if "retrieve" not in made:
         return ()
-    return OF_RETRIEVE if command == "judge" else (*OF_RETRIEVE, "depth", *["sampling"] * old.expansion.use)
+    return (
+        OF_RETRIEVE
+        if command == "judge"
+        else (*OF_RETRIEVE, "depth", *["sampling"] * old.expansion.use)
+    )
 
 
 def _compare_settings(old: Config, new: Config, names: Collection[str]) -> Iterator[str]:
@@ -217,12 +259,20 @@ def _compare_settings(old: Config, new: Config, names: Collection[str]) -> Itera
 def _compare_facts(stages: Stages, replaced: Collection[str], context: RunContext) -> Iterator[str]:
     """Compare model and prompts with those that the finished stages recorded."""
     engine = context.config.engine
-    for name, now in zip(OF_MODEL, (engine.model_name, engine.revision, engine.context), strict=True):
-        for before in dict.fromkeys(stages[stage].get(name.removeprefix("engine.")) for stage in replaced):
+    for name, now in zip(
+        OF_MODEL, (engine.model_name, engine.revision, engine.context), strict=True
+    ):
+        for before in dict.fromkeys(
+            stages[stage].get(name.removeprefix("engine.")) for stage in replaced
+        ):
             # A value that is not configured is the server's and known only after connecting.
             if None not in (before, now):
                 yield from _compare(name, before, now)
-    labels = {purpose: label for facts in stages.values() for purpose, label in read_counts(facts).prompts.items()}
+    labels = {
+        purpose: label
+        for facts in stages.values()
+        for purpose, label in read_counts(facts).prompts.items()
+    }
     for purpose, prompt in (context.load_prompts(*labels) if labels else {}).items():
         yield from _compare(f"prompts.{purpose}", labels[purpose], prompt.label)
 
@@ -237,7 +287,11 @@ def _compare_inputs(stages: Stages, config: Config, names: Collection[str]) -> I
             yield from _compare(name, before.get(name), now.get(name), "sha256 ", 12)
 
 
-def _compare(name: str, before: object, now: object, what: str = "", chars: int = 100) -> Iterator[str]:
+def _compare(
+    name: str, before: object, now: object, what: str = "", chars: int = 100
+) -> Iterator[str]:
     if before != now:
-        old, new = ("not set" if value is None else f"{what}{value!s:.{chars}}" for value in (before, now))
+        old, new = (
+            "not set" if value is None else f"{what}{value!s:.{chars}}" for value in (before, now)
+        )
         yield f"  {name}: {old} → {new}"

@@ -50,7 +50,9 @@ class Ranking(ParsedRun):
     @property
     def imputed(self) -> int:
         """Number of lines without a judgment."""
-        return sum(line.document_id not in self.judgments.get(line.topic_id, {}) for line in self.lines)
+        return sum(
+            line.document_id not in self.judgments.get(line.topic_id, {}) for line in self.lines
+        )
 
     def write(self, path: Path | str, *, tag: str | None = None, overwrite: bool = False) -> None:
         """Write the run as `qid stance doc rank score tag` lines, atomically.
@@ -72,7 +74,8 @@ class Ranking(ParsedRun):
     def write_results(self, path: Path) -> None:
         """Write a header and a tab-separated line for each line of the run, whole or not at all.
 
-        Unknown values are empty; a document id with a quotation mark is quoted as CSV is, which pandas and R undo.
+        Unknown values are empty; a document id with a quotation mark is quoted as CSV is, which
+        pandas and R undo.
         """
         text = io.StringIO()
         writer = csv.writer(text, delimiter="\t", lineterminator="\n")
@@ -108,20 +111,35 @@ def list_result_columns(task: Task) -> tuple[str, ...]:
 
 
 async def rank(
-    judgments: Judgments, plan: RankingPlan, progress: Progress, *, stance: StanceSettings | None = None
+    judgments: Judgments,
+    plan: RankingPlan,
+    progress: Progress,
+    *,
+    stance: StanceSettings | None = None,
 ) -> Ranking:
-    """Rank the candidates of all topics; without settings of the stance, each has its most probable label."""
+    """Rank the candidates of all topics.
+
+    Without settings of the stance, each has its most probable label.
+    """
     candidates, task = judgments.candidates, plan.task
     by_document = judgments.by_document()
     readings = {(reading.topic_id, reading.document_id): reading for reading in judgments.stances}
     labels: dict[str, dict[str, ChosenStance]] = {topic_id: {} for topic_id in candidates.rankings}
-    for candidate in (candidate for ranking in candidates.rankings.values() for candidate in ranking):
+    for candidate in (
+        candidate for ranking in candidates.rankings.values() for candidate in ranking
+    ):
         topic_id, document_id = candidate.topic_id, candidate.document_id
-        judgment, reading = by_document.get(topic_id, {}).get(document_id), readings.get((topic_id, document_id))
+        judgment, reading = (
+            by_document.get(topic_id, {}).get(document_id),
+            readings.get((topic_id, document_id)),
+        )
         if (label := choose_label(judgment, reading, task, stance)) is not None:
             labels[topic_id][document_id] = label
     _warn_of_thresholds(judgments, stance, progress)
-    stances = {topic: {document: label.label for document, label in found.items()} for topic, found in labels.items()}
+    stances = {
+        topic: {document: label.label for document, label in found.items()}
+        for topic, found in labels.items()
+    }
     # If documents are compared, the progress counts the comparisons.
     counts = plan.clients[0].counts if plan.clients else None
     with progress.stage("ranking", len(candidates.topics), counts) as done:
@@ -134,13 +152,21 @@ async def rank(
         plan.builder.model.raise_on_unread()
         warn_of_labels(plan.builder.model, plan.prompts, progress)
     if not lines:
-        raise DataError(f"{candidates.source}: no candidate to rank for the chosen topics; judge them first")
+        raise DataError(
+            f"{candidates.source}: no candidate to rank for the chosen topics; judge them first"
+        )
     rankings: dict[str, list[Candidate]] = {}
     for line in lines:
-        rankings.setdefault(line.topic_id, []).append(Candidate(line.topic_id, line.document_id, line.rank, line.score))
+        rankings.setdefault(line.topic_id, []).append(
+            Candidate(line.topic_id, line.document_id, line.rank, line.score)
+        )
     ranking = Ranking(
         rankings,
-        {(line.topic_id, line.document_id): line.stance for line in lines if line.stance != NO_STANCE_COLUMN},
+        {
+            (line.topic_id, line.document_id): line.stance
+            for line in lines
+            if line.stance != NO_STANCE_COLUMN
+        },
         task,
         lines,
         labels,
@@ -157,21 +183,29 @@ def _warn_of_unjudged(ranking: Ranking, judgments: Judgments, progress: Progress
     imputed, task = ranking.imputed, ranking.task
     limit = task.documents_per_topic.max
     # Candidates without a stance are left out if the task has no label for an unknown one.
-    omitted = sum(min(len(found), limit) for found in judgments.candidates.list_rankings()) - len(ranking.lines)
+    omitted = sum(min(len(found), limit) for found in judgments.candidates.list_rankings()) - len(
+        ranking.lines
+    )
     if imputed:
         progress.warn(
             f"{imputed} of {len(ranking.lines)} documents have no judgment: first-stage order"
             + (f", stance {task.unknown_stance}" if task.stances else "")
         )
     if omitted:
-        progress.warn(f"{omitted} documents have no judgment and are left out, since {task.name} has no such stance")
+        progress.warn(
+            f"{omitted} documents have no judgment and are left out, since {task.name} has no such stance"
+        )
 
 
-def _warn_of_thresholds(judgments: Judgments, settings: StanceSettings | None, progress: Progress) -> None:
+def _warn_of_thresholds(
+    judgments: Judgments, settings: StanceSettings | None, progress: Progress
+) -> None:
     """Warn if the thresholds of the stance do not fit the answers that they are applied to."""
     if settings is None or not settings.thresholds:
         return
-    answers: Collection[Judgment | StanceReading] = judgments.stances if settings.depth else judgments.judgments
+    answers: Collection[Judgment | StanceReading] = (
+        judgments.stances if settings.depth else judgments.judgments
+    )
     prompts = {answer.prompt for answer in answers}
     if settings.calibrated_for and prompts - {settings.calibrated_for}:
         progress.warn(

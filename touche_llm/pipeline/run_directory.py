@@ -16,14 +16,28 @@ import msgspec
 
 from touche_llm.config import PURPOSES, Config
 from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
-from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading, UserLabels
+from touche_llm.data.records import (
+    Comparison,
+    Failure,
+    Judgment,
+    Objects,
+    StanceReading,
+    UserLabels,
+)
 from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
 from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.pipeline.candidates import Candidates, add_objects
-from touche_llm.pipeline.config_file import CONFIG, METADATA, copy_task, find_task_folder, load_config, write_config
+from touche_llm.pipeline.config_file import (
+    CONFIG,
+    METADATA,
+    copy_task,
+    find_task_folder,
+    load_config,
+    write_config,
+)
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.rank import Ranking
@@ -56,7 +70,8 @@ RESULTS = "results.tsv"
 REPORT = "report.html"
 # Stands within the first bytes of every page that this program writes.
 _GENERATOR = b'<meta name="generator" content="touche-llm">'
-# Only with `touche-llm evaluate`; it names the run file that it measured by its hash, and so survives later stages.
+# Only with `touche-llm evaluate`; it names the run file that it measured by its hash, and so
+# survives later stages.
 EVALUATION = "evaluation.yaml"
 # Only with `touche-llm lab`: labels and notes of its user, which survive a repetition.
 LABELS = "labels.jsonl"
@@ -65,8 +80,9 @@ BATCH = "batch.json"
 # Only in a recorded run, which has some files of a run's folder, but is none.
 RECORDED = "recorded.json"
 ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)
-# Outputs of each stage, in the order of the stages. Judging pairs replaces the candidates, but does not remove them.
-# The run comes first so that an interrupted removal never leaves a run without its inputs.
+# Outputs of each stage, in the order of the stages. Judging pairs replaces the candidates, but does
+# not remove them. The run comes first so that an interrupted removal never leaves a run without its
+# inputs.
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "retrieve": (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES),
     "judge": (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES),
@@ -108,7 +124,10 @@ class StageCounts(msgspec.Struct, frozen=True):
 
 
 def read_counts(facts: Mapping[str, Any]) -> StageCounts:
-    """Return the counts in a stage's facts; raise msgspec.ValidationError if one is no such count."""
+    """Return the counts in a stage's facts.
+
+    Raise msgspec.ValidationError if one is no such count.
+    """
     return msgspec.convert(facts, StageCounts)
 
 
@@ -126,8 +145,9 @@ class _RunFile:
 class RunDirectory:
     """The folder of a run.
 
-    A stage calls `begin_stage`, writes its outputs, and writes the metadata. In between they mark the stage as
-    unfinished, so that no reader mistakes a mix of old and new files for one run after an interruption.
+    A stage calls `begin_stage`, writes its outputs, and writes the metadata. In between they mark
+    the stage as unfinished, so that no reader mistakes a mix of old and new files for one run after
+    an interruption.
     """
 
     path: Path
@@ -154,8 +174,9 @@ class RunDirectory:
     def lock(self, command: str, warn: Callable[[str], None]) -> Iterator[None]:
         """Hold the lock on the folder while the block runs.
 
-        The system releases it when the process dies, however it dies; the file stays and names the last holder and its
-        command, for example `judge`. A file system without locks gives a warning.
+        The system releases it when the process dies, however it dies; the file stays and names the
+        last holder and its command, for example `judge`. A file system without locks gives a
+        warning.
         """
         if not self.path.is_dir():
             raise DataError(f"{self}: no such folder; run `touche-llm retrieve --out {self}` first")
@@ -164,15 +185,21 @@ class RunDirectory:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 file.seek(0)
-                holder = file.readline(_MAX_HOLDER).decode(errors="replace").strip() or "another process"
+                holder = (
+                    file.readline(_MAX_HOLDER).decode(errors="replace").strip() or "another process"
+                )
                 raise UsageError(
                     f"{self}: {holder} is writing there; wait until it ends, or use another folder"
                 ) from error
             except OSError as error:
-                warn(f"{self}: its file system has no locks ({error.strerror}); let one command write there at a time")
+                warn(
+                    f"{self}: its file system has no locks ({error.strerror}); let one command write there at a time"
+                )
             now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
             file.truncate(0)
-            file.write(f"touche-llm {command}, process {os.getpid()} on {socket.gethostname()} since {now}\n".encode())
+            file.write(
+                f"touche-llm {command}, process {os.getpid()} on {socket.gethostname()} since {now}\n".encode()
+            )
             yield
 
     # Configuration and metadata
@@ -188,7 +215,10 @@ class RunDirectory:
         return get_task(self.read_config().task)
 
     def read_metadata(self) -> Metadata:
-        """Return the stages from the metadata; none if the file is missing, DataError if it is not this program's."""
+        """Return the stages from the metadata.
+
+        None if the file is missing, DataError if it is not this program's.
+        """
         path = self.metadata_file
         if not path.exists():
             return Metadata()
@@ -217,14 +247,21 @@ class RunDirectory:
             )
 
     def begin_stage(self, config: Config, stage: str, metadata: Mapping[str, Any]) -> None:
-        """Remove the outputs of this stage and later ones, and write the configuration; metadata is of those before."""
+        """Remove the outputs of this stage and later ones, and write the configuration.
+
+        Metadata is of those before.
+        """
         self.write_metadata({**metadata, "unfinished": stage})
         for later in reversed(STAGES[STAGES.index(stage) :]):
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
         write_config(config, self.config_file)
-        used = (purpose for earlier in STAGES[: STAGES.index(stage)] for purpose in PURPOSES[earlier])
-        copy_task(get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used])
+        used = (
+            purpose for earlier in STAGES[: STAGES.index(stage)] for purpose in PURPOSES[earlier]
+        )
+        copy_task(
+            get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used]
+        )
 
     def remove_report(self) -> bool:
         """Remove the page about the run, if this program wrote it; return whether it did."""
@@ -248,12 +285,20 @@ class RunDirectory:
             write_records(self.path / QUERY_FAILURES, candidates.failures)
 
     def read_first_stage(self, context: RunContext) -> Candidates:
-        """Read the candidates of the first stage; raise DataError if they are missing or of other topics."""
+        """Read the candidates of the first stage.
+
+        Raise DataError if they are missing or of other topics.
+        """
         self.check_finished("retrieve")
-        return context.read_candidates(self._require(self.first_stage_file(context.task), "retrieve"))
+        return context.read_candidates(
+            self._require(self.first_stage_file(context.task), "retrieve")
+        )
 
     def write_judgments(self, judgments: Judgments, tag: str, purposes: Collection[str]) -> None:
-        """Write the outputs of the second stage; the purposes of the prompts that were used decide on the files."""
+        """Write the outputs of the second stage.
+
+        The purposes of the prompts that were used decide on the files.
+        """
         if judgments.sentences is not None:
             judgments.candidates.write(self.candidates_file, tag=tag, overwrite=True)
             write_records(self.sentences_file, judgments.sentences)
@@ -282,7 +327,10 @@ class RunDirectory:
         return self._read_optional(OBJECTS, Objects, "objects")
 
     def read_stances(self, task: Task) -> list[StanceReading]:
-        """Read the answers to the stance prompt; empty if there is no file, DataError if their labels are others."""
+        """Read the answers to the stance prompt.
+
+        Empty if there is no file, DataError if their labels are others.
+        """
         readings = self._read_optional(STANCES, StanceReading, "stances")
         for reading in readings:
             if set(reading.probabilities) != set(task.stances):
@@ -293,7 +341,10 @@ class RunDirectory:
         return readings
 
     def read_sentences(self, question: Question) -> list[Judgment]:
-        """Read the judgments of sentences; raise DataError if there is no file, or one does not fit the question."""
+        """Read the judgments of sentences.
+
+        Raise DataError if there is no file, or one does not fit the question.
+        """
         sentences = read_records(self.sentences_file, Judgment, "judgments of sentences")
         check_judgments(sentences, question, self.sentences_file)
         return sentences
@@ -324,7 +375,10 @@ class RunDirectory:
         ranking.write(self.run_file, overwrite=True)
 
     def read_run(self, labels: Collection[str] | None) -> ParsedRun:
-        """Read the run with its chosen topics; DataError if it is missing or its last stage did not finish."""
+        """Read the run with its chosen topics.
+
+        DataError if it is missing or its last stage did not finish.
+        """
         self.check_finished("rank")
         run = read_run(self._require(self.run_file, "rank"), labels)
         return replace(run, chosen_topics=self.read_chosen_topics())
@@ -334,7 +388,9 @@ class RunDirectory:
         stages = self.read_metadata().stages
         finished = [stages[stage] for stage in STAGES if stage in stages]
         if not finished and self.config_file.is_file() and self.read_config().has_chosen_topics:
-            raise DataError(f"{self.metadata_file}: lacks the chosen topics; run `touche-llm rank` there again")
+            raise DataError(
+                f"{self.metadata_file}: lacks the chosen topics; run `touche-llm rank` there again"
+            )
         return read_counts(finished[-1]).chosen_topics if finished else None
 
     def _require(self, path: Path, stage: str) -> Path:

@@ -24,7 +24,15 @@ from touche_llm.evaluation.qrels import Coverage
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.pipeline.config_file import METADATA
 from touche_llm.pipeline.rank import list_result_columns
-from touche_llm.pipeline.run_directory import BATCH, LOCK, OUTPUTS, RECORDED, RUN, RunDirectory, read_counts
+from touche_llm.pipeline.run_directory import (
+    BATCH,
+    LOCK,
+    OUTPUTS,
+    RECORDED,
+    RUN,
+    RunDirectory,
+    read_counts,
+)
 from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 
@@ -62,8 +70,8 @@ class RunOverview:
     """State, settings and costs of a run.
 
     Attributes:
-        state: "complete"; the last finished stage ("empty", "retrieved", "judged"); "unfinished" while a stage replaces
-            its outputs or after it was interrupted; or "broken".
+        state: "complete"; the last finished stage ("empty", "retrieved", "judged"); "unfinished"
+            while a stage replaces its outputs or after it was interrupted; or "broken".
         config: Configuration; None if it cannot be read.
         stages: Facts of each finished stage, from the metadata.
         evaluation: Last evaluation of the present run file.
@@ -105,7 +113,10 @@ def sum_usage(facts: Mapping[str, Any]) -> RunUsage:
     counts = read_counts(facts)
     numbers = [counts.requests.get(name) or 0 for name in _REQUESTS]
     labels = counts.labels.values()
-    unread, overruled = sum(found.unread for found in labels), sum(found.overruled for found in labels)
+    unread, overruled = (
+        sum(found.unread for found in labels),
+        sum(found.overruled for found in labels),
+    )
     return RunUsage._make((*numbers, sum(counts.failures.values()), unread, overruled))
 
 
@@ -115,7 +126,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def read_overview(folder: Path) -> RunOverview:
-    """Read the overview of a run; a damaged file makes the run "broken" instead of raising an error."""
+    """Read the overview of a run.
+
+    A damaged file makes the run "broken" instead of raising an error.
+    """
     directory = RunDirectory(folder)
     state, problem, config = BROKEN, "", None
     stages: Mapping[str, Mapping[str, Any]] = {}
@@ -124,9 +138,14 @@ def read_overview(folder: Path) -> RunOverview:
         metadata = directory.read_metadata()
         stages = metadata.stages
         config = directory.read_config()
-        state = next((_STATES[stage] for stage in reversed(list(OUTPUTS)) if stage in stages), EMPTY)
+        state = next(
+            (_STATES[stage] for stage in reversed(list(OUTPUTS)) if stage in stages), EMPTY
+        )
         if metadata.unfinished is not None:
-            state, problem = "unfinished", f"`touche-llm {metadata.unfinished}` was interrupted or is running"
+            state, problem = (
+                "unfinished",
+                f"`touche-llm {metadata.unfinished}` was interrupted or is running",
+            )
         elif state == COMPLETE and not directory.run_file.is_file():
             state, problem = BROKEN, f"no {RUN}"
         evaluation = read_evaluation(directory) if directory.run_file.is_file() else None
@@ -135,8 +154,13 @@ def read_overview(folder: Path) -> RunOverview:
     except ToucheError as error:
         state, problem = BROKEN, str(error)
         # The configuration is written after start-up, before which there is the lock alone.
-        if [name for name in _MARKS if (folder / name).exists()] == [LOCK] and not directory.config_file.exists():
-            state, problem = EMPTY, f"{folder}: stopped during start-up, or starting now; give the command again"
+        if [name for name in _MARKS if (folder / name).exists()] == [
+            LOCK
+        ] and not directory.config_file.exists():
+            state, problem = (
+                EMPTY,
+                f"{folder}: stopped during start-up, or starting now; give the command again",
+            )
     except OSError as error:
         state, problem = BROKEN, f"cannot be read: {error.strerror}"
     marked = directory.metadata_file if directory.metadata_file.is_file() else folder
@@ -188,16 +212,24 @@ class RecordedEvaluation(Model, extra="ignore"):
     measures: dict[str, RecordedMeasure]
 
 
-def record_evaluation(directory: RunDirectory, task: Task, qrels: Mapping[str, Path], evaluation: Evaluation) -> None:
+def record_evaluation(
+    directory: RunDirectory, task: Task, qrels: Mapping[str, Path], evaluation: Evaluation
+) -> None:
     """Write the evaluation of a folder's run by these qrels files, in place of an earlier one."""
     measures = {
-        row["measure"]: {name: None if isnan(row[name]) else round(float(row[name]), 6) for name in ("value", "judged")}
+        row["measure"]: {
+            name: None if isnan(row[name]) else round(float(row[name]), 6)
+            for name in ("value", "judged")
+        }
         for row in evaluation.summary().to_dict(orient="records")
     }
     content = {
         "task": task.name,
         "run": sha256(directory.run_file),
-        "qrels": {aspect: {"file": str(path.absolute()), "sha256": sha256(path)} for aspect, path in qrels.items()},
+        "qrels": {
+            aspect: {"file": str(path.absolute()), "sha256": sha256(path)}
+            for aspect, path in qrels.items()
+        },
         "coverage": {aspect: asdict(evaluation.coverage(aspect)) for aspect in qrels},
         "measures": measures,
     }
@@ -206,7 +238,10 @@ def record_evaluation(directory: RunDirectory, task: Task, qrels: Mapping[str, P
 
 
 def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
-    """Read the last evaluation of a folder's run; None if it was never evaluated, DataError if it is damaged."""
+    """Read the last evaluation of a folder's run.
+
+    None if it was never evaluated, DataError if it is damaged.
+    """
     path = directory.evaluation_file
     if not path.exists():
         return None
@@ -214,12 +249,23 @@ def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
 
 
 def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[str, Path]:
-    """Return the qrels that these runs were last evaluated with, by aspect; empty if none was evaluated."""
+    """Return the qrels that these runs were last evaluated with, by aspect.
+
+    Empty if none was evaluated.
+    """
     known: dict[str, QrelsFile] = {}
-    recorded = [evaluation for directory in directories if (evaluation := read_evaluation(directory)) is not None]
-    for aspect, qrels in (item for each in recorded if each.task == task.name for item in each.qrels.items()):
+    recorded = [
+        evaluation
+        for directory in directories
+        if (evaluation := read_evaluation(directory)) is not None
+    ]
+    for aspect, qrels in (
+        item for each in recorded if each.task == task.name for item in each.qrels.items()
+    ):
         if known.setdefault(aspect, qrels).sha256 != qrels.sha256:
-            raise UsageError(f"the runs were evaluated with different qrels of {aspect}; name a file with --{aspect}")
+            raise UsageError(
+                f"the runs were evaluated with different qrels of {aspect}; name a file with --{aspect}"
+            )
     for aspect, qrels in known.items():
         if not qrels.file.is_file() or sha256(qrels.file) != qrels.sha256:
             raise DataError(
@@ -229,7 +275,10 @@ def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[st
 
 
 def find_run_directory(path: Path) -> RunDirectory | None:
-    """Return the folder of a run of this program, given as the folder or as its run file; None for other run files."""
+    """Return the folder of a run of this program, given as the folder or as its run file.
+
+    None for other run files.
+    """
     directory = RunDirectory(path if path.is_dir() else path.parent)
     if path != directory.path and (path.name != RUN or not directory.config_file.exists()):
         return None
@@ -244,7 +293,10 @@ def find_run_directory(path: Path) -> RunDirectory | None:
 
 
 def find_run_file(path: Path) -> Path:
-    """Return the run file of a run's folder, or the file that was given; see `find_run_directory` for errors."""
+    """Return the run file of a run's folder, or the file that was given.
+
+    See `find_run_directory` for errors.
+    """
     directory = find_run_directory(path) if path.is_dir() else None
     return path if directory is None else directory.run_file
 
@@ -252,16 +304,16 @@ def find_run_file(path: Path) -> Path:
 def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedRun:
     """Read the run of a folder, given as the folder or as its run file, or the run file of any tool, with its stances.
 
-    A file has columns that are separated by any white space; a `rerank.jsonl` of TIRA has no stances. Only the run of a
-    folder has chosen topics (`--topic`, `--limit-topics`).
+    A file has columns that are separated by any white space; a `rerank.jsonl` of TIRA has no
+    stances. Only the run of a folder has chosen topics (`--topic`, `--limit-topics`).
 
     Args:
         path: Folder or file.
         labels: Valid stances beside `Q0`; None accepts any word.
 
     Raises:
-        DataError: A line is no run line, a topic repeats a document, scores grow along the ranks, or a stance is not
-            one of the labels; for a folder also as `find_run_directory`.
+        DataError: A line is no run line, a topic repeats a document, scores grow along the ranks,
+            or a stance is not one of the labels; for a folder also as `find_run_directory`.
     """
     directory = find_run_directory(Path(path))
     return trec_runs.read_run(path, labels) if directory is None else directory.read_run(labels)
@@ -276,7 +328,9 @@ def find_task(name: str | None, runs: Collection[Path], dataset: str | None = No
         return get_task(name)
     for path in runs:
         if not path.exists():
-            raise DataError(f"{path}: no such file or folder; give a run file or the folder of a run")
+            raise DataError(
+                f"{path}: no such file or folder; give a run file or the folder of a run"
+            )
         if (directory := find_run_directory(path)) is not None:
             return directory.read_task()
     if dataset is not None:
@@ -293,12 +347,20 @@ def read_results(directory: RunDirectory, task: Task) -> Iterator[dict[str, Any]
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             for row in csv.DictReader(stream, delimiter="\t", strict=True):
-                numbers = {name: float(row[name]) if row[name] else None for name in names if name not in _TEXT_COLUMNS}
+                numbers = {
+                    name: float(row[name]) if row[name] else None
+                    for name in names
+                    if name not in _TEXT_COLUMNS
+                }
                 yield {name: row[name] for name in names} | numbers | {"rank": int(row["rank"])}
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; run `touche-llm rank` for this folder first") from error
+        raise DataError(
+            f"{path}: no such file; run `touche-llm rank` for this folder first"
+        ) from error
     except (csv.Error, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: not results of this program ({error!s:.100}); run `touche-llm rank` again") from error
+        raise DataError(
+            f"{path}: not results of this program ({error!s:.100}); run `touche-llm rank` again"
+        ) from error
 
 
 def read_texts(config: Config, task: Task, document_ids: Iterable[str]) -> dict[str, str]:
@@ -312,4 +374,8 @@ def read_texts(config: Config, task: Task, document_ids: Iterable[str]) -> dict[
     with DocumentStore(config.index) as store:
         source = store if task.sentence_question is None else PairDocuments(store.parts)
         unknown = set(source.find_unknown(wanted))
-        return {name: " ".join(source.get(name).text.split())[:_TEXT_CHARS] for name in wanted if name not in unknown}
+        return {
+            name: " ".join(source.get(name).text.split())[:_TEXT_CHARS]
+            for name in wanted
+            if name not in unknown
+        }

@@ -30,7 +30,13 @@ from touche_llm.pipeline.corpora import DenseCorpus
 from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_model
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.provenance import begin_stage, check_inputs, check_settings, hash_inputs, record_stage
+from touche_llm.pipeline.provenance import (
+    begin_stage,
+    check_inputs,
+    check_settings,
+    hash_inputs,
+    record_stage,
+)
 from touche_llm.pipeline.rank import Ranking, rank
 from touche_llm.pipeline.run_directory import LOCK, RunDirectory, read_counts
 from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
@@ -70,12 +76,17 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
 
 
 async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments:
-    """Judge the candidates of the folder, or sentences and the pairs made of them; NoCandidates without a pair."""
+    """Judge the candidates of the folder, or sentences and the pairs made of them.
+
+    NoCandidates without a pair.
+    """
     started, before = time.monotonic(), count_requests(context.model)
     candidates = read_first_stage(context, directory)
     judgments = await _judge_candidates(context, candidates)
     begin_stage(context, directory, "judge")
-    directory.write_judgments(judgments, context.config.tag, context.load_prompts(*PURPOSES["judge"]))
+    directory.write_judgments(
+        judgments, context.config.tag, context.load_prompts(*PURPOSES["judge"])
+    )
     facts = {
         **_describe_model_use(context, PURPOSES["judge"], before),
         **describe_judgments(judgments),
@@ -92,12 +103,16 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     judgments = directory.read_judgments(context)
     config, kinds = context.config, list_comparison_kinds(context.config.steps)
     if config.stance is not None and config.stance.depth and not directory.stances_file.exists():
-        context.progress.warn(f"{directory.stances_file}: no such file; every stance is that of the judge prompt")
+        context.progress.warn(
+            f"{directory.stances_file}: no such file; every stance is that of the judge prompt"
+        )
     facts: dict[str, Any] = {}
     async with context.using_reranker():
         ranking = await _rank_judgments(context, judgments)
         if context.reranker is not None:
-            facts["cross-encoder"] = describe_pooling(context.reranker, context.config.ranking.cross_encoder)
+            facts["cross-encoder"] = describe_pooling(
+                context.reranker, context.config.ranking.cross_encoder
+            )
     if kinds:
         facts |= _describe_model_use(context, kinds, before)
         facts["failures"] = count_by_kind(ranking.failures)
@@ -109,19 +124,29 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
 
 
 async def compute_stage(
-    stage: StageName, context: RunContext, directory: RunDirectory, earlier: Candidates | Judgments | None = None
+    stage: StageName,
+    context: RunContext,
+    directory: RunDirectory,
+    earlier: Candidates | Judgments | None = None,
 ) -> Candidates | Judgments | Ranking:
-    """Run a stage without writing anything; the output of the stage before is `earlier` or read from the folder."""
+    """Run a stage without writing anything.
+
+    The output of the stage before is `earlier` or read from the folder.
+    """
     match stage:
         case "retrieve":
             return await retrieve_candidates(context)
         case "judge":
-            given = earlier if isinstance(earlier, Candidates) else read_first_stage(context, directory)
+            given = (
+                earlier if isinstance(earlier, Candidates) else read_first_stage(context, directory)
+            )
             judgments = await _judge_candidates(context, given)
             _check_pairs(judgments, directory)
             return judgments
         case "rank":
-            judged = earlier if isinstance(earlier, Judgments) else directory.read_judgments(context)
+            judged = (
+                earlier if isinstance(earlier, Judgments) else directory.read_judgments(context)
+            )
             async with context.using_reranker():
                 return await _rank_judgments(context, judged)
 
@@ -129,12 +154,21 @@ async def compute_stage(
 async def _judge_candidates(context: RunContext, candidates: Candidates) -> Judgments:
     config, prompts = context.config, context.load_prompts(*PURPOSES["judge"])
     candidates = replace(candidates, corpus=context.corpus)
-    return await judge(candidates, prompts, context.builder, context.progress, stance=config.stance, pairs=config.pairs)
+    return await judge(
+        candidates,
+        prompts,
+        context.builder,
+        context.progress,
+        stance=config.stance,
+        pairs=config.pairs,
+    )
 
 
 async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
     config = context.config
-    plan = RankingPlan(context.task, config.weights, config.steps, config.ranking, config.tag, config.objective)
+    plan = RankingPlan(
+        context.task, config.weights, config.steps, config.ranking, config.tag, config.objective
+    )
     if needs_texts(config.steps):
         await replace(judgments.candidates, corpus=context.corpus).check()
         plan = replace(plan, documents=context.corpus.documents, reranker=context.reranker)
@@ -188,7 +222,9 @@ def report_known_failures(progress: Progress, model: ModelClient, before: Counts
         progress.warn(f"questions: {describe_known_failures(count)}")
 
 
-def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Counts) -> dict[str, Any]:
+def _describe_model_use(
+    context: RunContext, purposes: Iterable[str], before: Counts
+) -> dict[str, Any]:
     """Return a stage's use of the model for the metadata, and warn of known failures."""
     model, prompts = context.model, context.load_prompts(*purposes)
     assert model is not None
@@ -219,34 +255,53 @@ class RunResult:
         return [*self.candidates.failures, *self.judgments.failures, *self.ranking.failures]
 
 
-async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> RunResult:
-    """Run all stages; missing files, and errors of an engine that the cache does not know, are raised before the first.
+async def run_all(
+    config: Config, folder: Path, progress: Progress, *, overwrite: bool = False
+) -> RunResult:
+    """Run all stages.
+
+    Missing files, and errors of an engine that the cache does not know, are raised before the
+    first.
 
     A folder with a run of other settings raises UsageError without `overwrite`.
     """
-    async with _open_run("run", config, folder, progress, overwrite) as (context, directory), context.using_reranker():
+    async with (
+        _open_run("run", config, folder, progress, overwrite) as (context, directory),
+        context.using_reranker(),
+    ):
         candidates = await retrieve_stage(context, directory)
         judgments = await judge_stage(context, directory)
         return RunResult(candidates, judgments, await rank_stage(context, directory))
 
 
-async def run_retrieve(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Candidates:
-    """Run the first stage, with a model if queries are expanded; arguments and errors as `run_all`."""
+async def run_retrieve(
+    config: Config, folder: Path, progress: Progress, *, overwrite: bool = False
+) -> Candidates:
+    """Run the first stage, with a model if queries are expanded.
+
+    Arguments and errors as `run_all`.
+    """
     async with _open_run("retrieve", config, folder, progress, overwrite) as (context, directory):
         return await retrieve_stage(context, directory)
 
 
-async def run_judge(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Judgments:
+async def run_judge(
+    config: Config, folder: Path, progress: Progress, *, overwrite: bool = False
+) -> Judgments:
     """Run the second stage; arguments and errors as `run_retrieve`."""
     async with _open_run("judge", config, folder, progress, overwrite) as (context, directory):
         return await judge_stage(context, directory)
 
 
 async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
-    """Run the last stage, with a model if documents are compared; arguments and errors as `run_retrieve`."""
+    """Run the last stage, with a model if documents are compared.
+
+    Arguments and errors as `run_retrieve`.
+    """
     directory = RunDirectory(folder)
     if not list_comparison_kinds(config.steps) and directory.config_file.exists():
-        # Ranking without comparisons uses no engine, so the metadata keeps the one of the judgments.
+        # Ranking without comparisons uses no engine, so the metadata keeps the one of the
+        # judgments.
         config = config.model_copy(update={"engine": directory.read_config().engine})
     async with _open_run("rank", config, folder, progress) as (context, directory):
         return await rank_stage(context, directory)
@@ -270,7 +325,9 @@ async def _open_run(
             context.check_sources()
             names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
             if names and names.isdisjoint((CONFIG, LOCK)):
-                progress.warn(f"{folder}: has files of no run; those of the run are written beside them")
+                progress.warn(
+                    f"{folder}: has files of no run; those of the run are written beside them"
+                )
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(directory.lock(command, progress.warn))
 
@@ -278,35 +335,47 @@ async def _open_run(
             if command != "rank":
                 check_settings(directory, context, command, overwrite=overwrite)
 
-        # Checked before the slow loading of the model, and again once its name and context are known.
+        # Checked before the slow loading of the model, and again once its name and context are
+        # known.
         check()
         if not {"retrieve": config.expansion.use, "rank": bool(kinds)}.get(command, True):
             yield context, directory
             return
         prompts = context.load_prompts(*(kinds if command == "rank" else PURPOSES.get(command, ())))
         schemas = list_schemas(prompts.values(), config.ranking.setwise.children + 1)
-        async with open_model(config.engine, config.sampling, config.cache, schemas, progress) as model:
+        async with open_model(
+            config.engine, config.sampling, config.cache, schemas, progress
+        ) as model:
             with context.using(model):
                 check()
                 yield context, directory
 
 
 async def retrieve_candidates(context: RunContext) -> Candidates:
-    """Retrieve the candidates of a run, or read them from the run file of another tool; see `retrieve`."""
+    """Retrieve the candidates of a run, or read them from the run file of another tool.
+
+    See `retrieve`.
+    """
     config = context.config
     if config.candidates is not None:
         # More sentences than `depth` may be judged if they give too few pairs.
         found = context.read_candidates(config.candidates, config.first_stage_depth)
         if not any(found.rankings.values()):
             ids = [topic.id for topic in context.topics]
-            raise DataError(f"{config.candidates}: no candidates for any chosen topic: {shorten(ids)}")
-        candidates = replace(found, corpus=context.corpus, rankings=normalise_rankings(found.rankings.values()))
+            raise DataError(
+                f"{config.candidates}: no candidates for any chosen topic: {shorten(ids)}"
+            )
+        candidates = replace(
+            found, corpus=context.corpus, rankings=normalise_rankings(found.rankings.values())
+        )
         await candidates.check()
         warn_of_empty(candidates, context.progress)
         return candidates
     expander = None
     if config.expansion.use:
-        expander = QueryExpander(config.expansion, context.load_prompts("queries")["queries"], context.builder)
+        expander = QueryExpander(
+            config.expansion, context.load_prompts("queries")["queries"], context.builder
+        )
     return await retrieve(
         context.topics,
         context.corpus,

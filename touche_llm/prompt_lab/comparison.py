@@ -19,7 +19,15 @@ from touche_llm.pipeline.dry_run import Cost, DryRun
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.stages import report_known_failures
-from touche_llm.prompt_lab.holdout import HOLD_OUT, Access, Kind, access_log, check_log, record_access, select_counted
+from touche_llm.prompt_lab.holdout import (
+    HOLD_OUT,
+    Access,
+    Kind,
+    access_log,
+    check_log,
+    record_access,
+    select_counted,
+)
 from touche_llm.prompt_lab.sample import Plan, Sampled, check_parts, choose_sample
 from touche_llm.prompt_lab.variants import (
     PartMeasures,
@@ -57,11 +65,14 @@ class PromptComparison:
     Attributes:
         variants: Variants in the given order; the others are compared with the first.
         objects_prompt: Prompt that finds the objects of topics; None if each names its own.
-        topics: Sampled topics in the order of the topics file, with the objects that the model found.
-        samples: Documents by name of the part: the one to choose on, then the held-out one if it is to be judged.
+        topics: Sampled topics in the order of the topics file, with the objects that the model
+            found.
+        samples: Documents by name of the part: the one to choose on, then the held-out one if it is
+            to be judged.
         judged: Judgments by part and variant, their grades on the scales of the human ones.
         failures: Failures to find a topic's objects.
-        earlier_accesses: Those that make a confirmation weaker; None if held-out topics were not judged.
+        earlier_accesses: Those that make a confirmation weaker; None if held-out topics were not
+            judged.
     """
 
     context: RunContext
@@ -94,7 +105,10 @@ class PromptComparison:
 
     def all_failures(self) -> list[Failure]:
         """Return the failures of all variants and of the topics."""
-        return [*self.failures, *(failure for result in self.judged.values() for failure in result.failures)]
+        return [
+            *self.failures,
+            *(failure for result in self.judged.values() for failure in result.failures),
+        ]
 
     def note(self, text: str) -> None:
         """Add a note, and warn."""
@@ -102,21 +116,31 @@ class PromptComparison:
         self.context.progress.warn(text)
 
     async def find_objects(self, builder: RequestBuilder) -> None:
-        """Let the model find the objects of topics that name none; drop the topics where it fails."""
+        """Let the model find the objects of topics that name none.
+
+        Drop the topics where it fails.
+        """
         if self.objects_prompt is None:
             return
         unnamed = sum(topic.objects is None for topic in self.topics)
         with self.context.progress.stage("finding objects", unnamed, builder.model.counts) as done:
-            topics, self.failures = await find_objects(self.topics, self.task, self.objects_prompt, builder, done)
+            topics, self.failures = await find_objects(
+                self.topics, self.task, self.objects_prompt, builder, done
+            )
         builder.model.raise_on_misses()
         self.topics = [topic for topic in topics if topic.objects is not None]
         if lost := [topic.id for topic in topics if topic.objects is None]:
-            self.note(f"topics left out, since the model found no two objects in their titles: {shorten(lost)}")
+            self.note(
+                f"topics left out, since the model found no two objects in their titles: {shorten(lost)}"
+            )
         if not self.topics:
-            raise DataError("the model found no two objects in the title of any topic; name them in <objects>")
+            raise DataError(
+                "the model found no two objects in the title of any topic; name them in <objects>"
+            )
         kept = {topic.id for topic in self.topics}
         self.samples = {
-            name: [item for item in sample if item.topic_id in kept] for name, sample in self.samples.items()
+            name: [item for item in sample if item.topic_id in kept]
+            for name, sample in self.samples.items()
         }
         check_parts(self.samples)
 
@@ -125,20 +149,29 @@ class PromptComparison:
         topics = {topic.id: topic for topic in self.topics}
         pairs = [(topics[item.topic_id], item.document_id) for item in self.samples[part]]
         for variant in variants:
-            self.judged[part, variant.name] = await judge_variant(self.context, variant, pairs, builder)
+            self.judged[part, variant.name] = await judge_variant(
+                self.context, variant, pairs, builder
+            )
         builder.model.raise_on_misses()
         builder.model.raise_on_unread()
 
     async def measure(
         self, kind: Kind, part: str, variants: Sequence[Variant], builder: RequestBuilder
     ) -> list[Access]:
-        """Judge a part and measure it; return earlier accesses to its topics, logged before any measure is known."""
+        """Judge a part and measure it.
+
+        Return earlier accesses to its topics, logged before any measure is known.
+        """
         await self.judge(part, variants, builder)
         sampled = {item.topic_id for item in self.samples[part]}
         titles = list(dict.fromkeys(topic.title for topic in self.topics if topic.id in sampled))
-        access = Access(kind=kind, topics=titles, prompts=[variant.prompt.label for variant in variants])
+        access = Access(
+            kind=kind, topics=titles, prompts=[variant.prompt.label for variant in variants]
+        )
         earlier = record_access(access_log(self.context.config.cache.file), access)
-        judgments = {variant.name: self.judged[part, variant.name].judgments for variant in variants}
+        judgments = {
+            variant.name: self.judged[part, variant.name].judgments for variant in variants
+        }
         weights = self.context.config.weights
         self.parts.append(measure_part(part, self.samples[part], judgments, self.qrels, weights))
         return earlier
@@ -155,7 +188,9 @@ class PromptComparison:
         )
         log = access_log(self.context.config.cache.file)
         count = len(self.earlier_accesses)
-        self.note(f"{log}: {count} earlier accesses to the held-out topics, each of which makes a confirmation weaker")
+        self.note(
+            f"{log}: {count} earlier accesses to the held-out topics, each of which makes a confirmation weaker"
+        )
 
 
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
@@ -168,7 +203,9 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
         found = await _prepare(context, inputs)
         check_log(access_log(config.cache.file))
         schemas = list_schemas(variant.prompt for variant in found.variants)
-        opening = open_model(config.engine, config.sampling, config.cache, schemas=schemas, progress=progress)
+        opening = open_model(
+            config.engine, config.sampling, config.cache, schemas=schemas, progress=progress
+        )
         async with opening as model:
             found.model = model.engine_info.model
             builder = make_request_builder(model, config.engine, config.sampling)
@@ -177,8 +214,12 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
             await found.confirm(builder)
             report_known_failures(progress, model, Counts())
         ids = (item.document_id for part in found.parts for item in part.sample)
-        found.texts = {document_id: context.corpus.documents.get(document_id).text for document_id in ids}
-    for note in describe_missing_intervals(row for part in found.parts for row in part.differences.values()):
+        found.texts = {
+            document_id: context.corpus.documents.get(document_id).text for document_id in ids
+        }
+    for note in describe_missing_intervals(
+        row for part in found.parts for row in part.differences.values()
+    ):
         found.note(note)
     return found
 
@@ -189,7 +230,10 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
     Errors as `compare_prompts`.
     """
     result, config = DryRun(), inputs.config
-    with RunContext(config, progress) as context, open_known_answers(config.cache.file, config.cache.mode) as cache:
+    with (
+        RunContext(config, progress) as context,
+        open_known_answers(config.cache.file, config.cache.mode) as cache,
+    ):
         work = await _prepare(context, inputs)
         context.progress = ForwardedProgress(progress, "dry run")
         facts = assume_engine_info(config.engine, cache)
@@ -198,12 +242,17 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
         for stage, variants in (("objects", []), *((part, [variant]) for variant in work.variants)):
             engine = make_dry_engine(answered=answered)
             retry = config.cache.retry_failures
-            model = ModelClient(engine_info=facts, engine=engine, cache=cache, counts=counts, retry_failures=retry)
+            model = ModelClient(
+                engine_info=facts, engine=engine, cache=cache, counts=counts, retry_failures=retry
+            )
             builder = make_request_builder(model, config.engine, config.sampling)
             await (work.judge(part, variants, builder) if variants else work.find_objects(builder))
             result.costs += [Cost(stage, prompt, use, use) for prompt, use in engine.usage.items()]
             repeated += engine.repeated
-        result.known[part], result.failed[part] = counts.cache_hits + repeated, counts.known_failures
+        result.known[part], result.failed[part] = (
+            counts.cache_hits + repeated,
+            counts.known_failures,
+        )
     return result
 
 
@@ -212,10 +261,14 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> PromptCompa
     config, task, qrels, corpus = context.config, context.task, inputs.qrels, context.corpus
     if not qrels.grades:
         aspects = ", ".join(task.aspects)
-        raise UsageError(f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}")
+        raise UsageError(
+            f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}"
+        )
     variants = load_variants(inputs.names, config, task)
     grades = next(iter(qrels.grades.values()))
-    await corpus.fetch(document_id for topic in context.topics for document_id in grades.get(topic.id, {}))
+    await corpus.fetch(
+        document_id for topic in context.topics for document_id in grades.get(topic.id, {})
+    )
     samples, notes = choose_sample(inputs.plan, grades, context.topics, corpus.documents)
     topics = _keep_topics(context.topics, samples)
     prompts = [variant.prompt for variant in variants]

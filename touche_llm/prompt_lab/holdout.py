@@ -1,7 +1,7 @@
 """Held-out topics: the half of each topic, and the log of accesses to judged topics.
 
-Each earlier access to held-out topics weakens a confirmation on them. Accesses to all judged topics are logged, so that
-a change of the split hides none.
+Each earlier access to held-out topics weakens a confirmation on them. Accesses to all judged topics
+are logged, so that a change of the split hides none.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ class Access(Model):
     """An access to the judgments of some topics, with prompts whose answers were compared with them.
 
     Attributes:
-        kind: `choice` or `confirmation` by `prompts compare`, `trial` by `prompts try`, or `evaluation` of a run.
+        kind: `choice` or `confirmation` by `prompts compare`, `trial` by `prompts try`, or
+            `evaluation` of a run.
         topics: Titles.
         prompts: Labels of the prompts.
-        run: Folder of an evaluated run and the beginning of the SHA-256 of its run file, as `FOLDER@HASH`.
+        run: Folder of an evaluated run and the beginning of the SHA-256 of its run file, as
+            `FOLDER@HASH`.
     """
 
     time: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
@@ -86,13 +88,16 @@ def read_accesses(path: Path) -> list[Access]:
 
 def check_log(path: Path) -> None:
     """Raise OSError if there is no place for the log, DataError as `read_accesses`."""
-    # Only the folder itself is created: that of a run from another machine may have no parents here.
+    # Only the folder itself is created: that of a run from another machine may have no parents
+    # here.
     path.parent.mkdir(exist_ok=True)
     read_accesses(path)
 
 
 def record_access(path: Path, access: Access) -> list[Access]:
-    """Add an access to a log; return earlier accesses to any of its topics, of any task and with any judgments.
+    """Add an access to a log.
+
+    Return earlier accesses to any of its topics, of any task and with any judgments.
 
     A trial or an evaluation that only repeats a logged one is not added. Errors as `check_log`.
     """
@@ -115,14 +120,23 @@ def record_evaluations(folders: Iterable[Path | None], qrels: Qrels, warn: Warn)
             _record_evaluation(RunDirectory(folder), qrels)
 
 
-def record_trial(cache: Path, topic: Topic, documents: Collection[str], qrels: Qrels, prompt: str, warn: Warn) -> None:
-    """Log a trial as an access to its topic if one of the documents is judged; warn if it cannot be logged."""
+def record_trial(
+    cache: Path, topic: Topic, documents: Collection[str], qrels: Qrels, prompt: str, warn: Warn
+) -> None:
+    """Log a trial as an access to its topic if one of the documents is judged.
+
+    Warn if it cannot be logged.
+    """
     judged: list[Mapping[str, Collection[str]]] = [*qrels.grades.values(), qrels.stances]
     if any(document in aspect.get(topic.id, {}) for aspect in judged for document in documents):
         if find_half(topic.title) == HOLD_OUT:
-            warn(f"topic {topic.id} is held out: that you see its judgments is logged, and weakens a confirmation")
+            warn(
+                f"topic {topic.id} is held out: that you see its judgments is logged, and weakens a confirmation"
+            )
         with _warn_of_errors(f"topic {topic.id}: this trial", warn):
-            record_access(access_log(cache), Access(kind="trial", topics=[topic.title], prompts=[prompt]))
+            record_access(
+                access_log(cache), Access(kind="trial", topics=[topic.title], prompts=[prompt])
+            )
 
 
 @contextmanager
@@ -132,20 +146,28 @@ def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
         yield
     except (OSError, ToucheError) as error:
         problem = describe_os_error(error) if isinstance(error, OSError) else error
-        warn(f"{what} is not logged as an access to topics, so that no confirmation will count it: {problem}")
+        warn(
+            f"{what} is not logged as an access to topics, so that no confirmation will count it: {problem}"
+        )
 
 
 def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
     """Log the evaluation of a run; nothing if it has no prompts or no judged topics."""
     stages = directory.read_metadata().stages.values()
-    prompts = dict.fromkeys(label for facts in stages for label in (facts.get("prompts") or {}).values())
-    judged = {*qrels.stances}.union(*qrels.grades.values()) & read_run(directory.run_file).rankings.keys()
+    prompts = dict.fromkeys(
+        label for facts in stages for label in (facts.get("prompts") or {}).values()
+    )
+    judged = {*qrels.stances}.union(*qrels.grades.values()) & read_run(
+        directory.run_file
+    ).rankings.keys()
     if not prompts or not judged:
         return
     config = directory.read_config()
     titles = [topic.title for topic in read_topics(config.topics) if topic.id in judged]
     if not titles:
-        raise DataError(f"{config.topics}: has none of the judged topics; restore the topics of the run")
+        raise DataError(
+            f"{config.topics}: has none of the judged topics; restore the topics of the run"
+        )
     run = f"{shorten_path(directory.path)}@{sha256(directory.run_file)[:_HASH_DIGITS]}"
     access = Access(kind="evaluation", topics=titles, prompts=list(prompts), run=run)
     record_access(access_log(config.cache.file), access)
@@ -160,5 +182,6 @@ def select_counted(earlier: Iterable[Access], winner: str) -> list[Access]:
     return [
         past
         for past in earlier
-        if past.kind != "evaluation" or any(label.rpartition("@")[0] == name for label in past.prompts)
+        if past.kind != "evaluation"
+        or any(label.rpartition("@")[0] == name for label in past.prompts)
     ]

@@ -11,12 +11,21 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answers import AnswerForm, get_labels
 from touche_llm.llm.recorder import TOKEN_CHARS
-from touche_llm.prompt_lab.trial import Messages, Subject, Texts, ask, count_common, make_other_subject, offline_builder
+from touche_llm.prompt_lab.trial import (
+    Messages,
+    Subject,
+    Texts,
+    ask,
+    count_common,
+    make_other_subject,
+    offline_builder,
+)
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import list_copyable_answers
 from touche_llm.tasks.task import Task
 
-# Maximum share and characters of fixed text after the topic or the documents: field names, a last line.
+# Maximum share and characters of fixed text after the topic or the documents: field names, a last
+# line.
 _MAX_SHARE_BEHIND, _MAX_CHARS_BEHIND = 0.25, 200
 # Words that are not labels.
 _BARE = Topic("0", "x y")
@@ -28,7 +37,9 @@ _INVENTED_TOPIC = Topic(
     ("bicycle", "car"),
 )
 # A scale in the text of a prompt, as `0 to 3`.
-_RANGE = re.compile(r"(?<![\w.-])(\d{1,2})\s*(?:to|through|-|–|…|\.\.\.?)\s*(\d{1,2})(?![\w-]|\.\d)", re.ASCII)
+_RANGE = re.compile(
+    r"(?<![\w.-])(\d{1,2})\s*(?:to|through|-|–|…|\.\.\.?)\s*(\d{1,2})(?![\w-]|\.\d)", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +54,8 @@ class Finding:
 class CheckedPrompt:
     """Result of the checks of a prompt.
 
-    `tokens` are those of the longest topic's prompt without documents; `shared` are the characters at the start of the
-    prompt that all requests have.
+    `tokens` are those of the longest topic's prompt without documents; `shared` are the characters
+    at the start of the prompt that all requests have.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -56,10 +67,14 @@ class CheckedPrompt:
         return [finding.message for finding in self.findings if finding.level == level]
 
 
-async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic] = ()) -> CheckedPrompt:
+async def check(
+    task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic] = ()
+) -> CheckedPrompt:
     """Check a loaded prompt with these topics, or an invented one, and invented documents."""
     result, renderer = CheckedPrompt(), _Renderer(task, purpose, prompt)
-    plain = renderer.make_subject(replace(_BARE, description="x", narrative="x", objects=("x", "y")))
+    plain = renderer.make_subject(
+        replace(_BARE, description="x", narrative="x", objects=("x", "y"))
+    )
     where = ""
     try:
         messages = await renderer.render(plain)
@@ -68,24 +83,31 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[T
         where = "with other texts: "
         other_topic = replace(make_other_subject(plain, topic=True), documents=plain.documents)
         result.shared = count_common(messages, await renderer.render(other_topic))
-        of_topic = count_common(messages, await renderer.render(make_other_subject(plain, topic=False)))
+        of_topic = count_common(
+            messages, await renderer.render(make_other_subject(plain, topic=False))
+        )
     except PromptError as error:
         return CheckedPrompt([Finding("error", f"{where}{error}")])
     for topic in topics or [_INVENTED_TOPIC]:
         try:
-            # A topic can have no labels to answer with, as a title without a word has none for its objects.
+            # A topic can have no labels to answer with, as a title without a word has none for its
+            # objects.
             prompt.answer_for(topic, 2)
             rendered = await renderer.render(renderer.make_subject(topic))
             result.tokens = max(round(_count(rendered) / TOKEN_CHARS), result.tokens or 0)
         except (PromptError, DataError) as error:
             result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
-    result.findings += _check_labels(prompt, plain, f"{messages[0].content}\n{messages[-1].content}")
+    result.findings += _check_labels(
+        prompt, plain, f"{messages[0].content}\n{messages[-1].content}"
+    )
     result.findings += [Finding("warning", problem) for problem in list_copyable_answers(prompt)]
     result.findings += [
         Finding("warning", f"does not use the variable {name!r}, so its text is never sent")
         for name in sorted(purpose.variables.keys() - prompt.files.used)
     ]
-    result.findings += _check_order(_count(messages), result.shared, of_topic if plain.ids else result.shared)
+    result.findings += _check_order(
+        _count(messages), result.shared, of_topic if plain.ids else result.shared
+    )
     return result
 
 
@@ -102,7 +124,9 @@ def _check_order(whole: int, topic: int, documents: int) -> Iterator[Finding]:
     elif documents < topic or whole - topic > max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * whole):
         problem = f"{whole - min(topic, documents):,} of {whole:,} characters of the prompt itself come after the "
         problem += "start of the topic or the document, where a server's prefix cache does not hold them; put the "
-        yield Finding("warning", f"{problem}instructions first, then the topic, and the document last")
+        yield Finding(
+            "warning", f"{problem}instructions first, then the topic, and the document last"
+        )
 
 
 def _check_labels(prompt: Prompt, subject: Subject, text: str) -> Iterator[Finding]:
@@ -111,11 +135,14 @@ def _check_labels(prompt: Prompt, subject: Subject, text: str) -> Iterator[Findi
     labels = get_labels(model)
     for name in model.model_fields:
         if not _has_word(text, name):
-            # Answers of the other forms have no names; their fields may be described in other words.
+            # Answers of the other forms have no names; their fields may be described in other
+            # words.
             is_error = prompt.header.form is AnswerForm.OBJECT
             problem = f"the answer's field {name!r} is not named in the text"
             yield Finding("error" if is_error else "warning", problem)
-    scales = {(min(grades), max(grades)) for grades in labels.values() if isinstance(grades[0], int)}
+    scales = {
+        (min(grades), max(grades)) for grades in labels.values() if isinstance(grades[0], int)
+    }
     ranges = {(int(found[1]), int(found[2])): found[0] for found in _RANGE.finditer(text)}
     if scales and (other := [written for scale, written in ranges.items() if scale not in scales]):
         known = ", ".join(f"{lowest} to {highest}" for lowest, highest in sorted(scales))
@@ -137,7 +164,13 @@ class _Renderer:
 
     def make_subject(self, topic: Topic) -> Subject:
         """Return a topic with as many documents as the prompt needs."""
-        needed = 0 if self.purpose.question is None else 2 if self.purpose.depends_on == "documents" else 1
+        needed = (
+            0
+            if self.purpose.question is None
+            else 2
+            if self.purpose.depends_on == "documents"
+            else 1
+        )
         if needed and self.task.objects_answer is not None and topic.objects is None:
             topic = replace(topic, objects=("x", "y"))
         return Subject(self.task, self.purpose, topic, ("a", "b")[:needed], Texts("x"))

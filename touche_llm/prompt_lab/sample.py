@@ -33,10 +33,11 @@ class Sampled:
 def draw_sample(pool: Grades, size: int) -> list[Sampled]:
     """Draw documents from as many topics as can have 10 each, or all their judged documents if these are fewer.
 
-    Topics with 10 judged documents and a grade above 0 are preferred. Documents are divided evenly among topics, and
-    within each topic among whole grades, as far as available. Fewer than `size` are drawn if the pool has fewer, or if
-    the rest would give a topic too few. The sample depends on the pool alone, since topics and documents
-    are chosen by a hash of their names. Topics keep their order; that of documents is independent of the grade.
+    Topics with 10 judged documents and a grade above 0 are preferred. Documents are divided evenly
+    among topics, and within each topic among whole grades, as far as available. Fewer than `size`
+    are drawn if the pool has fewer, or if the rest would give a topic too few. The sample depends
+    on the pool alone, since topics and documents are chosen by a hash of their names. Topics keep
+    their order; that of documents is independent of the grade.
     """
 
     def digest(*names: str) -> bytes:
@@ -92,13 +93,20 @@ class Plan:
     confirm: bool = False
 
 
-def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents) -> tuple[Grades, list[str]]:
-    """Select the judged documents in the corpus, in the order of the topics; return notes on what is left out."""
+def select_judged(
+    grades: Grades, topics: Iterable[Topic], documents: Documents
+) -> tuple[Grades, list[str]]:
+    """Select the judged documents in the corpus, in the order of the topics.
+
+    Return notes on what is left out.
+    """
     topic_ids = [topic.id for topic in topics]
     judged = [document for topic in topic_ids for document in grades.get(topic, {})]
     unknown = set(documents.find_unknown(judged))
     pool = {
-        topic: {document: grade for document, grade in grades[topic].items() if document not in unknown}
+        topic: {
+            document: grade for document, grade in grades[topic].items() if document not in unknown
+        }
         for topic in topic_ids
         if topic in grades
     }
@@ -119,16 +127,24 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
 def choose_sample(
     plan: Plan, grades: Grades, topics: list[Topic], documents: Documents
 ) -> tuple[dict[str, list[Sampled]], list[str]]:
-    """Draw equally many documents from each part, as far as available; return them with notes for the user."""
+    """Draw equally many documents from each part, as far as available.
+
+    Return them with notes for the user.
+    """
     if plan.confirm and plan.split == ALL:
         raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give half")
     parts = {topic.id: ALL if plan.split == ALL else find_half(topic.title) for topic in topics}
     pool, notes = select_judged(grades, topics, documents)
     names = (ALL,) if plan.split == ALL else (CHOICE, HOLD_OUT)
     sides = {name: {topic: pool[topic] for topic in pool if parts[topic] == name} for name in names}
-    sizes = shares(plan.size, {name: sum(map(len, judged.values())) for name, judged in sides.items()})
+    sizes = shares(
+        plan.size, {name: sum(map(len, judged.values())) for name, judged in sides.items()}
+    )
     samples = {name: draw_sample(judged, sizes[name]) for name, judged in sides.items()}
-    drawn = {name: list(dict.fromkeys(item.topic_id for item in sample)) for name, sample in samples.items()}
+    drawn = {
+        name: list(dict.fromkeys(item.topic_id for item in sample))
+        for name, sample in samples.items()
+    }
     size = sum(map(len, samples.values()))
     wanted = f"{size:,} of {plan.size:,} documents are drawn"
     if dropped := set(pool).difference(*drawn.values()):
@@ -139,7 +155,9 @@ def choose_sample(
     elif size < plan.size:
         notes.append(f"{wanted}: no more are judged")
     if HOLD_OUT in drawn:
-        chosen, held_out = (f"{len(topics)} topics ({shorten(topics) or 'none'})" for topics in drawn.values())
+        chosen, held_out = (
+            f"{len(topics)} topics ({shorten(topics) or 'none'})" for topics in drawn.values()
+        )
         if not drawn[CHOICE]:
             raise UsageError(f"split: {chosen} to choose on; {held_out} held out; give {ALL}")
         notes.append(f"{chosen} to choose on; {held_out} held out to confirm the best")

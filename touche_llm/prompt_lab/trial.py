@@ -20,7 +20,13 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.recorder import TOKEN_CHARS, RecordingClient, count_shared, make_dry_engine, open_known_answers
+from touche_llm.llm.recorder import (
+    TOKEN_CHARS,
+    RecordingClient,
+    count_shared,
+    make_dry_engine,
+    open_known_answers,
+)
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.pipeline.candidates import find_queries
 from touche_llm.pipeline.context import RunContext
@@ -72,11 +78,15 @@ class Subject:
             raise UsageError("a document is given twice; name each once")
         if self.purpose.question is None:
             if number:
-                raise UsageError(f"the prompt for {purpose} asks about a topic alone; name no document")
+                raise UsageError(
+                    f"the prompt for {purpose} asks about a topic alone; name no document"
+                )
         elif self.purpose.depends_on == "documents":
             most = MAX_CHOICES if purpose == "best" else MAX_DOCUMENTS
             if not 2 <= number <= most:
-                raise UsageError(f"the prompt for {purpose} compares 2 to {most} documents, not {number}")
+                raise UsageError(
+                    f"the prompt for {purpose} compares 2 to {most} documents, not {number}"
+                )
         elif not number:
             raise UsageError(f"the prompt for {purpose} asks about documents; name one or more")
 
@@ -85,7 +95,8 @@ class Subject:
 class Trial:
     """One request of a trial and its result.
 
-    `messages` are empty if the length of the document could not be determined; `cut` is omitted text by document.
+    `messages` are empty if the length of the document could not be determined; `cut` is omitted
+    text by document.
     """
 
     ids: tuple[str, ...]
@@ -104,10 +115,15 @@ class Trial:
 
     @cached_property
     def values(self) -> dict[str, float | str]:
-        """Return expected grades, most probable labels, and texts; empty without a usable answer."""
+        """Return expected grades, most probable labels, and texts.
+
+        Empty without a usable answer.
+        """
         if not isinstance(self.result, AnsweredRequest):
             return {}
-        said: dict[str, Any] = self.result.value.model_dump(exclude=set(get_labels(type(self.result.value))))
+        said: dict[str, Any] = self.result.value.model_dump(
+            exclude=set(get_labels(type(self.result.value)))
+        )
         for name, reading in self.readings.items():
             graded = isinstance(reading.answered, int)
             said[name] = compute_expected_grade(reading) if graded else get_most_probable(reading)
@@ -119,14 +135,17 @@ async def make_subject(
 ) -> Subject:
     """Return what to try a prompt for this purpose on.
 
-    Objects that the topic does not name are requested; if the builder has no engine, they are looked up in the cache.
+    Objects that the topic does not name are requested; if the builder has no engine, they are
+    looked up in the cache.
     """
     task, config = run.task, run.config
     documents: Documents = Texts("")
     if ids:
         await run.corpus.fetch(ids)
         documents = run.corpus.candidates if purpose.name == "sentence" else run.corpus.documents
-    subject = Subject(task, purpose, topic, ids, documents, config.objective, config.ranking.document_tokens)
+    subject = Subject(
+        task, purpose, topic, ids, documents, config.objective, config.ranking.document_tokens
+    )
     subject.check()
     if purpose.question is None or task.objects_answer is None or topic.objects is not None:
         return subject
@@ -136,7 +155,9 @@ async def make_subject(
         return replace(subject, topic=found)
     if failures:
         reason = failures[0].attempts[-1].reason
-        raise DataError(f"topic {topic.id}: the model names no two objects ({reason}); name them in <objects>")
+        raise DataError(
+            f"topic {topic.id}: the model names no two objects ({reason}); name them in <objects>"
+        )
     raise UsageError(
         f"topic {topic.id} names no objects, and the cache {builder.model.cache.path} has no answer of "
         f"{prompt.label}; `touche-llm prompts try objects` requests them"
@@ -148,13 +169,21 @@ def open_offline(config: Config) -> Iterator[tuple[RequestBuilder, RequestBuilde
     """Yield two request builders: one looks answers up in the cache, the other only records the requests."""
     with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
         facts = assume_engine_info(config.engine, cache)
-        models = (ModelClient(engine_info=facts, engine=engine, cache=cache) for engine in (None, make_dry_engine()))
-        known, dry = (make_request_builder(model, config.engine, config.sampling) for model in models)
+        models = (
+            ModelClient(engine_info=facts, engine=engine, cache=cache)
+            for engine in (None, make_dry_engine())
+        )
+        known, dry = (
+            make_request_builder(model, config.engine, config.sampling) for model in models
+        )
         yield known, dry
 
 
 async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[Trial]:
-    """Send a prompt about a subject, with the requests that a run would send; return a trial for each of them."""
+    """Send a prompt about a subject, with the requests that a run would send.
+
+    Return a trial for each of them.
+    """
     given = {
         attribute.name: getattr(builder.model, attribute.name)
         for attribute in fields(ModelClient)
@@ -172,7 +201,9 @@ async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list
             found = [await _send_one(sent, subject, builder, model)]
         else:
             found = await _send_each(sent, subject, builder)
-        messages = {request.origin.document_id: request.messages for request in model.requests[before:]}
+        messages = {
+            request.origin.document_id: request.messages for request in model.requests[before:]
+        }
         trials.append(
             [
                 Trial(
@@ -193,7 +224,9 @@ async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list
 _Sent = tuple[tuple[str, ...], AnsweredRequest[Any] | FailedRequest, dict[str, Cut]]
 
 
-async def _send_one(prompt: Prompt, subject: Subject, builder: RequestBuilder, model: RecordingClient) -> _Sent:
+async def _send_one(
+    prompt: Prompt, subject: Subject, builder: RequestBuilder, model: RecordingClient
+) -> _Sent:
     topic, purpose, cut = subject.topic, subject.purpose, dict[str, Cut]()
     attempts: list[Attempt] = []
     if purpose.name == "objects":
@@ -212,9 +245,17 @@ async def _send_one(prompt: Prompt, subject: Subject, builder: RequestBuilder, m
             objective=subject.objective,
             document_tokens=subject.document_tokens,
         )
-        await (comparer.estimate_best(subject.ids) if purpose.name == "best" else comparer.order(subject.ids))
+        await (
+            comparer.estimate_best(subject.ids)
+            if purpose.name == "best"
+            else comparer.order(subject.ids)
+        )
         attempts = [attempt for failure in comparer.failures for attempt in failure.attempts]
-        cut = {name: part for comparison in comparer.comparisons for name, part in comparison.cut.items()}
+        cut = {
+            name: part
+            for comparison in comparer.comparisons
+            for name, part in comparison.cut.items()
+        }
     # A document whose length could not be determined leaves no request.
     result = model.results[model.requests[-1].key] if model.requests else FailedRequest(attempts)
     return subject.ids, result, cut
@@ -225,7 +266,9 @@ async def _send_each(prompt: Prompt, subject: Subject, builder: RequestBuilder) 
     assert question is not None
 
     async def send(document_id: str) -> _Sent:
-        result, cut = await request_answer(subject.topic, document_id, subject.documents, question, prompt, builder)
+        result, cut = await request_answer(
+            subject.topic, document_id, subject.documents, question, prompt, builder
+        )
         return (document_id,), result, {} if cut is None else {document_id: cut}
 
     return await map_in_order(send, subject.ids, builder.concurrency)
@@ -235,7 +278,8 @@ def _nothing() -> None:
     pass
 
 
-# A server's prefix cache serves the common beginning of requests; who shares a part is found by rendering others.
+# A server's prefix cache serves the common beginning of requests; who shares a part is found by
+# rendering others.
 Messages = tuple[Message, ...]
 Shared = Literal["all", "topic", "nobody"]
 _ENDLESS = 2**30
@@ -264,7 +308,9 @@ class _Changed:
     def get(self, document_id: str) -> Document:
         document = self._documents.get(document_id)
         side = {"PRO": "CON", "CON": "PRO"}.get(document.side, document.side)
-        return replace(document, text=_other(document.text), title=_other(document.title), side=side)
+        return replace(
+            document, text=_other(document.text), title=_other(document.title), side=side
+        )
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         return self._documents.find_unknown(document_ids)
@@ -274,11 +320,16 @@ def offline_builder() -> RequestBuilder:
     """Make a request builder that sends, truncates and stores nothing."""
     facts = EngineInfo(model="", revision="", context=_ENDLESS, overhead=0, engine="")
     cache = Cache(Path("none"), CacheMode.OFF)
-    return RequestBuilder(ModelClient(engine_info=facts, engine=make_dry_engine(), cache=cache), Sampling(), {}, 1)
+    return RequestBuilder(
+        ModelClient(engine_info=facts, engine=make_dry_engine(), cache=cache), Sampling(), {}, 1
+    )
 
 
 def make_other_subject(subject: Subject, *, topic: bool) -> Subject:
-    """Return the subject with other document texts, and another `topic` if wanted; first characters differ."""
+    """Return the subject with other document texts, and another `topic` if wanted.
+
+    First characters differ.
+    """
     changed = replace(subject, documents=_Changed(subject.documents))
     return replace(changed, topic=_other_topic(subject.topic)) if topic else changed
 
@@ -288,7 +339,9 @@ def count_common(one: Messages, other: Messages) -> int:
     chars = 0
     for mine, theirs in zip(one, other, strict=False):
         if mine != theirs:
-            return chars + (count_shared(mine.content, theirs.content) if mine.role == theirs.role else 0)
+            return chars + (
+                count_shared(mine.content, theirs.content) if mine.role == theirs.role else 0
+            )
         chars += len(mine.content)
     return chars
 
@@ -296,8 +349,15 @@ def count_common(one: Messages, other: Messages) -> int:
 async def ask_for_parts(
     prompt: Prompt, subject: Subject, builder: RequestBuilder
 ) -> list[tuple[Trial, list[PromptPart]]]:
-    """Send a prompt like `ask`; return each trial with the parts of its prompt, found by sending two others."""
-    subjects = (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
+    """Send a prompt like `ask`.
+
+    Return each trial with the parts of its prompt, found by sending two others.
+    """
+    subjects = (
+        subject,
+        make_other_subject(subject, topic=False),
+        make_other_subject(subject, topic=True),
+    )
     trials = [await ask(prompt, each, builder) for each in subjects]
     return [
         (mine, split_by_sharing(mine.messages, same.messages, other.messages))
@@ -305,20 +365,31 @@ async def ask_for_parts(
     ]
 
 
-def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Messages) -> list[PromptPart]:
-    """Split a chat by the requests that share it; the others are about other documents, for this or another topic."""
+def split_by_sharing(
+    messages: Messages, same_topic: Messages, other_topic: Messages
+) -> list[PromptPart]:
+    """Split a chat by the requests that share it.
+
+    The others are about other documents, for this or another topic.
+    """
     of_topic = count_common(messages, same_topic)
     of_all = min(of_topic, count_common(messages, other_topic))
     parts: list[PromptPart] = []
     passed = 0
     for place, message in enumerate(messages):
         start, length = 0, len(message.content)
-        shares: tuple[tuple[Shared, int], ...] = (("all", of_all), ("topic", of_topic), ("nobody", passed + length))
+        shares: tuple[tuple[Shared, int], ...] = (
+            ("all", of_all),
+            ("topic", of_topic),
+            ("nobody", passed + length),
+        )
         for shared, shared_to in shares:
             end = min(shared_to - passed, length)
             if end > start:
                 tokens = round((end - start) / TOKEN_CHARS)
-                parts.append(PromptPart(place, message.role, shared, message.content[start:end], tokens))
+                parts.append(
+                    PromptPart(place, message.role, shared, message.content[start:end], tokens)
+                )
                 start = end
         passed += length
     return parts
@@ -327,7 +398,11 @@ def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Mess
 def _other_topic(topic: Topic) -> Topic:
     objects = topic.objects and (_other(topic.objects[0]), f"{_other(topic.objects[1])} too")
     return Topic(
-        _other(topic.id), _other(topic.title), _other(topic.description), _other(topic.narrative), objects or None
+        _other(topic.id),
+        _other(topic.title),
+        _other(topic.description),
+        _other(topic.narrative),
+        objects or None,
     )
 
 

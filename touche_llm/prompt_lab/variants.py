@@ -40,9 +40,14 @@ class Variant:
 
 
 def load_variants(names: Sequence[str | Variant], config: Config, task: Task) -> list[Variant]:
-    """Load the prompts to compare; variants are loaded already, as drafts are, which have no file of their own."""
+    """Load the prompts to compare.
+
+    Variants are loaded already, as drafts are, which have no file of their own.
+    """
     if len(names) < 2:
-        raise UsageError(f"{', '.join(map(str, names)) or 'no prompt'} alone cannot be compared; name two or more")
+        raise UsageError(
+            f"{', '.join(map(str, names)) or 'no prompt'} alone cannot be compared; name two or more"
+        )
     variants: list[Variant] = []
     for name in names:
         if isinstance(name, Variant):
@@ -50,7 +55,9 @@ def load_variants(names: Sequence[str | Variant], config: Config, task: Task) ->
             continue
         purpose, prompt = load_named(task, name, config.prompts.folder, config.judge_per)
         if purpose.name != PURPOSE:
-            raise UsageError(f"{name}: is a prompt for {purpose.name!r}; only those for {PURPOSE!r} can be compared")
+            raise UsageError(
+                f"{name}: is a prompt for {purpose.name!r}; only those for {PURPOSE!r} can be compared"
+            )
         if any(prompt.path.resolve() == known.prompt.path.resolve() for known in variants):
             raise UsageError(f"{name}: is given twice; name each prompt once")
         variants.append(Variant(name, prompt))
@@ -73,15 +80,21 @@ async def judge_variant(
     model, task, documents = builder.model, context.task, context.corpus.documents
     before, total = replace(model.counts), len(pairs) * len(variant.prompt.sent)
     with context.progress.stage(f"judging with {variant.name}", total, model.counts) as done:
-        found, failures = await judge(pairs, documents, task.question, variant.prompt, builder, done)
-    judgments = {(judgment.topic_id, judgment.document_id): _convert_grades(judgment, task) for judgment in found}
+        found, failures = await judge(
+            pairs, documents, task.question, variant.prompt, builder, done
+        )
+    judgments = {
+        (judgment.topic_id, judgment.document_id): _convert_grades(judgment, task)
+        for judgment in found
+    }
     return VariantJudgments(judgments, failures, model.counts.since(before))
 
 
 def _convert_grades(judgment: Judgment, task: Task) -> Judgment:
     """Return a judgment with its grades on the scales of the human ones."""
     grades = {
-        name: task.aspects[name].convert(grade, task.qrels_scales[name]) for name, grade in judgment.grades.items()
+        name: task.aspects[name].convert(grade, task.qrels_scales[name])
+        for name, grade in judgment.grades.items()
     }
     return structs.replace(judgment, grades=grades)
 
@@ -97,11 +110,12 @@ class PartMeasures:
     """Measures over one part of the sample: all, choice or hold-out.
 
     Attributes:
-        estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa by the grades of each
-            aspect, macro-F1 of the stance if there are stance qrels.
+        estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa by
+            the grades of each aspect, macro-F1 of the stance if there are stance qrels.
         differences: Rows of `significance.compare` with the first variant, by variant and measure.
         chance: Expected nDCG@5 of a random order of the sample.
-        off_label_mass: Mean probability outside the labels by variant; None if no engine reported it.
+        off_label_mass: Mean probability outside the labels by variant; None if no engine reported
+            it.
     """
 
     name: str
@@ -124,7 +138,10 @@ class PartMeasures:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The best variant, and whether held-out topics confirm that it is better than the first; None if not tested."""
+    """The best variant, and whether held-out topics confirm that it is better than the first.
+
+    None if not tested.
+    """
 
     winner: str
     confirmed: bool | None
@@ -132,18 +149,25 @@ class Verdict:
 
 
 def measure_part(
-    name: str, sample: Sequence[Sampled], judgments: Mapping[str, Judgments], qrels: Qrels, weights: Mapping[str, float]
+    name: str,
+    sample: Sequence[Sampled],
+    judgments: Mapping[str, Judgments],
+    qrels: Qrels,
+    weights: Mapping[str, float],
 ) -> PartMeasures:
     """Measure the judgments of several variants for the documents of a part.
 
-    nDCG@5 ranks the sampled documents of each topic by the weights of a run, documents without a judgment last. Its
-    ideal ranking consists of these documents, and topics without a grade above 0 among them are left out. The other
-    measures are over the documents that a variant judged.
+    nDCG@5 ranks the sampled documents of each topic by the weights of a run, documents without a
+    judgment last. Its ideal ranking consists of these documents, and topics without a grade above 0
+    among them are left out. The other measures are over the documents that a variant judged.
     """
     sampled = {(item.topic_id, item.document_id) for item in sample}
     grades = {aspect: _restrict(judged, sampled) for aspect, judged in qrels.grades.items()}
     given = replace(qrels, grades=grades, stances=_restrict(qrels.stances, sampled))
-    runs = {variant: _rank_documents(sample, said, weights, qrels.scales) for variant, said in judgments.items()}
+    runs = {
+        variant: _rank_documents(sample, said, weights, qrels.scales)
+        for variant, said in judgments.items()
+    }
     estimates = {
         variant: _estimate_variant(runs[variant], said, given, stances=bool(qrels.stances))
         for variant, said in judgments.items()
@@ -161,7 +185,9 @@ def measure_part(
 
 def choose_winner(part: PartMeasures) -> str:
     """Return the best variant by nDCG@5; the earlier one of a tie."""
-    values = {variant: estimates[part.measures[0]].value for variant, estimates in part.estimates.items()}
+    values = {
+        variant: estimates[part.measures[0]].value for variant, estimates in part.estimates.items()
+    }
     # NaN ranks below every number.
     return max(values, key=lambda variant: (values[variant] == values[variant], values[variant]))
 
@@ -181,18 +207,25 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     sentence = f"{winner} has the best {measure} on {on}: {best.value:.4f}, and {first}, the first, {value.value:.4f}."
     if len(parts) == 1:
         how = "confirm it on the topics held out"
-        return Verdict(winner, None, f"{sentence} Not confirmed: the best of several can be it by chance; {how}.")
+        return Verdict(
+            winner,
+            None,
+            f"{sentence} Not confirmed: the best of several can be it by chance; {how}.",
+        )
     # The interval decides nothing: few topics have one, and for some data it is too narrow.
     row = parts[1].differences[winner, measure]
     confirmed = row["difference"] > 0.0 and row["p"] < CONFIRMED_BELOW
     reason = f"on the {row['n']} topics held out the difference is {row['difference']:+.4f}, p = {row['p']:.4f}"
-    return Verdict(winner, confirmed, f"{sentence} {'Confirmed' if confirmed else 'Not confirmed'}: {reason}.")
+    return Verdict(
+        winner, confirmed, f"{sentence} {'Confirmed' if confirmed else 'Not confirmed'}: {reason}."
+    )
 
 
 def compute_chance_ndcg(grades: Grades) -> Estimate:
     """Compute the expected nDCG@5 of a random order of each topic's documents, one of which has a grade above 0.
 
-    The expected gain at each rank is the mean gain. Gains and discounts are as in `estimate_grades`.
+    The expected gain at each rank is the mean gain. Gains and discounts are as in
+    `estimate_grades`.
     """
     values = {}
     for topic, judged in grades.items():
@@ -213,33 +246,56 @@ def _restrict(
     judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, str]]
 ) -> dict[str, dict[str, ValueT]]:
     found = {
-        topic: {document: value for document, value in of_topic.items() if (topic, document) in sampled}
+        topic: {
+            document: value for document, value in of_topic.items() if (topic, document) in sampled
+        }
         for topic, of_topic in judged.items()
     }
     return {topic: of_topic for topic, of_topic in found.items() if of_topic}
 
 
 def _rank_documents(
-    sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float], scales: Mapping[str, Scale]
+    sample: Sequence[Sampled],
+    said: Judgments,
+    weights: Mapping[str, float],
+    scales: Mapping[str, Scale],
 ) -> ParsedRun:
     """Rank the documents of each topic by their judgments; ties keep the order of the sample."""
     rankings: dict[str, list[Candidate]] = {}
     for topic in dict.fromkeys(item.topic_id for item in sample):
-        documents = [ScoredDocument(item.document_id, 0.0) for item in sample if item.topic_id == topic]
+        documents = [
+            ScoredDocument(item.document_id, 0.0) for item in sample if item.topic_id == topic
+        ]
         own = {document: judgment for (of, document), judgment in said.items() if of == topic}
         ranked = enumerate(rank_by_judgment(documents, own, weights, scales), start=1)
-        rankings[topic] = [Candidate(topic, found.document_id, rank, found.score) for rank, found in ranked]
-    stances = {key: judgment.stance for key, judgment in said.items() if judgment.stance != NO_STANCE_COLUMN}
+        rankings[topic] = [
+            Candidate(topic, found.document_id, rank, found.score) for rank, found in ranked
+        ]
+    stances = {
+        key: judgment.stance
+        for key, judgment in said.items()
+        if judgment.stance != NO_STANCE_COLUMN
+    }
     return ParsedRun(rankings, stances)
 
 
-def _estimate_variant(run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Estimate]:
+def _estimate_variant(
+    run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool
+) -> dict[str, Estimate]:
     first = next(iter(given.grades))
     useful = _select_relevant(given)
-    estimates = {f"{first} {NDCG}": estimate_grades(run, useful, CUTOFF)[NDCG] if useful else estimate_mean({})}
-    estimates |= {f"{aspect} kappa": _estimate_kappa(said, of, aspect) for aspect, of in given.grades.items()}
+    estimates = {
+        f"{first} {NDCG}": estimate_grades(run, useful, CUTOFF)[NDCG]
+        if useful
+        else estimate_mean({})
+    }
+    estimates |= {
+        f"{aspect} kappa": _estimate_kappa(said, of, aspect) for aspect, of in given.grades.items()
+    }
     if stances:
-        estimates[MACRO_F1] = estimate_stances(run, given, CUTOFF)[MACRO_F1] if given.stances else estimate_mean({})
+        estimates[MACRO_F1] = (
+            estimate_stances(run, given, CUTOFF)[MACRO_F1] if given.stances else estimate_mean({})
+        )
     return estimates
 
 

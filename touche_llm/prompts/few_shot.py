@@ -46,7 +46,9 @@ _Documents = Annotated[list[_Stripped], Field(min_length=2, max_length=len(strin
 
 
 class _Topic(Model, hide_input_in_errors=True):
-    id: Annotated[str, Field(min_length=1, coerce_numbers_to_str=True), BeforeValidator(_collapse_spaces)]
+    id: Annotated[
+        str, Field(min_length=1, coerce_numbers_to_str=True), BeforeValidator(_collapse_spaces)
+    ]
     title: Annotated[str, Field(min_length=1), BeforeValidator(_collapse_spaces)]
     description: _Text = ""
     narrative: _Text = ""
@@ -60,7 +62,9 @@ def parse_examples(
     answer_for: Callable[[Topic, int], type[AnswerModel]],
     form: AnswerForm,
 ) -> tuple[FewShotExample, ...]:
-    """Parse the examples of a file; each has a topic, the variables `names` and an answer, written in the given form.
+    """Parse the examples of a file.
+
+    Each has a topic, the variables `names` and an answer, written in the given form.
 
     A PromptError names the file, the example and the field.
     """
@@ -69,9 +73,15 @@ def parse_examples(
     except YamlError as error:
         raise PromptError(f"{path}: not YAML: {error}") from error
     if not isinstance(values, list) or not values:
-        raise PromptError(f"{path}: must be a list of examples, each with topic, {', '.join(sorted(names))} and answer")
-    variables: dict[str, Any] = {name: (_Documents if name == _DOCUMENTS else _Stripped, ...) for name in sorted(names)}
-    model = create_model("Example", __base__=Model, topic=(_Topic, ...), **variables, answer=(dict[str, Any], ...))
+        raise PromptError(
+            f"{path}: must be a list of examples, each with topic, {', '.join(sorted(names))} and answer"
+        )
+    variables: dict[str, Any] = {
+        name: (_Documents if name == _DOCUMENTS else _Stripped, ...) for name in sorted(names)
+    }
+    model = create_model(
+        "Example", __base__=Model, topic=(_Topic, ...), **variables, answer=(dict[str, Any], ...)
+    )
     return tuple(
         _parse_example(f"{path}: example {number}", value, model, answer_for, form)
         for number, value in enumerate(values, start=1)
@@ -79,13 +89,19 @@ def parse_examples(
 
 
 def _parse_example(
-    where: str, value: Any, model: type[Model], answer_for: Callable[[Topic, int], type[AnswerModel]], form: AnswerForm
+    where: str,
+    value: Any,
+    model: type[Model],
+    answer_for: Callable[[Topic, int], type[AnswerModel]],
+    form: AnswerForm,
 ) -> FewShotExample:
     try:
         given = dict(model.model_validate(value))
         topic = Topic(**given.pop("topic").model_dump())
         if _DOCUMENTS in given:
-            given[_DOCUMENTS] = list(map(LabelledDocument, string.ascii_uppercase, given[_DOCUMENTS]))
+            given[_DOCUMENTS] = list(
+                map(LabelledDocument, string.ascii_uppercase, given[_DOCUMENTS])
+            )
         answer = answer_for(topic, len(given.get(_DOCUMENTS, [0])))
         # As an object, which has the labels in full.
         parse_answer(orjson.dumps(given["answer"]).decode(), answer)
@@ -97,4 +113,6 @@ def _parse_example(
         reason = error.reason.replace("Value error, ", "")
         raise PromptError(f"{where}: answer: {reason}; not {given['answer']!r:.200}") from error
     # As the grammar lets a model spell it: fields in their order, no white space between them.
-    return FewShotExample(topic, given, Layout(form, tuple(answer.model_fields)).spell(given.pop("answer")))
+    return FewShotExample(
+        topic, given, Layout(form, tuple(answer.model_fields)).spell(given.pop("answer"))
+    )

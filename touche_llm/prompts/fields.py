@@ -21,7 +21,9 @@ def group_fields(answer: type[AnswerModel]) -> list[tuple[str, ...]]:
     names = list(answer.model_fields)
     has_position = "position" in names
     return [
-        ("position", name) if has_position and name == "stance" else (name,) for name in names if name != "position"
+        ("position", name) if has_position and name == "stance" else (name,)
+        for name in names
+        if name != "position"
     ]
 
 
@@ -33,12 +35,15 @@ def pick_fields(answer: type[AnswerModel], fields: tuple[str, ...]) -> type[Answ
 
 # The text is the same for all documents.
 @lru_cache(maxsize=256)
-def select_fields(text: str, whole: type[AnswerModel], answer: type[AnswerModel], form: AnswerForm) -> str:
+def select_fields(
+    text: str, whole: type[AnswerModel], answer: type[AnswerModel], form: AnswerForm
+) -> str:
     """Return the instructions of a prompt with the answer `whole` for the fields of `answer` alone.
 
-    Kept are the paragraphs before the first field and those of the fields, numbered anew; a paragraph that begins with
-    the name of a field and a colon, perhaps after a number, begins those of the field. The last paragraph, which says
-    how to answer, is replaced. A field without a paragraph or missing from the last is a ValueError.
+    Kept are the paragraphs before the first field and those of the fields, numbered anew; a
+    paragraph that begins with the name of a field and a colon, perhaps after a number, begins those
+    of the field. The last paragraph, which says how to answer, is replaced. A field without a
+    paragraph or missing from the last is a ValueError.
     """
     *paragraphs, last = re.split(r"\n\s*\n", text)
     names, fields = list(whole.model_fields), list(answer.model_fields)
@@ -55,7 +60,9 @@ def select_fields(text: str, whole: type[AnswerModel], answer: type[AnswerModel]
     if missing := [name for name in names if name not in of_field]:
         raise ValueError(f"no paragraph begins with `{missing[0]}:`")
     if missing := [name for name in names if not re.search(rf"\b{name}\b", last)]:
-        raise ValueError(f"the last paragraph does not name {missing[0]}, so it does not say how to answer")
+        raise ValueError(
+            f"the last paragraph does not name {missing[0]}, so it does not say how to answer"
+        )
     rules = [paragraph for name in fields for paragraph in of_field[name]]
     return "\n\n".join([*common, *rules, describe_answer(answer, form)])
 

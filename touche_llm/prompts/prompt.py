@@ -1,4 +1,7 @@
-"""Prompts: loading, checking and rendering of templates. Inserted text is sanitized, so it is never chat control."""
+"""Prompts: loading, checking and rendering of templates.
+
+Inserted text is sanitized, so it is never chat control.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +44,26 @@ class PromptsConfig(Section):
         Scope.JUDGE,
     ] = None
     judge: Annotated[
-        str, Option("--prompt", "Judge prompt: a name or a .jinja file", "Judging", metavar="NAME|FILE"), Scope.JUDGE
+        str,
+        Option("--prompt", "Judge prompt: a name or a .jinja file", "Judging", metavar="NAME|FILE"),
+        Scope.JUDGE,
     ] = "judge"
     objects: Annotated[
         str,
-        Option("--objects-prompt", "Prompt that finds the objects of a topic", "Judging", metavar="NAME|FILE"),
+        Option(
+            "--objects-prompt",
+            "Prompt that finds the objects of a topic",
+            "Judging",
+            metavar="NAME|FILE",
+        ),
         Scope.JUDGE,
     ] = "objects"
     sentence: Annotated[
-        str, Option("--sentence-prompt", "Prompt that judges a sentence", "Judging", metavar="NAME|FILE"), Scope.JUDGE
+        str,
+        Option(
+            "--sentence-prompt", "Prompt that judges a sentence", "Judging", metavar="NAME|FILE"
+        ),
+        Scope.JUDGE,
     ] = "sentence"
     stance: Annotated[str, Scope.JUDGE] = "stance"
     best: str = "best"
@@ -69,7 +83,8 @@ _SHORT = 10_000
 class PromptHeader(Section):
     """The YAML front matter of a template.
 
-    `answer` is the purpose; `position`, whether an answer says first whether the document takes a position.
+    `answer` is the purpose; `position`, whether an answer says first whether the document takes a
+    position.
     """
 
     version: int = Field(ge=1, lt=2**53)
@@ -87,10 +102,12 @@ class Purpose:
     """The purpose of a prompt.
 
     Attributes:
-        name: Its name in `config.prompts`, of the project's own template, and as `answer` in a front matter.
+        name: Its name in `config.prompts`, of the project's own template, and as `answer` in a
+            front matter.
         variables: Variables that a template may use; True if it must use them.
         question: The question about documents; None if the prompt is about the topic alone.
-        shared: Variables with one value for all questions of a run; few-shot examples take them from the question.
+        shared: Variables with one value for all questions of a run; few-shot examples take them
+            from the question.
     """
 
     name: str
@@ -107,9 +124,12 @@ class Prompt:
 
     Attributes:
         name: `task/name`.
-        hash: Hash of the file's text and, if there are any, of the files that it references and of its examples.
-        shared: Variables that the examples take from the question, such as the comparison criterion.
-        parts: The prompts for each field that are sent in place of this one; empty if it is sent itself.
+        hash: Hash of the file's text and, if there are any, of the files that it references and of
+            its examples.
+        shared: Variables that the examples take from the question, such as the comparison
+            criterion.
+        parts: The prompts for each field that are sent in place of this one; empty if it is sent
+            itself.
         whole: Of such a part, the answer model of the whole prompt.
     """
 
@@ -123,7 +143,9 @@ class Prompt:
     shared: tuple[str, ...] = ()
     parts: tuple[Prompt, ...] = ()
     whole: type[AnswerModel] | None = None
-    _turns: dict[tuple[Any, ...], tuple[Message, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _turns: dict[tuple[Any, ...], tuple[Message, ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def render(self, **variables: Any) -> tuple[Message, ...]:
         """Render the system message, a user and an assistant message per example, and the user message.
@@ -133,7 +155,9 @@ class Prompt:
         system, user = (self._render(role, variables) for role in ROLES)
         if self.whole is not None:
             try:
-                system = select_fields(system, self.whole, self.answer_for(_ANY_TOPIC, 1), self.header.form)
+                system = select_fields(
+                    system, self.whole, self.answer_for(_ANY_TOPIC, 1), self.header.form
+                )
             except ValueError as error:
                 raise PromptError(
                     f"{self.path}: block system: {error}; with `judge_per: field` it needs a paragraph for each field, "
@@ -147,30 +171,46 @@ class Prompt:
         return self.parts or (self,)
 
     def divide(self) -> Prompt:
-        """Return the prompt with a part for each field of its answer; raise UsageError if that has one field only."""
+        """Return the prompt with a part for each field of its answer.
+
+        Raise UsageError if that has one field only.
+        """
         answer, form = self.answer_for(_ANY_TOPIC, 1), self.header.form
         groups = group_fields(answer)
         if len(groups) < 2:
-            raise UsageError(f"{self.path}: the answer has one field only, {groups[0][-1]}; give `judge_per: document`")
-        examples = [(example, parse_answer(example.answer, answer, form).model_dump()) for example in self.examples]
+            raise UsageError(
+                f"{self.path}: the answer has one field only, {groups[0][-1]}; give `judge_per: document`"
+            )
+        examples = [
+            (example, parse_answer(example.answer, answer, form).model_dump())
+            for example in self.examples
+        ]
         parts = []
         for fields in groups:
-            turns = tuple(replace(example, answer=Layout(form, fields).spell(values)) for example, values in examples)
+            turns = tuple(
+                replace(example, answer=Layout(form, fields).spell(values))
+                for example, values in examples
+            )
             picked = partial(_ignore, pick_fields(answer, fields))
             parts.append(replace(self, answer_for=picked, examples=turns, whole=answer, _turns={}))
         return replace(self, parts=tuple(parts))
 
     def _render_examples(self, variables: Mapping[str, Any]) -> tuple[Message, ...]:
         common = {name: variables[name] for name in self.shared if name in variables}
-        # The examples are the same for all documents, and a document that is truncated is rendered many times.
+        # The examples are the same for all documents, and a document that is truncated is rendered
+        # many times.
         key = tuple(common.items())
         if key not in self._turns:
             turns: list[Message] = []
             for number, example in enumerate(self.examples, start=1):
                 try:
-                    text = self._render("user", {**example.variables, **common, "topic": example.topic})
+                    text = self._render(
+                        "user", {**example.variables, **common, "topic": example.topic}
+                    )
                 except PromptError as error:
-                    raise PromptError(f"{examples_path(self.path)}: example {number}: {error}") from error
+                    raise PromptError(
+                        f"{examples_path(self.path)}: example {number}: {error}"
+                    ) from error
                 turns += [Message("user", text), Message("assistant", example.answer)]
             self._turns[key] = tuple(turns)
         return self._turns[key]
@@ -178,10 +218,13 @@ class Prompt:
     def _render(self, role: str, variables: Mapping[str, Any]) -> str:
         try:
             return self.files.render(role, variables).strip("\n")
-        # A template is a program of its author: any exception that it raises is an error in the template.
+        # A template is a program of its author: any exception that it raises is an error in the
+        # template.
         except Exception as error:
             place = self.files.place(error)
-            raise PromptError(f"{self.path}: block {role}: {place}{type(error).__name__}: {error}") from error
+            raise PromptError(
+                f"{self.path}: block {role}: {place}{type(error).__name__}: {error}"
+            ) from error
 
     def origin(self, topic_id: str, document_id: str | None) -> Origin:
         """Return the origin of a request made from this prompt."""
@@ -189,7 +232,10 @@ class Prompt:
 
     @property
     def label(self) -> str:
-        """Name, version and hash in one word, as judgments store it; and the fields of a divided prompt."""
+        """Name, version and hash in one word, as judgments store it.
+
+        And the fields of a divided prompt.
+        """
         divided = [part.answer_for(_ANY_TOPIC, 1) for part in self.sent if part.whole is not None]
         fields = "".join(f":{list(answer.model_fields)[-1]}" for answer in divided)
         return f"{self.name}@{self.header.version}-{self.hash}{fields}"
@@ -217,7 +263,10 @@ def examples_path(template: Path) -> Path:
 
 
 def template_path(task: Task, name: str, folder: Path | None = None) -> Path:
-    """Return the path of a template, in `folder` or else among the task's own; a name may itself be a path."""
+    """Return the path of a template, in `folder` or else among the task's own.
+
+    A name may itself be a path.
+    """
     if name.endswith(".jinja"):
         return Path(name)
     file = f"{name}.jinja"
@@ -234,13 +283,17 @@ def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
         raise UsageError(f"{folder}: contains none of the templates {', '.join(wanted)}")
     for path in sorted((folder / task).glob(f"*{EXAMPLES_SUFFIX}")):
         if not path.with_name(f"{path.name.removesuffix(EXAMPLES_SUFFIX)}.jinja").exists():
-            raise UsageError(f"{path}: no template of this name beside it; copy the project's own there")
+            raise UsageError(
+                f"{path}: no template of this name beside it; copy the project's own there"
+            )
 
 
 def read_template(
     task: Task, name: str, folder: Path | None = None, text: str | None = None
 ) -> tuple[Path, str, PromptHeader]:
-    """Return the path, the text and the front matter of a template; raise PromptError if it has none.
+    """Return the path, the text and the front matter of a template.
+
+    Raise PromptError if it has none.
 
     A `text` takes the place of the template's own.
     """
@@ -250,7 +303,10 @@ def read_template(
     try:
         source = read_text(path) if text is None else text
     except OSError as error:
-        known = [*_list_names(task.folder), *([] if folder is None else _list_names(folder / task.name))]
+        known = [
+            *_list_names(task.folder),
+            *([] if folder is None else _list_names(folder / task.name)),
+        ]
         raise PromptError(
             f"{path}: cannot read the prompt: {error.strerror}; known are {', '.join(sorted(set(known)))}"
         ) from error
@@ -260,10 +316,15 @@ def read_template(
     return path, source, read_header(path, found.group(1))
 
 
-def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = None, text: str | None = None) -> Prompt:
-    """Load the prompt `name` of a task from `folder` or its own; `name` may be a path that ends in `.jinja`.
+def load_prompt(
+    task: Task, purpose: Purpose, name: str, folder: Path | None = None, text: str | None = None
+) -> Prompt:
+    """Load the prompt `name` of a task from `folder` or its own.
 
-    A `text` takes the place of the template's own: a draft of it, with the files that it references.
+    `name` may be a path that ends in `.jinja`.
+
+    A `text` takes the place of the template's own: a draft of it, with the files that it
+    references.
     """
     path, source, header = read_template(task, name, folder, text)
     if header.answer != purpose.name:
@@ -272,19 +333,31 @@ def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = N
         )
     answers = _check_answer(path, header, purpose.answer_for)
     files = TemplateFiles(path, source, purpose.variables, _sanitize_value)
-    for unused in sorted(name for name, must in purpose.variables.items() if must and name not in files.used):
-        raise PromptError(f"{path}: the variable {unused!r} is not used, so its text would never be sent; insert it")
+    for unused in sorted(
+        name for name, must in purpose.variables.items() if must and name not in files.used
+    ):
+        raise PromptError(
+            f"{path}: the variable {unused!r} is not used, so its text would never be sent; insert it"
+        )
     texts, examples = dict(files.texts), tuple[FewShotExample, ...]()
     example_file = examples_path(path)
     if os.path.lexists(example_file):
         try:
-            texts[example_file.name] = read_text(resolve_reference(path.parent, example_file.name, "examples"))
+            texts[example_file.name] = read_text(
+                resolve_reference(path.parent, example_file.name, "examples")
+            )
         except OSError as error:
-            raise PromptError(f"{example_file}: cannot read the examples: {error.strerror}") from error
+            raise PromptError(
+                f"{example_file}: cannot read the examples: {error.strerror}"
+            ) from error
         names = files.used - {"topic", *purpose.shared}
-        examples = parse_examples(example_file, texts[example_file.name], names, answers, header.form)
+        examples = parse_examples(
+            example_file, texts[example_file.name], names, answers, header.form
+        )
     digest = _hash(source, texts)
-    prompt = Prompt(f"{task.name}/{path.stem}", path, header, digest, files, answers, examples, purpose.shared)
+    prompt = Prompt(
+        f"{task.name}/{path.stem}", path, header, digest, files, answers, examples, purpose.shared
+    )
     if not files.used.intersection(purpose.shared):
         prompt._render_examples({})  # raises errors now rather than at the first question
     return prompt
@@ -298,7 +371,9 @@ def copy_prompt(prompt: Prompt, mine: Path, text: str | None = None) -> list[Pat
     texts = {mine.parent / part: content for part, content in prompt.files.texts.items()}
     if prompt.examples:
         texts[examples_path(mine)] = read_text(examples_path(prompt.path))
-    if there := [path for path, own in texts.items() if os.path.lexists(path) and read_text(path) != own]:
+    if there := [
+        path for path, own in texts.items() if os.path.lexists(path) and read_text(path) != own
+    ]:
         raise UsageError(f"{there[0]}: exists with another text; give a FILE in another folder")
     if os.path.lexists(mine):
         raise UsageError(f"{mine}: exists; give another FILE")
@@ -311,7 +386,10 @@ def copy_prompt(prompt: Prompt, mine: Path, text: str | None = None) -> list[Pat
 
 
 def _check_answer(path: Path, header: PromptHeader, answer_for: AnswerByHeader) -> AnswerFor:
-    """Return the function that gives the answer model; raise PromptError if it does not fit the front matter."""
+    """Return the function that gives the answer model.
+
+    Raise PromptError if it does not fit the front matter.
+    """
     answers = partial(answer_for, header)
     model = answers(_ANY_TOPIC, 2)
     if header.position and (header.answer != "judge" or "position" not in model.model_fields):
@@ -319,7 +397,9 @@ def _check_answer(path: Path, header: PromptHeader, answer_for: AnswerByHeader) 
             f"{path}: front matter: `position: true` is for judge prompts of tasks with a label without a side"
         )
     if header.form is AnswerForm.TEXT:
-        raise PromptError(f"{path}: front matter: `form: text` is for reasoning; give object, array or letters")
+        raise PromptError(
+            f"{path}: front matter: `form: text` is for reasoning; give object, array or letters"
+        )
     if header.form is AnswerForm.LETTERS and not can_be_letters(model):
         raise PromptError(
             f"{path}: front matter: `form: letters` is for labels with different first letters; those of "

@@ -41,20 +41,37 @@ _TOPIC = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
 
 def purposes_of(task: Task) -> dict[str, Purpose]:
     """Return the purposes of a task's prompts, by name."""
-    questions = {"judge": task.question, "sentence": task.sentence_question, "stance": task.stance_question}
+    questions = {
+        "judge": task.question,
+        "sentence": task.sentence_question,
+        "stance": task.stance_question,
+    }
     found = [
         Purpose(name, question.template_variables, _choose_answer(question), question=question)
         for name, question in questions.items()
         if question is not None
     ]
     if (build := task.objects_answer) is not None:
-        found.append(Purpose("objects", {"topic": True}, lambda header, topic, _: build(topic), "topic"))
+        found.append(
+            Purpose("objects", {"topic": True}, lambda header, topic, _: build(topic), "topic")
+        )
     found.append(Purpose("queries", {"topic": True}, lambda *_: AlternativeQueries))
     variables = list_template_variables(task.question)
-    # The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
-    compare = partial(Purpose, variables=variables, depends_on="documents", question=task.question, shared=("aim",))
-    found.append(compare("best", answer_for=lambda _, topic, documents: build_best_answer(documents)))
-    found.append(compare("order", answer_for=lambda _, topic, documents: build_order_answer(documents)))
+    # The comparison criterion is the same for all questions of a run, so few-shot examples use it
+    # too.
+    compare = partial(
+        Purpose,
+        variables=variables,
+        depends_on="documents",
+        question=task.question,
+        shared=("aim",),
+    )
+    found.append(
+        compare("best", answer_for=lambda _, topic, documents: build_best_answer(documents))
+    )
+    found.append(
+        compare("order", answer_for=lambda _, topic, documents: build_order_answer(documents))
+    )
     return {purpose.name: purpose for purpose in found}
 
 
@@ -93,7 +110,8 @@ def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int
 def list_copyable_answers(prompt: Prompt) -> list[str]:
     """Return a warning for each complete answer in the text of a prompt about one document.
 
-    A small model copies what it is shown: 533 of 750 answers of Qwen2.5-Coder-1.5B were the example in the prompt.
+    A small model copies what it is shown: 533 of 750 answers of Qwen2.5-Coder-1.5B were the example
+    in the prompt.
     """
     if prompt.header.answer in ("objects", "best", "order"):
         return []  # answers in words of the topic, or about several documents
@@ -122,13 +140,16 @@ def _is_answer(text: str, model: type[AnswerModel], form: AnswerForm) -> bool:
 
 
 def _choose_answer(question: Question) -> AnswerByHeader:
-    return lambda header, topic, documents: (header.position and question.position_answer) or question.answer
+    return lambda header, topic, documents: (
+        (header.position and question.position_answer) or question.answer
+    )
 
 
 LABELS = string.ascii_uppercase
 MAX_DOCUMENTS = len(LABELS)
 ORDER_SEPARATOR = " > "
-# For up to this many documents the schema itself forbids repeated labels; beyond, the schema becomes too large.
+# For up to this many documents the schema itself forbids repeated labels; beyond, the schema
+# becomes too large.
 _MAX_IN_SCHEMA = 6
 # In characters.
 MAX_QUERY_LENGTH = 100
@@ -144,7 +165,10 @@ class AlternativeQueries(AnswerModel):
 
 
 def list_template_variables(question: Question) -> dict[str, bool]:
-    """Return the variables of a template that compares documents; True for those that it must use."""
+    """Return the variables of a template that compares documents.
+
+    True for those that it must use.
+    """
     return {"topic": True, **question.variables, "aim": False, "documents": True}
 
 
@@ -173,8 +197,14 @@ def _require_each_label(labels: str, order: Any) -> Any:
     if isinstance(order, str):
         found = Counter(order.split(ORDER_SEPARATOR))
         repeated = {label for label, times in found.items() if times > 1}
-        wrong = {"repeated": repeated, "missing": set(labels) - set(found), "unknown": set(found) - set(labels)}
-        problems = [f"{', '.join(sorted(names))} {problem}" for problem, names in wrong.items() if names]
+        wrong = {
+            "repeated": repeated,
+            "missing": set(labels) - set(found),
+            "unknown": set(found) - set(labels),
+        }
+        problems = [
+            f"{', '.join(sorted(names))} {problem}" for problem, names in wrong.items() if names
+        ]
         if problems:
             raise ValueError("; ".join(problems))
     return order
@@ -183,7 +213,9 @@ def _require_each_label(labels: str, order: Any) -> Any:
 def _permutations(labels: str) -> str:
     if len(labels) == 1:
         return labels
-    branches = (label + ORDER_SEPARATOR + _permutations(labels.replace(label, "")) for label in labels)
+    branches = (
+        label + ORDER_SEPARATOR + _permutations(labels.replace(label, "")) for label in labels
+    )
     return f"(?:{'|'.join(branches)})"
 
 
@@ -208,7 +240,10 @@ class CatalogEntry:
 
 
 def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEntry:
-    """Return the entry for a prompt's name or path; raise UsageError if the folder has no template of the task."""
+    """Return the entry for a prompt's name or path.
+
+    Raise UsageError if the folder has no template of the task.
+    """
     path = template_path(task, name, folder)
     try:
         return CatalogEntry(task, name, path, load_named(task, name, folder))
@@ -219,17 +254,21 @@ def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEnt
 def find_prompts(tasks: Iterable[Task], folder: Path | None = None) -> list[CatalogEntry]:
     """Return the entries of tasks by name; templates of `folder` replace the project's own.
 
-    A file without front matter that another file names is a part of that template, not a prompt. A folder without a
-    template is a UsageError.
+    A file without front matter that another file names is a part of that template, not a prompt. A
+    folder without a template is a UsageError.
     """
     found: list[CatalogEntry] = []
     for task in tasks:
         own = set() if folder is None else set(_list_prompts(folder / task.name))
         names = own.union(_list_prompts(task.folder))
-        names |= {name for shared in task.shared_folders for name in _list_prompts(shared)} & set(purposes_of(task))
+        names |= {name for shared in task.shared_folders for name in _list_prompts(shared)} & set(
+            purposes_of(task)
+        )
         found += [find_prompt(task, name, folder if own else None) for name in sorted(names)]
     if folder is not None and not any(entry.path.is_relative_to(folder) for entry in found):
-        raise UsageError(f"{folder}: no template found; put them in folders of tasks, as {task.name}/judge.jinja")
+        raise UsageError(
+            f"{folder}: no template found; put them in folders of tasks, as {task.name}/judge.jinja"
+        )
     return found
 
 
@@ -238,12 +277,16 @@ def load_named(
 ) -> tuple[Purpose, Prompt]:
     """Load the prompt with a name or path, divided as by `load`; return its purpose and the prompt.
 
-    A prompt named like a purpose, such as `judge`, has that purpose; the others name theirs as `answer` in their
-    front matter.
+    A prompt named like a purpose, such as `judge`, has that purpose; the others name theirs as
+    `answer` in their front matter.
     """
     purposes = purposes_of(task)
     if folder is not None and not name.endswith(".jinja"):
-        check_overlay(folder, task.name, {path.stem for path in (folder / task.name).glob("*.jinja")} or purposes)
+        check_overlay(
+            folder,
+            task.name,
+            {path.stem for path in (folder / task.name).glob("*.jinja")} or purposes,
+        )
     path, _, header = read_template(task, name, folder)
     answer = name if name in purposes else header.answer
     if answer not in purposes:

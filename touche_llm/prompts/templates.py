@@ -39,11 +39,14 @@ class _TemplateLoader(BaseLoader):
 class _Sandbox(ImmutableSandboxedEnvironment):
     """A Jinja environment that makes unsafe attributes unreachable and undefined variables errors.
 
-    It applies `finalize` to the value of each expression, the text of macros and of `super()` included.
+    It applies `finalize` to the value of each expression, the text of macros and of `super()`
+    included.
     """
 
     def __init__(self, finalize: Callable[[Any], str]) -> None:
-        super().__init__(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=finalize)
+        super().__init__(
+            undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=finalize
+        )
         # Both give another text each time, so that no cached answer would match the request.
         del self.globals["lipsum"], self.filters["random"]
 
@@ -70,7 +73,9 @@ class _File:
     @property
     def parent(self) -> str | None:
         """The name of the file that this one extends."""
-        return next((_get_name(node) for node in self.references if isinstance(node, nodes.Extends)), None)
+        return next(
+            (_get_name(node) for node in self.references if isinstance(node, nodes.Extends)), None
+        )
 
     @property
     def assigned(self) -> set[str]:
@@ -85,11 +90,17 @@ class _File:
 class TemplateFiles:
     """A compiled template with the files of its folder that it references; rendering reads no file.
 
-    `texts` are those of the referenced files by name; `used` are the variables that any of the files uses.
+    `texts` are those of the referenced files by name; `used` are the variables that any of the
+    files uses.
     """
 
-    def __init__(self, path: Path, text: str, variables: Collection[str], finalize: Callable[[Any], str]) -> None:
-        """Read the files that the template references; raise PromptError with file and line if one is invalid."""
+    def __init__(
+        self, path: Path, text: str, variables: Collection[str], finalize: Callable[[Any], str]
+    ) -> None:
+        """Read the files that the template references.
+
+        Raise PromptError with file and line if one is invalid.
+        """
         self._path = path
         self._files: dict[str, _File] = {}
         self._environment = _Sandbox(finalize)
@@ -127,7 +138,10 @@ class TemplateFiles:
         return found
 
     def _load(self, name: str, path: Path, text: str, inside: tuple[str, ...]) -> None:
-        """Parse and compile a file and its references; `inside` names the files that reference this one."""
+        """Parse and compile a file and its references.
+
+        `inside` names the files that reference this one.
+        """
         file = self._files[name] = self._parse(name, path, text)
         for node in file.references:
             wanted, where = _get_name(node), f"{path}:{node.lineno}"
@@ -139,15 +153,22 @@ class TemplateFiles:
 
     def _parse(self, name: str, path: Path, text: str) -> _File:
         header = HEADER.match(text)
-        # The front matter is kept as empty lines, so that line numbers in messages are those of the file.
+        # The front matter is kept as empty lines, so that line numbers in messages are those of the
+        # file.
         body = text if header is None else "\n" * header.group(0).count("\n") + text[header.end() :]
         environment = self._environment
         try:
             tree = environment.parse(body, name, str(path))
-            references = tuple(node for node in tree.find_all(nodes.Stmt) if isinstance(node, _Reference))
+            references = tuple(
+                node for node in tree.find_all(nodes.Stmt) if isinstance(node, _Reference)
+            )
             for node in references:
-                if not isinstance(node.template, nodes.Const) or not isinstance(node.template.value, str):
-                    raise PromptError(f"{path}:{node.lineno}: the name of a file must be a text in quotation marks")
+                if not isinstance(node.template, nodes.Const) or not isinstance(
+                    node.template.value, str
+                ):
+                    raise PromptError(
+                        f"{path}:{node.lineno}: the name of a file must be a text in quotation marks"
+                    )
             # In Jinja, definitions apply only outside the blocks, which is not sent.
             definitions = [node for node in tree.body if isinstance(node, _DEFINITIONS)]
             for block in list(tree.find_all(nodes.Block)):
@@ -155,7 +176,8 @@ class TemplateFiles:
             code = environment.compile(tree, name, str(path))
         except TemplateSyntaxError as error:
             raise PromptError(f"{path}:{error.lineno}: {error.message}") from error
-        # A plain dictionary, since each rendering copies it and iterating over Jinja's own mapping is far slower.
+        # A plain dictionary, since each rendering copies it and iterating over Jinja's own mapping
+        # is far slower.
         template = Template.from_code(environment, code, dict(environment.globals))
         return _File(path, text, tree, template, references)
 
@@ -179,7 +201,10 @@ class TemplateFiles:
             sent |= {block.name for block in file.tree.find_all(nodes.Block)}
 
     def _check_names(self, variables: set[str]) -> set[str]:
-        """Return the variables that the files use; raise PromptError if one uses an undefined name."""
+        """Return the variables that the files use.
+
+        Raise PromptError if one uses an undefined name.
+        """
         used: set[str] = set()
         # Included files see what the others assign.
         assigned = set[str]().union(*(file.assigned for file in self._files.values()))
@@ -187,7 +212,9 @@ class TemplateFiles:
             names = meta.find_undeclared_variables(file.tree)
             if unknown := sorted(names - variables - (set() if file in self._chain else assigned)):
                 known = ", ".join(sorted(variables))
-                raise PromptError(f"{file.path}: undefined variable {unknown[0]!r}; the template may use {known}")
+                raise PromptError(
+                    f"{file.path}: undefined variable {unknown[0]!r}; the template may use {known}"
+                )
             used |= names & variables
         return used
 
@@ -195,18 +222,30 @@ class TemplateFiles:
 def read_text(path: Path) -> str:
     """Read a template file of bounded size, with Unix line ends and without a byte order mark."""
     try:
-        return read_bounded(path, _MAX_BYTES, PromptError).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        return (
+            read_bounded(path, _MAX_BYTES, PromptError)
+            .decode("utf-8-sig")
+            .replace("\r\n", "\n")
+            .replace("\r", "\n")
+        )
     except UnicodeDecodeError as error:
         raise PromptError(f"{path}: not UTF-8: {error}") from error
 
 
 def resolve_reference(folder: Path, name: str, where: str) -> Path:
-    """Return the path of a file in a template's folder; raise PromptError, with the place `where`, for any other."""
+    """Return the path of a file in a template's folder.
+
+    Raise PromptError, with the place `where`, for any other.
+    """
     path = folder / name
     if not name.isprintable() or not path.resolve().is_relative_to(folder.resolve()):
-        raise PromptError(f'{where}: {name!r:.80}: must be the path of a file within {folder}, as "base.jinja"')
+        raise PromptError(
+            f'{where}: {name!r:.80}: must be the path of a file within {folder}, as "base.jinja"'
+        )
     if not path.is_file():
-        raise PromptError(f"{where}: {path}: no such file; a template may reference files of its own folder only")
+        raise PromptError(
+            f"{where}: {path}: no such file; a template may reference files of its own folder only"
+        )
     return path
 
 

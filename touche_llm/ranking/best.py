@@ -17,10 +17,12 @@ from touche_llm.ranking.order import rank_by_value, score_positions
 class Pairwise(RankingMethod):
     """Comparison of all pairs: a document's score is its mean probability to win.
 
-    PRP-Allpair (Qin et al., arXiv 2306.17563), with the probability of the answer in place of the answer.
+    PRP-Allpair (Qin et al., arXiv 2306.17563), with the probability of the answer in place of the
+    answer.
 
     Attributes:
-        both_orders: Whether to compare each pair in both orders, against position bias; else the better one is first.
+        both_orders: Whether to compare each pair in both orders, against position bias; else the
+            better one is first.
     """
 
     kind: ClassVar[ComparisonKind] = "best"
@@ -32,9 +34,10 @@ class Pairwise(RankingMethod):
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents by their mean probability to win against the others.
 
-        A pair counts for neither document if one of its orders has no answer; a document without any pair keeps its
-        place. k documents take k(k - 1) requests, or half of that in one order. Requests that show the same document
-        first are sent one after the other, for the server's prefix cache, before the orders of a pair are combined.
+        A pair counts for neither document if one of its orders has no answer; a document without
+        any pair keeps its place. k documents take k(k - 1) requests, or half of that in one order.
+        Requests that show the same document first are sent one after the other, for the server's
+        prefix cache, before the orders of a pair are combined.
         """
         if self.both_orders:
             await comparer.run_all(comparer.estimate_best, permutations(documents, 2))
@@ -46,7 +49,9 @@ class Pairwise(RankingMethod):
         for answer in await comparer.run_all(compare, list(combinations(documents, 2))):
             for document, share in (answer or {}).items():
                 wins[document].append(share)
-        return rank_by_value({document: fmean(shares) if shares else None for document, shares in wins.items()})
+        return rank_by_value(
+            {document: fmean(shares) if shares else None for document, shares in wins.items()}
+        )
 
 
 class Sliding(RankingMethod):
@@ -67,20 +72,24 @@ class Sliding(RankingMethod):
     def bound_comparisons(self, documents: int) -> int:
         """Return the number of comparisons if each pass has new neighbours."""
         last = documents - 1
-        return sum(last - number for number in range(min(self.passes, last))) * (1 + self.both_orders)
+        return sum(last - number for number in range(min(self.passes, last))) * (
+            1 + self.both_orders
+        )
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents in several passes; a pair without an answer keeps its order.
 
-        Each pass follows two places behind the one before, so several run concurrently. A pair that an earlier pass
-        compared is not sent again.
+        Each pass follows two places behind the one before, so several run concurrently. A pair that
+        an earlier pass compared is not sent again.
         """
         order = list(documents)
         last = len(order) - 1
         passes = min(self.passes, last)
         # settled[p][place]: pass p has compared the documents at place - 1 and place.
         loop = asyncio.get_running_loop()
-        settled: list[list[asyncio.Future[None]]] = [[loop.create_future() for _ in order] for _ in range(passes)]
+        settled: list[list[asyncio.Future[None]]] = [
+            [loop.create_future() for _ in order] for _ in range(passes)
+        ]
 
         async def bubble(number: int) -> None:
             try:
@@ -104,7 +113,8 @@ class Sliding(RankingMethod):
 class Setwise(RankingMethod):
     """Heapsort of the best documents: one question chooses the best of a node and its children.
 
-    After Zhuang et al., arXiv 2310.09497, with the choice read from the probabilities of the labels.
+    After Zhuang et al., arXiv 2310.09497, with the choice read from the probabilities of the
+    labels.
 
     Attributes:
         children: Number of children of a node; a question shows a node and its children.
@@ -125,7 +135,9 @@ class Setwise(RankingMethod):
         """
         sifts = [(node, documents) for node in range(documents)]
         sifts += [(0, size) for size in range(max(2, documents - self.top + 1), documents)]
-        return sum(_count_levels(node, size, self.children) for node, size in sifts) * (1 + self.both_orders)
+        return sum(_count_levels(node, size, self.children) for node, size in sifts) * (
+            1 + self.both_orders
+        )
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the best `top` documents by heapsort, followed by the others in their order."""
@@ -135,8 +147,8 @@ class Setwise(RankingMethod):
     async def heapsort(self, documents: list[str], comparer: Comparer) -> list[str]:
         """Return the best `top` documents, best first.
 
-        Subtrees are built concurrently; a node waits only for the nodes below it. If a question has no answer, the
-        document with the best given rank wins.
+        Subtrees are built concurrently; a node waits only for the nodes below it. If a question has
+        no answer, the document with the best given rank wins.
         """
         heap = list(documents)
         before = {document: place for place, document in enumerate(documents)}
@@ -189,16 +201,19 @@ class Insertion(Setwise):
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the best `top` documents, followed by the others in their order.
 
-        The first `top` documents are sorted with a heap. The others come in blocks of `children`: one question compares
-        the last of the best, shown first, with a block. If it wins, the block is finished. Otherwise the winner is
-        inserted among the best by binary search, the last of the best drops out, and the rest of the block is compared
-        again. If a question has no answer, the order stays.
+        The first `top` documents are sorted with a heap. The others come in blocks of `children`:
+        one question compares the last of the best, shown first, with a block. If it wins, the block
+        is finished. Otherwise the winner is inserted among the best by binary search, the last of
+        the best drops out, and the rest of the block is compared again. If a question has no
+        answer, the order stays.
         """
         best = await self.heapsort(documents[: self.top], comparer)
         for start in range(self.top, len(documents), self.children):
             block = documents[start : start + self.children]
             while block:
-                winner = await comparer.choose_best([best[-1], *block], both_orders=self.both_orders)
+                winner = await comparer.choose_best(
+                    [best[-1], *block], both_orders=self.both_orders
+                )
                 if winner is None or winner == best[-1]:
                     break
                 block.remove(winner)
@@ -211,7 +226,10 @@ class Insertion(Setwise):
         low, high = 0, len(best)
         while low < high:
             middle = low + (high - low) // 2
-            if await comparer.choose_best([best[middle], document], both_orders=self.both_orders) == document:
+            if (
+                await comparer.choose_best([best[middle], document], both_orders=self.both_orders)
+                == document
+            ):
                 high = middle
             else:
                 low = middle + 1

@@ -14,7 +14,14 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from touche_llm.data.concurrency import ItemT, ResultT, map_in_order
-from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, ScoredDocument, Topic
+from touche_llm.data.records import (
+    Comparison,
+    Cut,
+    Failure,
+    LabelledDocument,
+    ScoredDocument,
+    Topic,
+)
 from touche_llm.data.settings import Section
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder, make_failure, sanitize_document
@@ -23,18 +30,25 @@ from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Request, place_system_message
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
+from touche_llm.prompts.purposes import (
+    LABELS,
+    ORDER_SEPARATOR,
+    build_best_answer,
+    build_order_answer,
+)
 from touche_llm.retrieval.base import Documents
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
 
-# Engines send at most 20 alternatives per token, so the probabilities of more labels could not all be read.
+# Engines send at most 20 alternatives per token, so the probabilities of more labels could not all
+# be read.
 MAX_CHOICES = 20
 # Additional tokens of an order for each document: a label, a separator, white space.
 _TOKENS_PER_LABEL = 8
 # In tokens.
 _MIN_SHARE = 16
-# Tokens by which a document within a prompt may differ from the document alone, where it meets adjacent text.
+# Tokens by which a document within a prompt may differ from the document alone, where it meets
+# adjacent text.
 _SEAM = 2
 
 ComparisonKind = Literal["best", "order"]
@@ -45,19 +59,25 @@ Comparands = tuple[ComparisonKind, tuple[str, ...]]
 class RankingMethod(Section):
     """A method of reranking documents with a model; its fields are its settings.
 
-    `kind` is the kind of its comparisons, which is also the name of their prompt; None if a cross-encoder scores the
-    documents. `max_depth` is the maximum number of documents.
+    `kind` is the kind of its comparisons, which is also the name of their prompt; None if a
+    cross-encoder scores the documents. `max_depth` is the maximum number of documents.
     """
 
     kind: ClassVar[ComparisonKind | None]
     max_depth: ClassVar[int] = 1000
 
     def bound_comparisons(self, documents: int) -> int | None:
-        """Return the maximum number of comparisons of so many documents; None if answers do not change the number."""
+        """Return the maximum number of comparisons of so many documents.
+
+        None if answers do not change the number.
+        """
         return None
 
     async def rerank(self, documents: list[str], model: Any) -> list[ScoredDocument]:
-        """Rank documents, given best first, with scores from 0 to 1; `model` is a comparer or scores documents."""
+        """Rank documents, given best first, with scores from 0 to 1.
+
+        `model` is a comparer or scores documents.
+        """
         raise NotImplementedError
 
 
@@ -71,13 +91,15 @@ _ANSWERS: Mapping[ComparisonKind, Callable[[int], type[AnswerModel]]] = {
 class Comparer:
     """Comparisons of documents of one topic, for one step of the ranking.
 
-    Each question is sent once. A comparison without a usable answer yields None, and its failure is in `failures`.
+    Each question is sent once. A comparison without a usable answer yields None, and its failure is
+    in `failures`.
 
     Attributes:
         question: Question that determines how documents are rendered.
         slots: Limit on concurrent requests, shared by all topics.
         document_tokens: Maximum number of tokens per document.
-        unanswered: Questions without a usable answer, shared by the steps of a topic so that none is sent again.
+        unanswered: Questions without a usable answer, shared by the steps of a topic so that none
+            is sent again.
     """
 
     step: str
@@ -94,7 +116,9 @@ class Comparer:
     _results: dict[Comparands, Comparison] = field(default_factory=dict)
     # Texts of documents by id and share, and shares by kind and number of documents.
     _known: dict[tuple[str, int], Any] = field(default_factory=dict)
-    _locks: defaultdict[Any, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    _locks: defaultdict[Any, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -106,7 +130,9 @@ class Comparer:
         """Failed comparisons, in such an order too."""
         return [self._failures[key] for key in sorted(self._failures)]
 
-    async def run_all(self, call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT]) -> list[ResultT]:
+    async def run_all(
+        self, call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT]
+    ) -> list[ResultT]:
         """Run independent calls concurrently and return their results in the order of the items."""
         return await map_in_order(call, items, self.builder.concurrency)
 
@@ -114,20 +140,36 @@ class Comparer:
         """Return a generator of random numbers that is the same in every run of this step for this topic."""
         return random.Random(" ".join(map(str, (seed, self.step, self.topic.id, *names))))
 
-    async def estimate_best(self, documents: Sequence[str], *, both_orders: bool = False) -> dict[str, float] | None:
-        """Estimate the probability that each of 2 to 20 documents is the best; return None without an answer.
+    async def estimate_best(
+        self, documents: Sequence[str], *, both_orders: bool = False
+    ) -> dict[str, float] | None:
+        """Estimate the probability that each of 2 to 20 documents is the best.
 
-        With `both_orders` they are compared in the reversed order too, against position bias, and the mean is taken. If
-        one of the orders has no answer, neither counts.
+        Return None without an answer.
+
+        With `both_orders` they are compared in the reversed order too, against position bias, and
+        the mean is taken. If one of the orders has no answer, neither counts.
         """
         orders = [tuple(documents), tuple(reversed(documents))][: 1 + both_orders]
-        answers = [answer for answer in await self.run_all(self._estimate_best, orders) if answer is not None]
+        answers = [
+            answer
+            for answer in await self.run_all(self._estimate_best, orders)
+            if answer is not None
+        ]
         if len(answers) < len(orders):
             return None
-        return {document: sum(answer[document] for answer in answers) / len(answers) for document in documents}
+        return {
+            document: sum(answer[document] for answer in answers) / len(answers)
+            for document in documents
+        }
 
-    async def choose_best(self, documents: Sequence[str], *, both_orders: bool = False) -> str | None:
-        """Return the document with the highest probability to be the best; of equal ones the one shown first."""
+    async def choose_best(
+        self, documents: Sequence[str], *, both_orders: bool = False
+    ) -> str | None:
+        """Return the document with the highest probability to be the best.
+
+        Of equal ones the one shown first.
+        """
         shares = await self.estimate_best(documents, both_orders=both_orders)
         return None if shares is None else max(documents, key=shares.__getitem__)
 
@@ -141,7 +183,10 @@ class Comparer:
         if comparison is None or comparison.best is None:
             return None
         shares = comparison.best.shares
-        return {document: shares.get(label, 0.0) for label, document in zip(LABELS, documents, strict=False)}
+        return {
+            document: shares.get(label, 0.0)
+            for label, document in zip(LABELS, documents, strict=False)
+        }
 
     async def _compare(self, key: Comparands) -> Comparison | None:
         async with self._locks[key]:
@@ -151,13 +196,17 @@ class Comparer:
                 if isinstance(found, FailedRequest):
                     self.unanswered.add(key)
                     kind, documents = key
-                    if failure := make_failure(self.topic, " ".join(documents), self.prompts[kind], found):
+                    if failure := make_failure(
+                        self.topic, " ".join(documents), self.prompts[kind], found
+                    ):
                         self._failures[key] = failure
                 else:
                     self._results[key] = found
         return self._results.get(key)
 
-    async def _request_comparison(self, kind: ComparisonKind, documents: tuple[str, ...]) -> Comparison | FailedRequest:
+    async def _request_comparison(
+        self, kind: ComparisonKind, documents: tuple[str, ...]
+    ) -> Comparison | FailedRequest:
         prompt, answer_model = self.prompts[kind], _ANSWERS[kind](len(documents))
         texts: list[str] = []
         cut: dict[str, Cut] = {}
@@ -172,7 +221,9 @@ class Comparer:
             texts.append(text)
             if document_cut is not None:
                 cut[document] = document_cut
-        result = await self.builder.model.request(self._build_request(kind, texts, documents), answer_model)
+        result = await self.builder.model.request(
+            self._build_request(kind, texts, documents), answer_model
+        )
         if isinstance(result, FailedRequest):
             return result
         by_label = dict(zip(LABELS, documents, strict=False))
@@ -189,8 +240,12 @@ class Comparer:
             sample=result.sample,
         )
 
-    def _build_request(self, kind: ComparisonKind, texts: Sequence[str], documents: tuple[str, ...]) -> Request:
-        labelled = [LabelledDocument(label, text) for label, text in zip(LABELS, texts, strict=False)]
+    def _build_request(
+        self, kind: ComparisonKind, texts: Sequence[str], documents: tuple[str, ...]
+    ) -> Request:
+        labelled = [
+            LabelledDocument(label, text) for label, text in zip(LABELS, texts, strict=False)
+        ]
         builder = self.builder
         if kind == "order":
             max_tokens = builder.sampling.max_tokens + _TOKENS_PER_LABEL * len(texts)
@@ -199,12 +254,19 @@ class Comparer:
         # Where relevance alone is graded, it is the criterion of any objective.
         aim = "relevance" if self.question.grades == ("relevance",) else self.objective
         variables = {"documents": labelled, "aim": aim, **self.question.topic_variables(self.topic)}
-        return builder.build(self.prompts[kind], _ANSWERS[kind](len(texts)), self.topic, origin, **variables)
+        return builder.build(
+            self.prompts[kind], _ANSWERS[kind](len(texts)), self.topic, origin, **variables
+        )
 
     async def _keep(
-        self, measure: Callable[[Any, int], Awaitable[ResultT | FailedRequest]], *key: *tuple[str, int]
+        self,
+        measure: Callable[[Any, int], Awaitable[ResultT | FailedRequest]],
+        *key: *tuple[str, int],
     ) -> ResultT | FailedRequest:
-        """Return a known result, or measure it. A failure is not kept, since the next question may succeed."""
+        """Return a known result, or measure it.
+
+        A failure is not kept, since the next question may succeed.
+        """
         async with self._locks[key]:
             result: ResultT | FailedRequest = self._known.get(key) or await measure(*key)
             if not isinstance(result, FailedRequest):
@@ -234,13 +296,17 @@ class Comparer:
             )
         return share
 
-    async def _truncate(self, prompt: Prompt, document_id: str, share: int) -> tuple[str, Cut | None] | FailedRequest:
+    async def _truncate(
+        self, prompt: Prompt, document_id: str, share: int
+    ) -> tuple[str, Cut | None] | FailedRequest:
         """Truncate a document to `share` tokens; return its text and the truncation, if any."""
         model, builder = self.builder.model, self.builder
 
         def wrap(text: str) -> Request:
             return Request(
-                messages=place_system_message((Message("system", ""), Message("user", text)), builder.system_message),
+                messages=place_system_message(
+                    (Message("system", ""), Message("user", text)), builder.system_message
+                ),
                 schema={},
                 sampling=builder.sampling,
                 model=model.engine_info.model,
@@ -249,14 +315,23 @@ class Comparer:
                 origin=prompt.origin(self.topic.id, document_id),
             )
 
-        content = sanitize_document(self.question.render(self.topic, self.documents.get(document_id)))
+        content = sanitize_document(
+            self.question.render(self.topic, self.documents.get(document_id))
+        )
         if isinstance(content, str):
-            content = content.strip()  # chat templates may strip a lone text, and so count fewer tokens
+            content = (
+                content.strip()
+            )  # chat templates may strip a lone text, and so count fewer tokens
         whole = wrap(content if isinstance(content, str) else content.whole.text)
-        return await model.truncate_document(wrap, whole, content, model.engine_info.overhead + share)
+        return await model.truncate_document(
+            wrap, whole, content, model.engine_info.overhead + share
+        )
 
 
 def _read_order(result: AnsweredRequest[AnswerModel]) -> list[str]:
-    """Return the labels by their mean place in the orders of all chains; at equal places as in the first order."""
+    """Return the labels by their mean place in the orders of all chains.
+
+    At equal places as in the first order.
+    """
     orders = [chain.value.model_dump()["order"].split(ORDER_SEPARATOR) for chain in result.chains]
     return sorted(orders[0], key=lambda label: sum(order.index(label) for order in orders))

@@ -49,16 +49,30 @@ class CrossEncoderSettings(TemplateConfig, RankingMethod):
 
     url: Annotated[
         Address | None,
-        Option("--reranker-url", "Server of the cross-encoder (step cross_encoder)", "Model", metavar="URL"),
+        Option(
+            "--reranker-url",
+            "Server of the cross-encoder (step cross_encoder)",
+            "Model",
+            metavar="URL",
+        ),
         Scope.DELIVERY,
     ] = None
-    model: Annotated[str | None, Option("--reranker-model", "Its served name, if several", "Model", metavar="NAME")] = (
-        None
-    )
+    model: Annotated[
+        str | None,
+        Option("--reranker-model", "Its served name, if several", "Model", metavar="NAME"),
+    ] = None
     preset: Annotated[
-        str, Option("--reranker-preset", f"Templates of its texts: {' or '.join(presets)}", "Model", metavar="NAME")
+        str,
+        Option(
+            "--reranker-preset",
+            f"Templates of its texts: {' or '.join(presets)}",
+            "Model",
+            metavar="NAME",
+        ),
     ] = "plain"
-    query: Annotated[tuple[QueryField, ...], BeforeValidator(to_texts), Field(min_length=1)] = ("title",)
+    query: Annotated[tuple[QueryField, ...], BeforeValidator(to_texts), Field(min_length=1)] = (
+        "title",
+    )
 
     async def rerank(self, documents: list[str], score: ScoreDocuments) -> list[ScoredDocument]:
         """Rank documents by their scores, scaled to 0..1; equal ones keep their order."""
@@ -75,7 +89,9 @@ async def score_documents(
     topic: Topic,
     document_ids: Sequence[str],
 ) -> list[float]:
-    """Return the relevance of documents to a topic, in the given order; 0 for those that a replay misses.
+    """Return the relevance of documents to a topic, in the given order.
+
+    0 for those that a replay misses.
 
     Raises:
         EngineError: The server failed.
@@ -85,7 +101,9 @@ async def score_documents(
 
     async def render(document_id: str) -> Request:
         content = sanitize_document(question.render(topic, documents.get(document_id)))
-        text = await client.fit(lambda text: query + settings.render_document(text), content, topic.id, document_id)
+        text = await client.fit(
+            lambda text: query + settings.render_document(text), content, topic.id, document_id
+        )
         return client.wrap(settings.render_document(text), topic.id, document_id)
 
     return await client.score(query, await map_in_order(render, document_ids, client.concurrency))

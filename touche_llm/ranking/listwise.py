@@ -17,14 +17,15 @@ from touche_llm.ranking.order import rank_by_value, score_positions
 class Listwise(RankingMethod):
     """Windows that slide from the end of the ranking to its start, each ordered by one answer.
 
-    After RankGPT (Sun et al., arXiv 2304.09542). Several shuffles of a window are permutation self-consistency (Tang et
-    al., arXiv 2310.07712).
+    After RankGPT (Sun et al., arXiv 2304.09542). Several shuffles of a window are permutation
+    self-consistency (Tang et al., arXiv 2310.07712).
 
     Attributes:
         window: Number of documents that one answer orders.
-        stride: Number of places by which the next window starts earlier; two windows share `window - stride` documents.
-        shuffles: Number of answers per window, the first in ranking order, the others shuffled; the central ranking of
-            the answers is used.
+        stride: Number of places by which the next window starts earlier; two windows share `window
+            - stride` documents.
+        shuffles: Number of answers per window, the first in ranking order, the others shuffled; the
+            central ranking of the answers is used.
         seed: Seed of the shuffles.
     """
 
@@ -38,11 +39,16 @@ class Listwise(RankingMethod):
     @model_validator(mode="after")
     def _check_overlap(self) -> Self:
         if self.stride >= self.window:
-            raise ValueError("stride must be smaller than window, or nothing could move from one window to the next")
+            raise ValueError(
+                "stride must be smaller than window, or nothing could move from one window to the next"
+            )
         return self
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
-        """Rank the documents in one pass of the windows; a window without any answer keeps its order."""
+        """Rank the documents in one pass of the windows.
+
+        A window without any answer keeps its order.
+        """
         order = list(documents)
         for end in range(len(order), 1, -self.stride):
             start = max(0, end - self.window)
@@ -50,7 +56,11 @@ class Listwise(RankingMethod):
             orders = [order[start:end] for _ in range(self.shuffles)]
             for number, shuffled in enumerate(orders[1:], start=1):
                 comparer.make_random(self.seed, f"{start}-{end}", number).shuffle(shuffled)
-            answers = [answer for answer in await comparer.run_all(comparer.order, orders) if answer is not None]
+            answers = [
+                answer
+                for answer in await comparer.run_all(comparer.order, orders)
+                if answer is not None
+            ]
             if answers:
                 order[start:end] = find_central_ranking(answers)
             if start == 0:
@@ -61,7 +71,8 @@ class Listwise(RankingMethod):
 class Tournament(RankingMethod):
     """Tournaments: groups are ordered, the best of each advance, and points add up over several tournaments.
 
-    After TourRank (Chen et al., arXiv 2406.11678). The groups of a stage, and the tournaments, run concurrently.
+    After TourRank (Chen et al., arXiv 2406.11678). The groups of a stage, and the tournaments, run
+    concurrently.
 
     Attributes:
         group: Maximum number of documents in a group.
@@ -78,20 +89,26 @@ class Tournament(RankingMethod):
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents by their points, equal ones in the given order.
 
-        From each group `group / 2` documents advance, so that no draw can eliminate one of the best `group / 2`. A won
-        stage gives one point. The final orders the documents that fit in one group; each gains the fraction of them
-        that it is not ranked behind. A group without an answer keeps its order.
+        From each group `group / 2` documents advance, so that no draw can eliminate one of the best
+        `group / 2`. A won stage gives one point. The final orders the documents that fit in one
+        group; each gains the fraction of them that it is not ranked behind. A group without an
+        answer keeps its order.
         """
 
         async def play(number: int) -> dict[str, float]:
             return await self._play(documents, number, comparer)
 
         tournaments = await comparer.run_all(play, range(self.rounds))
-        points = {document: sum(tournament[document] for tournament in tournaments) for document in documents}
+        points = {
+            document: sum(tournament[document] for tournament in tournaments)
+            for document in documents
+        }
         highest = max(points.values(), default=1.0)
         return rank_by_value({document: value / highest for document, value in points.items()})
 
-    async def _play(self, documents: list[str], number: int, comparer: Comparer) -> dict[str, float]:
+    async def _play(
+        self, documents: list[str], number: int, comparer: Comparer
+    ) -> dict[str, float]:
         points = dict.fromkeys(documents, 0.0)
         left = list(documents)
         stage = 0
@@ -129,10 +146,11 @@ class Tournament(RankingMethod):
 def find_central_ranking(rankings: Sequence[Sequence[str]]) -> list[str]:
     """Find a ranking of low total Kendall distance to the given rankings of the same documents.
 
-    Starting from the mean ranks (Borda) and from each of the rankings, single documents are moved as long as that
-    lowers the number of pairs on which the rankings disagree with the result. The best of these local optima of
-    Kemeny's criterion is returned, since the global optimum is NP-hard to find. None of the given rankings has a lower
-    total distance, so the distance is at most twice the minimum.
+    Starting from the mean ranks (Borda) and from each of the rankings, single documents are moved
+    as long as that lowers the number of pairs on which the rankings disagree with the result. The
+    best of these local optima of Kemeny's criterion is returned, since the global optimum is
+    NP-hard to find. None of the given rankings has a lower total distance, so the distance is at
+    most twice the minimum.
     """
     first = rankings[0]
     # above[a][b]: number of rankings in which a is above b.
@@ -142,7 +160,10 @@ def find_central_ranking(rankings: Sequence[Sequence[str]]) -> list[str]:
             above[better][worse] += 1
     borda = sorted(first, key=lambda document: -sum(above[document].values()))
     optima = [_find_local_optimum(start, above) for start in (borda, *rankings)]
-    return min(optima, key=lambda order: sum(above[worse][better] for better, worse in combinations(order, 2)))
+    return min(
+        optima,
+        key=lambda order: sum(above[worse][better] for better, worse in combinations(order, 2)),
+    )
 
 
 def _find_local_optimum(start: Sequence[str], above: Mapping[str, Mapping[str, int]]) -> list[str]:

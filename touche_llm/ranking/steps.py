@@ -14,7 +14,15 @@ from functools import partial
 from pydantic import Field, model_validator
 
 from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, ScoredDocument, Topic
+from touche_llm.data.records import (
+    Candidate,
+    Comparison,
+    Failure,
+    Judgment,
+    RunLine,
+    ScoredDocument,
+    Topic,
+)
 from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Done, RequestBuilder
@@ -43,10 +51,13 @@ JUDGE, FUSION, BALANCE, CROSS_ENCODER = "judge", "fusion", "balance", "cross_enc
 
 
 class RankingSettings(Section):
-    """Settings of the steps, each in its own section; the steps with a model are the fields that are methods.
+    """Settings of the steps, each in its own section.
+
+    The steps with a model are the fields that are methods.
 
     Attributes:
-        document_tokens: Maximum number of tokens per document in a comparison; fewer if the context is too short.
+        document_tokens: Maximum number of tokens per document in a comparison; fewer if the context
+            is too short.
     """
 
     document_tokens: int = Field(512, ge=16)
@@ -93,11 +104,14 @@ def parse_steps(texts: Sequence[str]) -> tuple[Step, ...]:
     """Parse steps that are written as `judge` or `name:depth`.
 
     Raises:
-        ValueError: A step is unknown, its depth is missing or out of range, or `judge` is not the first step.
+        ValueError: A step is unknown, its depth is missing or out of range, or `judge` is not the
+            first step.
     """
     steps = tuple(_parse(text) for text in texts or ("",))
     if any(step.name == JUDGE for step in steps[1:]):
-        raise ValueError(f"{JUDGE} ranks all documents by their judgments, so it can only be the first step")
+        raise ValueError(
+            f"{JUDGE} ranks all documents by their judgments, so it can only be the first step"
+        )
     return steps
 
 
@@ -115,7 +129,9 @@ def _parse(text: str) -> Step:
         )
     limit = METHODS.get(name, RankingMethod).max_depth
     if re.fullmatch("[0-9]{1,4}", depth) is None or not 2 <= int(depth) <= limit:
-        raise ValueError(f"{text!r:.80}: needs the number of documents to rank, from 2 to {limit}, as {name}:10")
+        raise ValueError(
+            f"{text!r:.80}: needs the number of documents to rank, from 2 to {limit}, as {name}:10"
+        )
     return Step(name, int(depth))
 
 
@@ -147,11 +163,13 @@ async def rank_topic(
 ) -> list[ScoredDocument]:
     """Rank the documents of one topic in several steps.
 
-    Each step reranks the best documents so far; those below stay. Its scores, between 0 and 1, are raised by the number
-    of the step, so that they stay above those of the documents that it did not rerank.
+    Each step reranks the best documents so far; those below stay. Its scores, between 0 and 1, are
+    raised by the number of the step, so that they stay above those of the documents that it did not
+    rerank.
 
-    The first stage has scores from 0 to 1, the same documents ranked by their judgments have scores up to 1. `sides`
-    are the labels that take a side. `use_model` returns the comparer of a step, or the scores of the cross-encoder.
+    The first stage has scores from 0 to 1, the same documents ranked by their judgments have scores
+    up to 1. `sides` are the labels that take a side. `use_model` returns the comparer of a step, or
+    the scores of the cross-encoder.
     """
     scores = {scored.document_id: scored.score for scored in judged}
     # The rankings to fuse, with their own scores; the latest comes first, since it breaks ties.
@@ -175,21 +193,26 @@ async def rank_topic(
             found = await getattr(settings, step.name).rerank(documents, use_model(step))
         ranked = {scored.document_id for scored in found}
         below = [ScoredDocument(document, 0.0) for document in documents if document not in ranked]
-        ranking = [ScoredDocument(scored.document_id, level + scored.score) for scored in [*found, *below]] + rest
+        ranking = [
+            ScoredDocument(scored.document_id, level + scored.score) for scored in [*found, *below]
+        ] + rest
         rankings.insert(0, (step.name, found))
     return ranking
 
 
 def _fuse(
-    documents: Sequence[str], rankings: Sequence[tuple[str, list[ScoredDocument]]], settings: FusionSettings
+    documents: Sequence[str],
+    rankings: Sequence[tuple[str, list[ScoredDocument]]],
+    settings: FusionSettings,
 ) -> list[ScoredDocument]:
     """Fuse the rankings of these documents.
 
-    If scores of judgments are interpolated, they are scaled over the documents that have one, and only these are
-    fused.
+    If scores of judgments are interpolated, they are scaled over the documents that have one, and
+    only these are fused.
 
     Returns:
-        The fused documents; empty if no ranking with a weight has any, as where a topic could not be compared.
+        The fused documents; empty if no ranking with a weight has any, as where a topic could not
+        be compared.
     """
     weights = [settings.weights.get(name, 1.0) for name, _ in rankings]
     fused = set(documents)
@@ -254,7 +277,9 @@ class RankingPlan:
         """Return the function that scores documents for a topic."""
         assert self.reranker is not None and self.documents is not None
         settings = self.settings.cross_encoder
-        return partial(score_documents, self.reranker, settings, self.task.question, self.documents, topic)
+        return partial(
+            score_documents, self.reranker, settings, self.task.question, self.documents, topic
+        )
 
 
 async def rank_topics(
@@ -267,8 +292,8 @@ async def rank_topics(
 ) -> tuple[list[RunLine], list[Comparison], list[Failure]]:
     """Rank the candidates of all topics; documents without a stance label are left out.
 
-    Returns the lines of the run, the comparisons behind them and the failed ones, each topic by topic. Requests of all
-    topics share the builder's concurrency.
+    Returns the lines of the run, the comparisons behind them and the failed ones, each topic by
+    topic. Requests of all topics share the builder's concurrency.
     """
     slots = asyncio.Semaphore(plan.builder.concurrency) if plan.builder is not None else None
 
@@ -276,7 +301,9 @@ async def rank_topics(
         labels = stances.get(topic.id, {})
         ranked = rank_by_first_stage(candidates.get(topic.id, []))
         first_stage = [scored for scored in ranked if scored.document_id in labels]
-        judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights, plan.task.aspects)
+        judged = rank_by_judgment(
+            first_stage, judgments.get(topic.id, {}), plan.weights, plan.task.aspects
+        )
         comparers: list[Comparer] = []
         unanswered: set[Comparands] = set()
 
@@ -291,7 +318,9 @@ async def rank_topics(
         if plan.task.objects_answer is not None and topic.objects is None:
             # The failure to find the objects is recorded already.
             steps = tuple(step for step in steps if step.name not in METHODS)
-        ranking = await rank_topic(first_stage, judged, steps, plan.settings, use_model, labels, plan.task.sides)
+        ranking = await rank_topic(
+            first_stage, judged, steps, plan.settings, use_model, labels, plan.task.sides
+        )
         ranking = ranking[: plan.task.documents_per_topic.max]
         scores = make_strictly_decreasing(replace_marks(ranking))
         done()

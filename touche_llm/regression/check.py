@@ -14,12 +14,24 @@ from typing import Any, Literal, TypeVar
 
 from touche_llm.config import Config, flatten
 from touche_llm.data.trec_runs import ParsedRun, read_run
-from touche_llm.errors import DataError, ToucheError, UsageError, describe_os_error, list_fields, to_printable
+from touche_llm.errors import (
+    DataError,
+    ToucheError,
+    UsageError,
+    describe_os_error,
+    list_fields,
+    to_printable,
+)
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.cache import Cache, CacheMode, ValueT, ValueType
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import EstimatingTokenizer, RecordingClient, RecordingEngine, run_until_pending
+from touche_llm.llm.recorder import (
+    EstimatingTokenizer,
+    RecordingClient,
+    RecordingEngine,
+    run_until_pending,
+)
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
@@ -39,7 +51,11 @@ Kind = Literal["error", "setting", "prompt", "missing", "rank", "stance", "run",
 KeyT = TypeVar("KeyT")
 # Number of differences of these kinds that are printed, and the heading above them.
 _LISTED = 5
-_HEADINGS: Mapping[Kind, str] = {"missing": "answers missing", "rank": "ranks moved", "stance": "stances changed"}
+_HEADINGS: Mapping[Kind, str] = {
+    "missing": "answers missing",
+    "rank": "ranks moved",
+    "stance": "stances changed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +65,8 @@ class ReplayResult:
     Attributes:
         directory: Folder of the replayed run; without a run file if answers are missing.
         prompts: Prompts by purpose.
-        missing: Requests whose answer is not in the cassette, of those that need no other missing answer.
+        missing: Requests whose answer is not in the cassette, of those that need no other missing
+            answer.
         used_keys: Keys of the cache entries that were read.
     """
 
@@ -63,8 +80,8 @@ class ReplayResult:
 async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> ReplayResult:
     """Judge and rank a first stage in the empty folder `work` with cached answers only, as far as these allow.
 
-    Where the length of a prompt is not cached, it is estimated: such a prompt has no cached answer either. Error
-    messages name `place` instead of `work`.
+    Where the length of a prompt is not cached, it is estimated: such a prompt has no cached answer
+    either. Error messages name `place` instead of `work`.
     """
     directory = RunDirectory(work / "run")
     directory.path.mkdir(parents=True)
@@ -79,20 +96,27 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
                 facts = replay_engine_info(config.engine, cache)
                 resample_temperature = config.sampling.resample_temperature
                 context.model = RecordingClient(
-                    engine_info=facts, engine=engine, cache=cache, resample_temperature=resample_temperature
+                    engine_info=facts,
+                    engine=engine,
+                    cache=cache,
+                    resample_temperature=resample_temperature,
                 )
                 context.open_pooling = partial(_open_recorded, cache)
                 if await run_until_pending(judge_stage(context, directory)):
                     await run_until_pending(rank_stage(context, directory))
     except ToucheError as error:
         # The temporary folder says nothing to a reader.
-        error.args = (str(error).replace(str(directory), str(place)).replace(str(work), str(place)),)
+        error.args = (
+            str(error).replace(str(directory), str(place)).replace(str(work), str(place)),
+        )
         raise
     # Two templates from different folders can have one name.
     purposes = {(prompt.name, prompt.hash): purpose for purpose, prompt in prompts.items()}
     missing: dict[str, list[Request]] = {}
     for request in engine.pending.values():
-        missing.setdefault(purposes[request.origin.prompt, request.origin.prompt_hash], []).append(request)
+        missing.setdefault(purposes[request.origin.prompt, request.origin.prompt_hash], []).append(
+            request
+        )
     return ReplayResult(directory, prompts, missing, cache.used, facts)
 
 
@@ -116,7 +140,9 @@ async def _open_recorded(
 ) -> AsyncIterator[PoolingClient]:
     """Open a cross-encoder whose scores are those of the cache."""
     facts = replay_engine_info(asked, cache, purpose)
-    cache.used |= {entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts}
+    cache.used |= {
+        entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts
+    }
     yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
 
 
@@ -140,9 +166,9 @@ class RunDifference:
     """One difference between a recorded run and its replay.
 
     Attributes:
-        kind: `error`: the run cannot be replayed; `setting`: a value of the configuration; `prompt`: a template;
-            `missing`: an answer; `rank` and `stance`: of a document in the run; `run`: any other change of the run
-            file; `measure`: a measure of the run.
+        kind: `error`: the run cannot be replayed; `setting`: a value of the configuration;
+            `prompt`: a template; `missing`: an answer; `rank` and `stance`: of a document in the
+            run; `run`: any other change of the run file; `measure`: a measure of the run.
         name: Name of the setting or measure, or purpose of the prompt.
         new: Current value, or label of the prompt.
         text: Unified diff of a template, or an error message.
@@ -159,7 +185,10 @@ class RunDifference:
     def row(self, run: str) -> dict[str, Any]:
         """Return the difference as a table row, with lists and sections as text."""
         values = {"run": run, **asdict(self)}
-        return {name: str(value) if isinstance(value, list | dict | bool) else value for name, value in values.items()}
+        return {
+            name: str(value) if isinstance(value, list | dict | bool) else value
+            for name, value in values.items()
+        }
 
     def __str__(self) -> str:
         place = f"topic {self.topic}" + (f" document {self.document}" if self.document else "")
@@ -203,7 +232,10 @@ def format_differences(name: str, differences: Iterable[RunDifference]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReplayComparison:
-    """A replay or a new run, its differences from the recorded run, and its folder; None if the replay failed."""
+    """A replay or a new run, its differences from the recorded run, and its folder.
+
+    None if the replay failed.
+    """
 
     differences: list[RunDifference]
     config: Config
@@ -235,15 +267,27 @@ async def compare_replay(snapshot: Snapshot, work: Path) -> ReplayComparison:
         prompts = _compare_prompts(snapshot, now)
         return ReplayComparison([*settings, *prompts, *list_missing(now.missing)], config, None)
     differences = compare_runs(snapshot, now.directory.run_file)
-    return ReplayComparison([*settings, *differences] if differences else [], config, now.directory.path)
+    return ReplayComparison(
+        [*settings, *differences] if differences else [], config, now.directory.path
+    )
 
 
 def _compare_settings(snapshot: Snapshot, config: Config) -> list[RunDifference]:
-    """Compare the settings with the recorded ones; a default that the program did not have then is no difference."""
+    """Compare the settings with the recorded ones.
+
+    A default that the program did not have then is no difference.
+    """
     recorded, now = snapshot.manifest.settings, run_settings(config)
     defaults = flatten({name: field.default for name, field in list_fields(Config)})
-    new = {name: value for name, value in now.items() if name in recorded or value != defaults.get(name)}
-    return [RunDifference("setting", name, old=old, new=value) for name, old, value in sorted(_compare(recorded, new))]
+    new = {
+        name: value
+        for name, value in now.items()
+        if name in recorded or value != defaults.get(name)
+    }
+    return [
+        RunDifference("setting", name, old=old, new=value)
+        for name, old, value in sorted(_compare(recorded, new))
+    ]
 
 
 def _compare(old: Mapping[KeyT, Any], new: Mapping[KeyT, Any]) -> Iterator[tuple[KeyT, Any, Any]]:
@@ -300,15 +344,25 @@ def compare_rankings(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
     None stands for a document that is missing from a run.
     """
     before, now = (
-        {(topic, each.document_id): each.rank for topic, ranking in run.rankings.items() for each in ranking}
+        {
+            (topic, each.document_id): each.rank
+            for topic, ranking in run.rankings.items()
+            for each in ranking
+        }
         for run in (old, new)
     )
-    moved = [RunDifference("rank", "", *key, old=rank, new=new_rank) for key, rank, new_rank in _compare(before, now)]
+    moved = [
+        RunDifference("rank", "", *key, old=rank, new=new_rank)
+        for key, rank, new_rank in _compare(before, now)
+    ]
     longest = max(map(len, [*old.rankings.values(), *new.rankings.values()]), default=0)
     # A document that only one run has counts as the furthest move.
     moved.sort(key=lambda move: -abs((move.old or 2 * longest + 1) - (move.new or 2 * longest + 1)))
     stances = ({key: run.stances.get(key) for key in before if key in now} for run in (old, new))
-    return moved + [RunDifference("stance", "", *key, old=one, new=other) for key, one, other in _compare(*stances)]
+    return moved + [
+        RunDifference("stance", "", *key, old=one, new=other)
+        for key, one, other in _compare(*stances)
+    ]
 
 
 def compare_measures(old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[RunDifference]:
@@ -318,7 +372,8 @@ def compare_measures(old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[RunDi
 
     before, now = (evaluate_run("run", ranking, qrels).estimates for ranking in (old, new))
     return [
-        RunDifference("measure", name, old=before[name].value, new=now[name].value) for name in list_headline(qrels)
+        RunDifference("measure", name, old=before[name].value, new=now[name].value)
+        for name in list_headline(qrels)
     ]
 
 
@@ -327,7 +382,9 @@ def compare_new_run(snapshot: Snapshot, run: Path) -> ReplayComparison:
     config = load_finished_run(run)
     if (own := get_task(config.task).name) != snapshot.task.name:
         raise UsageError(f"{run}: a run of {own}; {snapshot.folder} is one of {snapshot.task.name}")
-    return ReplayComparison([*_compare_settings(snapshot, config), *compare_runs(snapshot, run / RUN)], config, run)
+    return ReplayComparison(
+        [*_compare_settings(snapshot, config), *compare_runs(snapshot, run / RUN)], config, run
+    )
 
 
 def require_run(snapshot: Snapshot, compared: ReplayComparison) -> Path:

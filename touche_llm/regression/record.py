@@ -36,7 +36,14 @@ from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.regression.check import ReplayResult, compare_runs, format_differences, list_missing, list_texts, replay
+from touche_llm.regression.check import (
+    ReplayResult,
+    compare_runs,
+    format_differences,
+    list_missing,
+    list_texts,
+    replay,
+)
 from touche_llm.regression.snapshot import (
     CASSETTE,
     DECISIVE,
@@ -67,23 +74,31 @@ def copy_template(prompt: Prompt, folder: Path) -> None:
 def write_config(config: Config, target: Path, folder: Path, note: str = "") -> None:
     """Write the settings that differ from the defaults, so that a replay reveals a changed default.
 
-    A note on the recorded documents is the first line, as a comment.
-    Names of people, URLs and paths of this machine are omitted; paths of templates are relative to the target folder.
+    A note on the recorded documents is the first line, as a comment. Names of people, URLs and
+    paths of this machine are omitted; paths of templates are relative to the target folder.
     """
     task = get_task(config.task)
     places = {"topics": TOPICS, "corpus": corpus_file(task)}
     defaults = load_config(None, {"task": config.task, "objective": config.objective, **places})
-    known = {"model": config.engine.model_name, "revision": config.engine.revision, "context": config.engine.context}
+    known = {
+        "model": config.engine.model_name,
+        "revision": config.engine.revision,
+        "context": config.engine.context,
+    }
     cross_encoder = config.ranking.cross_encoder.model_copy(update={"url": None})
     ranking = config.ranking.model_copy(update={"cross_encoder": cross_encoder})
-    config = config.model_copy(update={"engine": EngineConfig.model_validate(known), "ranking": ranking})
+    config = config.model_copy(
+        update={"engine": EngineConfig.model_validate(known), "ranking": ranking}
+    )
     values = {
         "task": task.name if task.is_own else os.path.relpath(task.folder, target),
         **places,
         **_select_non_defaults(config, defaults, (*DECISIVE, "expansion")),
     }
     prompts = {
-        name: os.path.relpath(value, target) if name == "folder" or value.endswith(".jinja") else value
+        name: os.path.relpath(value, target)
+        if name == "folder" or value.endswith(".jinja")
+        else value
         for name, value in config.prompts.model_dump(mode="json").items()
         if value is not None and value != type(config.prompts).model_fields[name].default
     }
@@ -96,7 +111,9 @@ def write_config(config: Config, target: Path, folder: Path, note: str = "") -> 
         stream.write(to_yaml(values))
 
 
-def _select_non_defaults(values: BaseModel, defaults: BaseModel, names: Iterable[str]) -> dict[str, Any]:
+def _select_non_defaults(
+    values: BaseModel, defaults: BaseModel, names: Iterable[str]
+) -> dict[str, Any]:
     """Return the values that differ from the defaults, section by section."""
     dumped = values.model_dump(mode="json")
     found: dict[str, Any] = {}
@@ -120,14 +137,19 @@ def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]
     arguments = [
         (
             replace(store.get(argument_id), text=""),
-            [{"sent_id": name, "sent_text": store.parts.get(name).text} for _, name in sorted(places[row])],
+            [
+                {"sent_id": name, "sent_text": store.parts.get(name).text}
+                for _, name in sorted(places[row])
+            ],
         )
         for row, argument_id in zip(rows, store.get_ids(rows), strict=True)
     ]
     _write_table(arguments, stream)
 
 
-def _write_table(arguments: Iterable[tuple[Document, list[dict[str, str]]]], stream: IO[bytes]) -> None:
+def _write_table(
+    arguments: Iterable[tuple[Document, list[dict[str, str]]]], stream: IO[bytes]
+) -> None:
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
@@ -139,7 +161,10 @@ def _write_table(arguments: Iterable[tuple[Document, list[dict[str, str]]]], str
 
 
 def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
-    """Write the judgments of these topics, one file per aspect; raise DataError if an aspect has none."""
+    """Write the judgments of these topics, one file per aspect.
+
+    Raise DataError if an aspect has none.
+    """
     judged: dict[str, Mapping[str, Mapping[str, float | str]]] = {**qrels.grades}
     if qrels.stances:
         judged[STANCE] = qrels.stances
@@ -183,8 +208,8 @@ class Recording:
 async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -> Recording:
     """Record a run in a folder that appears, or replaces an older one, once its replay gives the same run.
 
-    The same run gives the same bytes. The first stage is stored and never run again, and the judgments of its topics
-    are stored with it.
+    The same run gives the same bytes. The first stage is stored and never run again, and the
+    judgments of its topics are stored with it.
     """
     directory = RunDirectory(run)
     with (
@@ -202,7 +227,9 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         if qrels is not None:
             write_qrels(qrels, [topic.id for topic in topics], folder)
         shutil.copyfile(directory.run_file, folder / directory.run_file.name)
-        prompts = context.load_prompts(*(purpose for purpose in purposes_of(context.task) if purpose != QUERIES))
+        prompts = context.load_prompts(
+            *(purpose for purpose in purposes_of(context.task) if purpose != QUERIES)
+        )
         for purpose, prompt in prompts.items():
             copy_template(prompt, folder / PROMPTS / purpose)
         templates = {purpose: prompt.path.name for purpose, prompt in prompts.items()}
@@ -211,7 +238,9 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         snapshot = open_snapshot(folder)
         source = CacheConfig(file=config.cache.file, mode=CacheMode.REPLAY)
         # With the recorded files, and the answers of the run.
-        source_config = snapshot.with_recorded_templates(snapshot.config()).model_copy(update={"cache": source})
+        source_config = snapshot.with_recorded_templates(snapshot.config()).model_copy(
+            update={"cache": source}
+        )
         replayed = await _replay_equal(source_config, snapshot, work, target)
         answers = write_cassette(replayed, source.file, work / "entries.sqlite", folder / CASSETTE)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -224,12 +253,17 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
     candidates.write(RunDirectory(folder).first_stage_file(context.task), tag=context.config.tag)
     corpus = context.corpus
     await replace(candidates, corpus=corpus).check()
-    documents = {candidate.document_id for ranking in candidates.list_rankings() for candidate in ranking}
+    documents = {
+        candidate.document_id for ranking in candidates.list_rankings() for candidate in ranking
+    }
     with open_atomic(folder / corpus_file(context.task)) as stream:
         if isinstance(corpus, LocalCorpus) and context.task.sentence_question is not None:
             write_arguments(documents, corpus.store, stream)
         elif context.task.reads_arguments:
-            _write_table(((corpus.documents.get(document_id), []) for document_id in sorted(documents)), stream)
+            _write_table(
+                ((corpus.documents.get(document_id), []) for document_id in sorted(documents)),
+                stream,
+            )
         else:
             keys = context.task.document_keys
             for document_id in sorted(documents):
@@ -245,18 +279,26 @@ def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidate
     question = context.task.sentence_question
     if question is None:
         return found
-    judged = {(judgment.topic_id, judgment.document_id) for judgment in directory.read_sentences(question)}
+    judged = {
+        (judgment.topic_id, judgment.document_id) for judgment in directory.read_sentences(question)
+    }
     rankings = {
-        topic_id: [candidate for candidate in ranking if (topic_id, candidate.document_id) in judged]
+        topic_id: [
+            candidate for candidate in ranking if (topic_id, candidate.document_id) in judged
+        ]
         for topic_id, ranking in found.rankings.items()
     }
     return replace(found, rankings=rankings)
 
 
-async def _replay_equal(config: Config, snapshot: Snapshot, work: Path, target: Path) -> ReplayResult:
+async def _replay_equal(
+    config: Config, snapshot: Snapshot, work: Path, target: Path
+) -> ReplayResult:
     """Replay a run that is being recorded; raise DataError if the replay gives another run."""
     replayed = await replay(config, snapshot.first_stage, work, target)
-    if differences := list_missing(replayed.missing) or compare_runs(snapshot, replayed.directory.run_file):
+    if differences := list_missing(replayed.missing) or compare_runs(
+        snapshot, replayed.directory.run_file
+    ):
         raise DataError(
             f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "
             "another run; repeat the run, which sends only requests without an answer, then record it\n"

@@ -81,7 +81,8 @@ class Snapshot:
     def config(self) -> Config:
         """Return the configuration of a replay with the current templates.
 
-        These are the project's own or those that the recorded configuration names, relative to the recorded folder.
+        These are the project's own or those that the recorded configuration names, relative to the
+        recorded folder.
         """
         config = _read_config(self.folder)
         templates: dict[str, Any] = {
@@ -104,16 +105,23 @@ class Snapshot:
         """Return the texts of the recorded files of the prompts, by purpose and name."""
         folders = {purpose: self.folder / PROMPTS / purpose for purpose in self.manifest.templates}
         return {
-            purpose: {str(path.relative_to(folder)): read_text(path) for path in folder.rglob("*") if path.is_file()}
+            purpose: {
+                str(path.relative_to(folder)): read_text(path)
+                for path in folder.rglob("*")
+                if path.is_file()
+            }
             for purpose, folder in folders.items()
         }
 
     def with_recorded_templates(self, config: Config) -> Config:
         """Return the configuration with the recorded templates."""
         own = {
-            purpose: str(self.folder / PROMPTS / purpose / file) for purpose, file in self.manifest.templates.items()
+            purpose: str(self.folder / PROMPTS / purpose / file)
+            for purpose, file in self.manifest.templates.items()
         }
-        return config.model_copy(update={"prompts": config.prompts.model_copy(update={"folder": None, **own})})
+        return config.model_copy(
+            update={"prompts": config.prompts.model_copy(update={"folder": None, **own})}
+        )
 
     def qrels(self) -> Qrels | None:
         """Read the recorded judgments; return None if there are none."""
@@ -131,17 +139,22 @@ def run_settings(config: Config) -> dict[str, Any]:
     dumped = config.model_dump(mode="json")
     values = {name: dumped[name] for name in DECISIVE if dumped[name] is not None}
     values["engine"]["model"] = config.engine.model_name
-    return {name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)}
+    return {
+        name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)
+    }
 
 
 def find_snapshots(root: Path, names: list[str]) -> list[Path]:
     """Find the recorded runs in a folder: those with the given names, or all.
 
-    A folder with any file of a recorded run counts as one; `open_snapshot` reports missing files. Hidden folders are
+    A folder with any file of a recorded run counts as one; `open_snapshot` reports missing files.
+    Hidden folders are
     skipped: a run is recorded in one.
     """
     if not root.is_dir():
-        raise UsageError(f"{root}: no such folder; `touche-llm regress record RUN --dir {root}` makes it")
+        raise UsageError(
+            f"{root}: no such folder; `touche-llm regress record RUN --dir {root}` makes it"
+        )
     remove_abandoned(root)
     for old in root.glob(".*.old"):
         recover(root / old.name[1 : -len(".old")])
@@ -151,19 +164,28 @@ def find_snapshots(root: Path, names: list[str]) -> list[Path]:
         if not path.name.startswith(".") and any(os.path.lexists(path / name) for name in _MARKERS)
     )
     if not available:
-        raise UsageError(f"{root}: no recorded run; `touche-llm regress record RUN --dir {root}` makes one")
+        raise UsageError(
+            f"{root}: no recorded run; `touche-llm regress record RUN --dir {root}` makes one"
+        )
     if unknown := [name for name in names if name not in available]:
-        raise UsageError(f"{root / unknown[0]}: no such recorded run; available: {', '.join(available)}")
+        raise UsageError(
+            f"{root / unknown[0]}: no such recorded run; available: {', '.join(available)}"
+        )
     return [root / name for name in names or available]
 
 
 def open_snapshot(folder: Path) -> Snapshot:
-    """Open a recorded run; raise DataError if a file is missing or is not as this program wrote it."""
+    """Open a recorded run.
+
+    Raise DataError if a file is missing or is not as this program wrote it.
+    """
     path = folder / RECORDED
     try:
         manifest = Manifest.from_json(read_bounded(path, _MAX_BYTES))
     except (OSError, Malformed) as error:
-        raise DataError(f"{path}: no manifest of a recorded run: {error}; record the run again") from error
+        raise DataError(
+            f"{path}: no manifest of a recorded run: {error}; record the run again"
+        ) from error
     snapshot = Snapshot(folder, get_task(_read_config(folder).task), manifest)
     files = [folder / PROMPTS / purpose / file for purpose, file in manifest.templates.items()]
     files += [folder / name for name in (TOPICS, corpus_file(snapshot.task), CASSETTE, RUN)]
@@ -174,6 +196,9 @@ def open_snapshot(folder: Path) -> Snapshot:
 
 
 def _read_config(folder: Path) -> Config:
-    """Return the recorded configuration; a task given as a folder is found from the recorded folder, or is its copy."""
+    """Return the recorded configuration.
+
+    A task given as a folder is found from the recorded folder, or is its copy.
+    """
     file = folder / CONFIG
     return load_config(file, {"task": find_task_folder(file, base=folder)})

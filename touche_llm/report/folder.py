@@ -51,7 +51,8 @@ class DocumentRow:
         grades: Expected grades, by name; empty without a judgment.
         source: Source of the grades, as in `Judgment`; empty without a judgment.
         people: Judgments by assessors: grades by aspect, and the stance.
-        differs: Aspects in which the model differs from the assessors, grades after rounding; None unless both judged.
+        differs: Aspects in which the model differs from the assessors, grades after rounding; None
+            unless both judged.
     """
 
     rank: int
@@ -83,15 +84,22 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
         judgments, run = directory.read_judgments(context), directory.read_run(context.task.stances)
         stages = directory.read_metadata().stages
         if "rank" not in stages:
-            raise DataError(f"{path}: no metadata of the run; run `touche-llm rank` for this folder first")
+            raise DataError(
+                f"{path}: no metadata of the run; run `touche-llm rank` for this folder first"
+            )
         check_topics(directory.run_file, run.rankings, context.file_topics)
         failures = directory.read_failures()
-        with _open_corpus(config, context.task, notes) as corpus, _open_answers(config, notes) as answers:
+        with (
+            _open_corpus(config, context.task, notes) as corpus,
+            _open_answers(config, notes) as answers,
+        ):
             if corpus is not None:
                 ranked = (line.document_id for ranking in run.rankings.values() for line in ranking)
                 if restriction := describe_restriction(ranked):
                     notes.append(f"This page {restriction}.")
-            yield RunFolder(directory, context, run, judgments, stages, failures, corpus, answers, notes)
+            yield RunFolder(
+                directory, context, run, judgments, stages, failures, corpus, answers, notes
+            )
 
 
 @dataclass
@@ -122,13 +130,19 @@ class RunFolder:
         self.first = replace(self.run, rankings=dict(self.records.candidates.rankings), stances={})
         # With the objects that the model extracted.
         self.topics = {topic.id: topic for topic in self.records.candidates.topics}
-        self.judgments: Mapping[str, dict[str, Judgment]] = defaultdict(dict, self.records.by_document())
-        self.readings = {(reading.topic_id, reading.document_id): reading for reading in self.records.stances}
+        self.judgments: Mapping[str, dict[str, Judgment]] = defaultdict(
+            dict, self.records.by_document()
+        )
+        self.readings = {
+            (reading.topic_id, reading.document_id): reading for reading in self.records.stances
+        }
         self.compared = summarize_comparisons(self.directory.read_comparisons())
         self.sentences: dict[tuple[str, str], Judgment] = {}
         if self.task.sentence_question is not None:
             judged = self.directory.read_sentences(self.task.sentence_question)
-            self.sentences = {(judgment.topic_id, judgment.document_id): judgment for judgment in judged}
+            self.sentences = {
+                (judgment.topic_id, judgment.document_id): judgment for judgment in judged
+            }
         self.failed: dict[tuple[str, str | None], list[Failure]] = defaultdict(list)
         for failure in (failure for of_file in self.failures.values() for failure in of_file):
             self.failed[failure.topic_id, failure.document_id].append(failure)
@@ -139,7 +153,10 @@ class RunFolder:
             self.corpus.check(rankings, self.directory.run_file, ranked=True)
 
     def rows(self, topic_id: str, qrels: Qrels | None) -> list[DocumentRow]:
-        """Return the rows of a topic, with judgments by assessors; empty if the run lacks the topic."""
+        """Return the rows of a topic, with judgments by assessors.
+
+        Empty if the run lacks the topic.
+        """
         ranking, judgments = self.run.rankings.get(topic_id, []), self.judgments[topic_id]
         candidates = self.first.rankings.get(topic_id, [])
         first = {candidate.document_id: candidate.rank for candidate in candidates}
@@ -148,7 +165,9 @@ class RunFolder:
             kept = {candidate.document_id for candidate in ranking}
             before = rank_by_first_stage(candidates)
             judged = rank_by_judgment(before, judgments, self.config.weights, self.task.aspects)
-            ordered = [candidate.document_id for candidate in judged if candidate.document_id in kept]
+            ordered = [
+                candidate.document_id for candidate in judged if candidate.document_id in kept
+            ]
             judge = {document: rank for rank, document in enumerate(ordered, start=1)}
         rows = []
         for candidate in ranking:
@@ -201,33 +220,54 @@ class RunFolder:
         parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
         return SimpleNamespace(
             row=row,
-            text=None if self.corpus is None else self._text(self.corpus, topic_id, row.document_id),
+            text=None
+            if self.corpus is None
+            else self._text(self.corpus, topic_id, row.document_id),
             truncation=describe_truncation(judgment),
             readings=readings,
             comparisons=self.compared.get(key, []),
             # The prompt and the text of each completion; no text where the cache lacks it.
-            answers=[] if self.answers is None else [(prompt, _read_text(self.answers, key)) for prompt, key in keys],
+            answers=[]
+            if self.answers is None
+            else [(prompt, _read_text(self.answers, key)) for prompt, key in keys],
             # Requests about this document alone.
             failures=self.failed.get(key, []),
             sentences=[self._sentence(topic_id, part) for part in parts],
         )
 
     def _text(self, corpus: Corpus, topic_id: str, document_id: str) -> str:
-        text, judgment = corpus.documents.get(document_id).text, self.judgments[topic_id].get(document_id)
+        text, judgment = (
+            corpus.documents.get(document_id).text,
+            self.judgments[topic_id].get(document_id),
+        )
         cut = judgment.cut if judgment is not None else None
-        return text if cut is None or cut.parts is None else f"\n{GAP_MARK}\n".join(text[a:b] for a, b in cut.parts)
+        return (
+            text
+            if cut is None or cut.parts is None
+            else f"\n{GAP_MARK}\n".join(text[a:b] for a, b in cut.parts)
+        )
 
-    def _sentence(self, topic_id: str, sentence_id: str) -> tuple[str, str, str, Mapping[str, Reading]]:
+    def _sentence(
+        self, topic_id: str, sentence_id: str
+    ) -> tuple[str, str, str, Mapping[str, Reading]]:
         """Return id, title and side of a sentence of a pair, both empty without a corpus, and its readings."""
         judgment = self.sentences.get((topic_id, sentence_id))
         readings = {} if judgment is None else judgment.readings
         sentence = None if self.corpus is None else self.corpus.candidates.get(sentence_id)
-        return (sentence_id, *(("", "") if sentence is None else (sentence.title, sentence.side)), readings)
+        return (
+            sentence_id,
+            *(("", "") if sentence is None else (sentence.title, sentence.side)),
+            readings,
+        )
 
 
 def _read_text(answers: Cache, key: str) -> str | None:
     answer = answers.get(key, Answer)
-    return None if answer is None else answer.text[:_MAX_CHARS] + ("…" if len(answer.text) > _MAX_CHARS else "")
+    return (
+        None
+        if answer is None
+        else answer.text[:_MAX_CHARS] + ("…" if len(answer.text) > _MAX_CHARS else "")
+    )
 
 
 def _list_answers(judged: Judgment | StanceReading, keys: Sequence[str]) -> list[tuple[str, str]]:
@@ -241,20 +281,32 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
     values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for comparison in comparisons:
         if comparison.best is not None:
-            shares, line = comparison.best.shares, f"{comparison.step}: best with mean probability {{:.2f}} ({{}}×)"
+            shares, line = (
+                comparison.best.shares,
+                f"{comparison.step}: best with mean probability {{:.2f}} ({{}}×)",
+            )
             labels = zip(ascii_uppercase, comparison.documents, strict=False)
             found = [(document, shares.get(label, 0.0)) for label, document in labels]
         else:
             line = f"{comparison.step}: mean rank {{:.1f}} ({{}}×)"
-            found = [(document, float(place)) for place, document in enumerate(comparison.order or [], start=1)]
+            found = [
+                (document, float(place))
+                for place, document in enumerate(comparison.order or [], start=1)
+            ]
         for document, value in found:
             values[comparison.topic_id, document][line].append(value)
-    return {key: [line.format(fmean(given), len(given)) for line, given in of.items()] for key, of in values.items()}
+    return {
+        key: [line.format(fmean(given), len(given)) for line, given in of.items()]
+        for key, of in values.items()
+    }
 
 
 @contextmanager
 def _open_corpus(config: Config, task: Task, notes: list[str]) -> Iterator[Corpus | None]:
-    """Open the documents of the run, or yield None if they are unavailable; add the reason to `notes`."""
+    """Open the documents of the run, or yield None if they are unavailable.
+
+    Add the reason to `notes`.
+    """
     if config.corpus is not None and not config.corpus.is_file():
         # Its index has the texts too.
         config = config.model_copy(update={"corpus": None})
@@ -278,7 +330,9 @@ def _open_answers(config: Config, notes: list[str]) -> AbstractContextManager[Ca
     """Open the cache of the run, if it exists; else add the reason to `notes`."""
     if config.cache.mode is not CacheMode.OFF and config.cache.file.is_file():
         return Cache(config.cache.file, CacheMode.REPLAY)
-    notes.append(f"No completions: the run stored none, or its cache {config.cache.file} is gone; {_MOVED}.")
+    notes.append(
+        f"No completions: the run stored none, or its cache {config.cache.file} is gone; {_MOVED}."
+    )
     return nullcontext()
 
 
@@ -305,11 +359,15 @@ def get_assessments(qrels: Qrels | None, topic_id: str, document_id: str) -> dic
 def find_differences(
     grades: Mapping[str, float], stance: str, people: Mapping[str, str], task: Task
 ) -> list[str] | None:
-    """Return the aspects in which the model differs from the assessors, grades after rounding; None unless both judged.
+    """Return the aspects in which the model differs from the assessors, grades after rounding.
+
+    None unless both judged.
 
     The grades of the model are empty without a judgment; `people` has those of `get_assessments`.
     """
-    both = [aspect for aspect in people if aspect in grades or (aspect == STANCE and grades and stance)]
+    both = [
+        aspect for aspect in people if aspect in grades or (aspect == STANCE and grades and stance)
+    ]
 
     def is_equal(aspect: str) -> bool:
         if aspect == STANCE:

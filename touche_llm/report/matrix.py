@@ -41,13 +41,17 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[SimpleNamespace]:
                 for variant in found.variants_in(part)
             }
             cells = [
-                _build_cell(item, said.get(variant.name), failed.get((part.name, variant.name, *key)), qrels)
+                _build_cell(
+                    item, said.get(variant.name), failed.get((part.name, variant.name, *key)), qrels
+                )
                 for variant in found.variants
             ]
             differs, spread = _measure_disagreement(
                 list(said.values()), max(scale.highest for scale in qrels.scales.values())
             )
-            hits = sum(grade.hit for cell in cells for grade in cell.grades if grade.name == sampled_by)
+            hits = sum(
+                grade.hit for cell in cells for grade in cell.grades if grade.name == sampled_by
+            )
             rows.append(
                 SimpleNamespace(
                     topic=topics[item.topic_id],
@@ -58,7 +62,8 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[SimpleNamespace]:
                     cells=cells,
                     differs=differs,
                     spread=spread,
-                    # The variants that judged the part, and those whose first grade is not that of the assessors.
+                    # The variants that judged the part, and those whose first grade is not that of
+                    # the assessors.
                     requested=len(said),
                     misses=len(said) - hits,
                 )
@@ -70,7 +75,8 @@ def _describe_wordings(variants: Iterable[Variant]) -> list[tuple[str, str]]:
     """Return a title and a text for each variant: the first in full, then the differences of the others."""
     first, *others = (_format_prompt(variant.prompt) for variant in variants)
     changes = [
-        "\n".join(list(unified_diff(first.splitlines(), other.splitlines(), lineterm=""))[2:]) or "no difference"
+        "\n".join(list(unified_diff(first.splitlines(), other.splitlines(), lineterm=""))[2:])
+        or "no difference"
         for other in others
     ]
     return [("text", first), *((f"differences from {LETTERS[0]}", change) for change in changes)]
@@ -79,7 +85,9 @@ def _describe_wordings(variants: Iterable[Variant]) -> list[tuple[str, str]]:
 def _format_prompt(prompt: Prompt) -> str:
     """Return the text of a template, followed by the templates that it includes."""
     files = prompt.files
-    return "\n".join([files.text, *(f"== {name} ==\n{text}" for name, text in sorted(files.texts.items()))])
+    return "\n".join(
+        [files.text, *(f"== {name} ==\n{text}" for name, text in sorted(files.texts.items()))]
+    )
 
 
 def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path]) -> str:
@@ -111,10 +119,17 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
     return render(page)
 
 
-def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> SimpleNamespace:
-    """Return the judgment of a document by one variant; without a judgment, grades and stance are empty."""
+def _build_cell(
+    item: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels
+) -> SimpleNamespace:
+    """Return the judgment of a document by one variant.
+
+    Without a judgment, grades and stance are empty.
+    """
     if judgment is None:
-        return SimpleNamespace(grades=[], stance="", hit=False, readings={}, truncation="", failure=failure)
+        return SimpleNamespace(
+            grades=[], stance="", hit=False, readings={}, truncation="", failure=failure
+        )
     truth = {grade.name: round_grade(grade.value) for grade in _list_assessments(item, qrels)}
     label = qrels.stances.get(item.topic_id, {}).get(item.document_id)
     return SimpleNamespace(
@@ -131,18 +146,29 @@ def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | Non
 
 
 def _make_grade(name: str, value: float, qrels: Qrels, *, hit: bool = False) -> SimpleNamespace:
-    """Return a grade with the index of its colour; `hit` is whether, rounded, it equals that of the assessors."""
+    """Return a grade with the index of its colour.
+
+    `hit` is whether, rounded, it equals that of the assessors.
+    """
     heat = round(max(qrels.scales[name].to_share(value), 0.0) * _HEAT)
     return SimpleNamespace(name=name, value=value, heat=heat, hit=hit)
 
 
 def _list_assessments(item: Sampled, qrels: Qrels) -> list[SimpleNamespace]:
-    given = {name: grades.get(item.topic_id, {}).get(item.document_id) for name, grades in qrels.grades.items()}
+    given = {
+        name: grades.get(item.topic_id, {}).get(item.document_id)
+        for name, grades in qrels.grades.items()
+    }
     return [_make_grade(name, value, qrels) for name, value in given.items() if value is not None]
 
 
-def _measure_disagreement(judgments: Sequence[Judgment | None], highest: int) -> tuple[list[str], float]:
-    """Return the fields in which variants disagree, and by how much; a missing judgment disagrees in every field."""
+def _measure_disagreement(
+    judgments: Sequence[Judgment | None], highest: int
+) -> tuple[list[str], float]:
+    """Return the fields in which variants disagree, and by how much.
+
+    A missing judgment disagrees in every field.
+    """
     judged = [judgment for judgment in judgments if judgment is not None]
     if not judged:
         return [], 0.0
@@ -155,4 +181,6 @@ def _measure_disagreement(judgments: Sequence[Judgment | None], highest: int) ->
     stances = is_incomplete or len({cell.stance for cell in judged}) > 1
     values = ([cell.grades[name] for cell in judged] for name in judged[0].grades)
     spread = max(max(grades) - min(grades) for grades in values)
-    return [*differs, *([STANCE] if stances else [])], spread + stances + (highest if is_incomplete else 0)
+    return [*differs, *([STANCE] if stances else [])], spread + stances + (
+        highest if is_incomplete else 0
+    )

@@ -70,13 +70,19 @@ def write_page(text: str, path: Path) -> int:
 def create_environment() -> Environment:
     """Create the Jinja environment of the page templates, which escapes every value.
 
-    The layout sets a content security policy that allows only its own style and script, by their hashes. Nothing in a
-    document can run, and nothing is fetched.
+    The layout sets a content security policy that allows only its own style and script, by their
+    hashes. Nothing in a document can run, and nothing is fetched.
     """
     environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    style, script = (
+        (_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js")
+    )
     environment.globals |= {
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
         "form-action 'none'",
@@ -96,11 +102,18 @@ def _hash(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun) -> dict[str, str]:
+def describe_run(
+    config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun
+) -> dict[str, str]:
     """Return the facts about a run, by name; empty ones are omitted."""
     judge = stages.get("judge", {})
     engine = config.chatnoir or config.elasticsearch
-    corpus = config.dataset or config.corpus or config.index or (engine.index if engine is not None else "")
+    corpus = (
+        config.dataset
+        or config.corpus
+        or config.index
+        or (engine.index if engine is not None else "")
+    )
     facts = {
         "task": task.title,
         "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),
@@ -126,12 +139,18 @@ def extract_costs(stage: Mapping[str, Any]) -> dict[str, float]:
 def compute_label_shares(
     runs: Mapping[str, ParsedRun], qrels: Qrels | None, labels: Iterable[str]
 ) -> dict[str, dict[str, float]]:
-    """Return the share of each label in each run and by assessors; names get the number of labels, empty sets none."""
+    """Return the share of each label in each run and by assessors.
+
+    Names get the number of labels, empty sets none.
+    """
     sets = {name: list(run.stances.values()) for name, run in runs.items()}
     if qrels is not None:
         sets["assessors"] = [label for truth in qrels.stances.values() for label in truth.values()]
     counts = {f"{name} ({len(given):,})": Counter(given) for name, given in sets.items() if given}
-    return {name: {label: count[label] / count.total() for label in labels} for name, count in counts.items()}
+    return {
+        name: {label: count[label] / count.total() for label in labels}
+        for name, count in counts.items()
+    }
 
 
 def plot_topics(values: Sequence[Mapping[str, float]]) -> dict[str, dict[int, float]]:
@@ -149,11 +168,14 @@ def plot_topics(values: Sequence[Mapping[str, float]]) -> dict[str, dict[int, fl
 
 
 def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame) -> SimpleNamespace:
-    """Return what pages show about the measures of runs, all by the same qrels; the first run has all measures.
+    """Return what pages show about the measures of runs, all by the same qrels.
 
-    These are the names of the `measures`, and of the `headline` ones, at the top of a page; the `rows` of
-    `Evaluation.summary` and the `changes`, rows of `significance.compare`, both by run and measure; for headline
-    measures of all runs their values `by_topic`, run by run, and their `plots`; `coverage` and `notes`.
+    The first run has all measures.
+
+    These are the names of the `measures`, and of the `headline` ones, at the top of a page; the
+    `rows` of `Evaluation.summary` and the `changes`, rows of `significance.compare`, both by run
+    and measure; for headline measures of all runs their values `by_topic`, run by run, and their
+    `plots`; `coverage` and `notes`.
     """
     rows = [row for evaluation in evaluations for row in evaluation.summary().to_dict("records")]
     changes = differences.to_dict("records")
@@ -175,6 +197,10 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
         changes={(row["run"], row["measure"]): SimpleNamespace(**row) for row in changes},
         by_topic=by_topic,
         plots={name: plot for name, plot in plots.items() if plot},
-        coverage=[f"{aspect}: {line}" for aspect in aspects for line in describe_coverage(evaluations, aspect)],
+        coverage=[
+            f"{aspect}: {line}"
+            for aspect in aspects
+            for line in describe_coverage(evaluations, aspect)
+        ],
         notes=describe_missing_intervals([*rows, *changes]),
     )

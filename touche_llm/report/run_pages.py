@@ -21,20 +21,30 @@ from touche_llm.evaluation.stances import count_confusion
 from touche_llm.pipeline.run_directory import read_counts
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.folder import DocumentRow, RunFolder, get_assessments, open_folder
-from touche_llm.report.page import COSTS, LETTERS, compute_label_shares, describe_run, extract_costs, tabulate_measures
+from touche_llm.report.page import (
+    COSTS,
+    LETTERS,
+    compute_label_shares,
+    describe_run,
+    extract_costs,
+    tabulate_measures,
+)
 from touche_llm.tasks.task import Task
 
 # Maximum number of rows per topic, including those with text.
 _MAX_ROWS = 100
 # Failures are listed with their completions up to this number; all of them are counted.
 _MAX_FAILURES = 50
-# Runs disagree about a document that is above this rank in some of them only; the cutoff of the headline measures.
+# Runs disagree about a document that is above this rank in some of them only; the cutoff of the
+# headline measures.
 _CUTOFF = 5
 _RUN = "run"
 
 
 def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespace:
-    """Return the page of a run, for `page.render`; it shows the text of the first `top` documents of each topic.
+    """Return the page of a run, for `page.render`.
+
+    It shows the text of the first `top` documents of each topic.
 
     Without judgments by assessors, it has no evaluation.
     """
@@ -46,11 +56,16 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
         else:
             qrels = select_topics(qrels, [run])
             measured = measure_run(run, opened.first, qrels, task.before_judging)
-            notes += [*measured.notes, *describe_fitted("The run", run, opened.config.fitted_on, qrels)]
+            notes += [
+                *measured.notes,
+                *describe_fitted("The run", run, opened.config.fitted_on, qrels),
+            ]
         notes += _note_gaps(opened)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
         rows = {topic_id: opened.rows(topic_id, qrels) for topic_id in run.rankings}
-        failures = [(name, failure) for name, of_file in opened.failures.items() for failure in of_file]
+        failures = [
+            (name, failure) for name, of_file in opened.failures.items() for failure in of_file
+        ]
         by_topic = {} if measured is None else measured.by_topic
         shown = [row for lines in rows.values() for row in lines[:top]]
         return SimpleNamespace(
@@ -62,12 +77,19 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
             marks=[(_RUN, "●", "run"), (task.before_judging, "○", "first")],
             facts=describe_run(opened.config, task, opened.stages, run),
             topics=_describe_topics(opened, rows, top),
-            anchors={topic_id: (f"t{n}", opened.topics[topic_id].title) for n, topic_id in enumerate(rows, start=1)},
+            anchors={
+                topic_id: (f"t{n}", opened.topics[topic_id].title)
+                for n, topic_id in enumerate(rows, start=1)
+            },
             has_judge_ranks=any(row.judge is not None for row in shown),
             stances=compute_label_shares({_RUN: run}, qrels, task.stances),
             measured=measured,
             scores={
-                topic: [(name, run[topic], first.get(topic)) for name, (run, first) in by_topic.items() if topic in run]
+                topic: [
+                    (name, run[topic], first.get(topic))
+                    for name, (run, first) in by_topic.items()
+                    if topic in run
+                ]
                 for topic in rows
             },
             # Aspects by which the model and the assessors can be compared.
@@ -79,7 +101,9 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
         )
 
 
-def _describe_topics(opened: RunFolder, rows: Mapping[str, list[DocumentRow]], top: int) -> list[SimpleNamespace]:
+def _describe_topics(
+    opened: RunFolder, rows: Mapping[str, list[DocumentRow]], top: int
+) -> list[SimpleNamespace]:
     return [
         SimpleNamespace(
             topic=opened.topics[topic_id],
@@ -92,17 +116,26 @@ def _describe_topics(opened: RunFolder, rows: Mapping[str, list[DocumentRow]], t
     ]
 
 
-def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str) -> SimpleNamespace:
+def measure_run(
+    run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str
+) -> SimpleNamespace:
     """Evaluate a run and its first stage, named `before`, with recall at the depth of the first stage.
 
-    The first stage has no stances and is compared by nDCG@5 only. See `tabulate_measures`; the confusion matrix of the
-    stances is added.
+    The first stage has no stances and is compared by nDCG@5 only. See `tabulate_measures`; the
+    confusion matrix of the stances is added.
     """
     depth, graded = max(map(len, first_stage.rankings.values())), replace(qrels, stances={})
-    found, first = evaluate_run(_RUN, run, qrels, depth), evaluate_run(before, first_stage, graded, depth)
+    found, first = (
+        evaluate_run(_RUN, run, qrels, depth),
+        evaluate_run(before, first_stage, graded, depth),
+    )
     compared = list_headline(graded)
-    estimates = {each.name: {name: each.estimates[name] for name in compared} for each in (found, first)}
-    measured = tabulate_measures([found, first], compare(before, estimates) if compared else DataFrame())
+    estimates = {
+        each.name: {name: each.estimates[name] for name in compared} for each in (found, first)
+    }
+    measured = tabulate_measures(
+        [found, first], compare(before, estimates) if compared else DataFrame()
+    )
     measured.notes = [*found.notes, *describe_judging(found, first), *measured.notes]
     measured.confusion = count_confusion(run, qrels).tolist() if qrels.stances else []
     return measured
@@ -116,7 +149,10 @@ def _note_gaps(opened: RunFolder) -> Iterator[str]:
         yield f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below."
     for facts in opened.stages.values():
         for name, counts in read_counts(facts).labels.items():
-            yield from (f"Prompt {name}: {note}." for note in (*counts.list_problems(), *counts.describe_overruled()))
+            yield from (
+                f"Prompt {name}: {note}."
+                for note in (*counts.list_problems(), *counts.describe_overruled())
+            )
 
 
 def check_number(runs: int) -> None:
@@ -136,15 +172,20 @@ def gather_comparison(
 ) -> SimpleNamespace:
     """Return the page of 2 to 8 runs, for `page.render`, with the first `top` documents of each run and topic.
 
-    The runs have the same qrels, and a folder, or None for a plain run file; `judged_by` has the files of the qrels by
-    aspect, and `differences` and `remarks` are what `measures.compare_runs` returns.
+    The runs have the same qrels, and a folder, or None for a plain run file; `judged_by` has the
+    files of the qrels by aspect, and `differences` and `remarks` are what `measures.compare_runs`
+    returns.
     """
     qrels = evaluations[0].qrels
     with ExitStack() as stack:
-        folders = [None if path is None else stack.enter_context(open_folder(path)) for path in paths]
+        folders = [
+            None if path is None else stack.enter_context(open_folder(path)) for path in paths
+        ]
         for folder in filter(None, folders):
             folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
-        sides = [_describe_side(*side, task) for side in zip(LETTERS, evaluations, folders, strict=False)]
+        sides = [
+            _describe_side(*side, task) for side in zip(LETTERS, evaluations, folders, strict=False)
+        ]
         _add_differing_settings(sides, folders)
         runs = [evaluation.run for evaluation in evaluations]
         ids = dict.fromkeys(topic for run in runs for topic in run.rankings)
@@ -164,9 +205,13 @@ def gather_comparison(
             shared=_find_shared_facts(sides),
             baseline=sides[0].letter,
             measured=measured,
-            stances=compute_label_shares(dict(zip(LETTERS, runs, strict=False)), qrels, task.stances),
+            stances=compute_label_shares(
+                dict(zip(LETTERS, runs, strict=False)), qrels, task.stances
+            ),
             topics=topics,
-            anchors={view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(topics, start=1)},
+            anchors={
+                view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(topics, start=1)
+            },
             top=top,
             folders=[n for n, folder in enumerate(folders) if folder is not None],
             costs=_compare_costs([side.costs for side in sides if side.costs is not None]),
@@ -176,22 +221,34 @@ def gather_comparison(
 
 def _find_shared_facts(sides: Sequence[SimpleNamespace]) -> dict[str, str]:
     facts = sides[0].facts.items()
-    return {name: value for name, value in facts if all(side.facts.get(name) == value for side in sides)}
+    return {
+        name: value for name, value in facts if all(side.facts.get(name) == value for side in sides)
+    }
 
 
-def _compare_costs(costs: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, list[float | None]]]:
+def _compare_costs(
+    costs: Sequence[Mapping[str, Mapping[str, float]]],
+) -> dict[str, dict[str, list[float | None]]]:
     """Return the costs of several runs by stage and name, without those that none of them has."""
     stages = dict.fromkeys(stage for of_run in costs for stage in of_run)
     amounts = {
-        stage: {name: [of_run.get(stage, {}).get(name) for of_run in costs] for name in COSTS} for stage in stages
+        stage: {name: [of_run.get(stage, {}).get(name) for of_run in costs] for name in COSTS}
+        for stage in stages
     }
-    return {stage: {name: row for name, row in rows.items() if any(row)} for stage, rows in amounts.items()}
+    return {
+        stage: {name: row for name, row in rows.items() if any(row)}
+        for stage, rows in amounts.items()
+    }
 
 
-def _add_differing_settings(sides: Sequence[SimpleNamespace], folders: Sequence[RunFolder | None]) -> None:
+def _add_differing_settings(
+    sides: Sequence[SimpleNamespace], folders: Sequence[RunFolder | None]
+) -> None:
     """Add the settings in which the runs differ to the facts of those that have a folder."""
     settings = [
-        (side, run_settings(folder.config)) for side, folder in zip(sides, folders, strict=True) if folder is not None
+        (side, run_settings(folder.config))
+        for side, folder in zip(sides, folders, strict=True)
+        if folder is not None
     ]
     for name in dict.fromkeys(name for _, of_run in settings for name in of_run):
         if len({str(of_run.get(name)) for _, of_run in settings}) > 1:
@@ -199,30 +256,45 @@ def _add_differing_settings(sides: Sequence[SimpleNamespace], folders: Sequence[
                 side.facts[name] = str(of_run.get(name))
 
 
-def _describe_side(letter: str, evaluation: Evaluation, folder: RunFolder | None, task: Task) -> SimpleNamespace:
+def _describe_side(
+    letter: str, evaluation: Evaluation, folder: RunFolder | None, task: Task
+) -> SimpleNamespace:
     """Return what is known of one run; `costs` is None for a run file."""
     run = evaluation.run
     if folder is None:
         lines = sum(map(len, run.rankings.values()))
-        facts, costs = {"given as": "a run file", "topics": f"{len(run.rankings):,}", "lines": f"{lines:,}"}, None
+        facts, costs = (
+            {"given as": "a run file", "topics": f"{len(run.rankings):,}", "lines": f"{lines:,}"},
+            None,
+        )
     else:
         facts = describe_run(folder.config, task, folder.stages, run)
         del facts["task"]
         facts["failures"] = f"{sum(map(len, folder.failures.values())):,}"
         costs = {name: extract_costs(stage) for name, stage in folder.stages.items()}
     confusion = count_confusion(run, evaluation.qrels).tolist() if evaluation.qrels.stances else []
-    return SimpleNamespace(letter=letter, name=evaluation.name, facts=facts, confusion=confusion, costs=costs)
+    return SimpleNamespace(
+        letter=letter, name=evaluation.name, facts=facts, confusion=confusion, costs=costs
+    )
 
 
 def _build_topic(
-    topic_id: str, evaluations: Sequence[Evaluation], folders: Sequence[RunFolder | None], qrels: Qrels, top: int
+    topic_id: str,
+    evaluations: Sequence[Evaluation],
+    folders: Sequence[RunFolder | None],
+    qrels: Qrels,
+    top: int,
 ) -> SimpleNamespace:
     rankings = [evaluation.run.rankings.get(topic_id, []) for evaluation in evaluations]
     shown = {candidate.document_id for ranking in rankings for candidate in ranking[:top]}
     places: list[dict[str, SimpleNamespace]] = []
     texts: dict[str, str] = {}
     for evaluation, folder, ranking in zip(evaluations, folders, rankings, strict=True):
-        grades = {} if folder is None else {row.document_id: row.grades for row in folder.rows(topic_id, None)}
+        grades = (
+            {}
+            if folder is None
+            else {row.document_id: row.grades for row in folder.rows(topic_id, None)}
+        )
         places.append(
             {
                 candidate.document_id: SimpleNamespace(
@@ -236,12 +308,21 @@ def _build_topic(
         )
         if folder is not None:
             texts |= folder.texts(topic_id, shown - texts.keys())
-    ranks = {document: [of_run[document].rank for of_run in places if document in of_run] for document in shown}
+    ranks = {
+        document: [of_run[document].rank for of_run in places if document in of_run]
+        for document in shown
+    }
     documents = []
-    for document in sorted(shown, key=lambda document: (min(ranks[document]), sum(ranks[document]), document)):
+    for document in sorted(
+        shown, key=lambda document: (min(ranks[document]), sum(ranks[document]), document)
+    ):
         found = [of_run.get(document) for of_run in places]
         labels = {place.stance for place in found if place is not None and place.stance}
-        at_top = [place is not None and place.rank <= _CUTOFF for place, of in zip(found, rankings, strict=True) if of]
+        at_top = [
+            place is not None and place.rank <= _CUTOFF
+            for place, of in zip(found, rankings, strict=True)
+            if of
+        ]
         documents.append(
             SimpleNamespace(
                 document_id=document,
@@ -255,12 +336,18 @@ def _build_topic(
             )
         )
     # With the objects that the first of the models found.
-    known = (folder.topics[topic_id] for folder in folders if folder is not None and topic_id in folder.topics)
+    known = (
+        folder.topics[topic_id]
+        for folder in folders
+        if folder is not None and topic_id in folder.topics
+    )
     return SimpleNamespace(topic=next(known, Topic(topic_id, "")), documents=documents)
 
 
 def _note_limits(
-    sides: Sequence[SimpleNamespace], folders: Sequence[RunFolder | None], topics: Sequence[SimpleNamespace]
+    sides: Sequence[SimpleNamespace],
+    folders: Sequence[RunFolder | None],
+    topics: Sequence[SimpleNamespace],
 ) -> Iterator[str]:
     """Yield the limitations of what the page shows about the runs."""
     for side, folder in zip(sides, folders, strict=True):

@@ -21,19 +21,33 @@ QueryField = Literal["title", "description", "narrative", "objects"]
 
 
 def to_texts(value: Any) -> Any:
-    """Return a tuple of texts for a list or a single value; YAML reads the topic id `2` as a number."""
+    """Return a tuple of texts for a list or a single value.
+
+    YAML reads the topic id `2` as a number.
+    """
     values = value if isinstance(value, list | tuple) else [value]
-    return tuple(str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values)
+    return tuple(
+        str(item) if isinstance(item, int) and not isinstance(item, bool) else item
+        for item in values
+    )
 
 
 class Bm25Settings(Section):
-    """Settings of a BM25 index; scores are computed when it is built, so a change requires a new index."""
+    """Settings of a BM25 index.
 
-    # The variants of bm25s in which documents without a query term score 0. `robertson` ranks like rank-bm25
-    # (tests/comparison), except for terms in more than half of the documents.
+    Scores are computed when it is built, so a change requires a new index.
+    """
+
+    # The variants of bm25s in which documents without a query term score 0. `robertson` ranks like
+    # rank-bm25 (tests/comparison), except for terms in more than half of the documents.
     method: Annotated[
         Literal["robertson", "lucene", "atire"],
-        Option("--bm25-method", "Variant of BM25: robertson, lucene or atire", "Retrieval", metavar="NAME"),
+        Option(
+            "--bm25-method",
+            "Variant of BM25: robertson, lucene or atire",
+            "Retrieval",
+            metavar="NAME",
+        ),
     ] = "robertson"
     k1: Annotated[float, Option("--k1", "Term frequency saturation of BM25", "Retrieval")] = Field(
         default=1.5, ge=0.0, le=100.0
@@ -61,9 +75,13 @@ RETRIEVERS: Mapping[str, Retriever] = {
     "bm25": Retriever("index on disk", "bm25s.BM25"),
     "okapi": Retriever("rank-bm25", "rank_bm25.BM25Okapi"),
     "dense": Retriever("vectors", _DENSE, "dense"),
-    "hybrid": Retriever("bm25 and dense", f"reciprocal rank fusion of bm25s.BM25 and {_DENSE}", "dense"),
+    "hybrid": Retriever(
+        "bm25 and dense", f"reciprocal rank fusion of bm25s.BM25 and {_DENSE}", "dense"
+    ),
     "chatnoir": Retriever("web search", "ChatNoir", "chatnoir", has_documents=True),
-    "elasticsearch": Retriever("a server", "Elasticsearch BM25", "elasticsearch", has_documents=True),
+    "elasticsearch": Retriever(
+        "a server", "Elasticsearch BM25", "elasticsearch", has_documents=True
+    ),
 }
 
 
@@ -139,11 +157,14 @@ class Documents(Protocol):
 
 
 class Corpus(ABC):
-    """Documents of a run, with the first stage that searches them; a context manager that closes it.
+    """Documents of a run, with the first stage that searches them.
+
+    A context manager that closes it.
 
     Attributes:
         task: Task of the corpus.
-        candidates: Units that the first stage retrieves: documents or, if pairs are made, sentences.
+        candidates: Units that the first stage retrieves: documents or, if pairs are made,
+            sentences.
         documents: Units that a run of the task ranks.
         description: Description for the metadata.
         empty: Error message for a search that found nothing for any topic.
@@ -166,11 +187,18 @@ class Corpus(ABC):
 
     @abstractmethod
     async def search(
-        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+        self,
+        topics: list[Topic],
+        fields: tuple[QueryField, ...],
+        depth: int,
+        done: Callable[[], None],
     ) -> list[list[Candidate]]:
-        """Return the candidates of each topic, best first; `fields` make the query, `done` is called after each topic.
+        """Return the candidates of each topic, best first.
 
-        `depth` is the maximum number of documents per topic; if pairs are made, the settings limit the sentences.
+        `fields` make the query, `done` is called after each topic.
+
+        `depth` is the maximum number of documents per topic; if pairs are made, the settings limit
+        the sentences.
         """
 
     async def fetch(self, document_ids: Iterable[str]) -> None:  # noqa: B027, most corpora need not fetch
@@ -191,13 +219,16 @@ class Corpus(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check(self, rankings: Iterable[list[Candidate]], source: object, *, ranked: bool = False) -> None:
+    def check(
+        self, rankings: Iterable[list[Candidate]], source: object, *, ranked: bool = False
+    ) -> None:
         """Raise DataError if the corpus lacks a document of these rankings.
 
         Args:
             rankings: Candidates of each topic.
             source: Where the rankings come from, for the message.
-            ranked: Whether they hold the documents of a run (pairs) rather than of a first stage (sentences).
+            ranked: Whether they hold the documents of a run (pairs) rather than of a first stage
+                (sentences).
         """
         ids = [candidate.document_id for ranking in rankings for candidate in ranking]
         unknown = (self.documents if ranked else self.candidates).find_unknown(ids)
@@ -217,30 +248,43 @@ class FirstStage(ABC):
     def score(self, query: str) -> NDArray[np.floating[Any]]:
         """Return the score of each row, in row order; 0 if no term matches."""
 
-    def retrieve(self, topics: list[Topic], *, fields: tuple[str, ...], depth: int) -> Iterator[list[Candidate]]:
+    def retrieve(
+        self, topics: list[Topic], *, fields: tuple[str, ...], depth: int
+    ) -> Iterator[list[Candidate]]:
         """Yield the candidates of each topic; none if no document matches."""
         for topic in topics:
-            yield select_candidates(topic, self.score(build_query(topic, fields)), self.table.get_ids, depth)
+            yield select_candidates(
+                topic, self.score(build_query(topic, fields)), self.table.get_ids, depth
+            )
 
 
 def select_candidates(
-    topic: Topic, scores: NDArray[np.floating[Any]], get_ids: Callable[[list[int]], list[str]], depth: int
+    topic: Topic,
+    scores: NDArray[np.floating[Any]],
+    get_ids: Callable[[list[int]], list[str]],
+    depth: int,
 ) -> list[Candidate]:
     """Return the `depth` best documents of a topic with scores above 0.
 
-    By descending score, ties by ascending document id, also at the cutoff. The scores are in row order, of shape
-    (rows,); `get_ids` returns the document ids of rows.
+    By descending score, ties by ascending document id, also at the cutoff. The scores are in row
+    order, of shape (rows,); `get_ids` returns the document ids of rows.
     """
     rows = select_best_rows(scores, depth)
     # Sorted by score first: sorting nearly sorted pairs takes far less time.
     rows = rows[np.argsort(-scores[rows])]
     ids = get_ids(rows.tolist())
     ordered = sorted(zip((-scores[rows]).tolist(), ids, strict=True))
-    return [Candidate(topic.id, ident, rank, -score) for rank, (score, ident) in enumerate(ordered[:depth], start=1)]
+    return [
+        Candidate(topic.id, ident, rank, -score)
+        for rank, (score, ident) in enumerate(ordered[:depth], start=1)
+    ]
 
 
 def select_best_rows(scores: NDArray[np.floating[Any]], number: int) -> NDArray[np.int64]:
-    """Return the rows of the `number` best scores above 0, including ties at the cutoff; ascending."""
+    """Return the rows of the `number` best scores above 0, including ties at the cutoff.
+
+    Ascending.
+    """
     rows = np.flatnonzero(scores > 0)
     if 0 < number < len(rows):
         found = scores[rows]

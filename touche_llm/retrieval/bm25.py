@@ -30,7 +30,8 @@ from touche_llm.text import ANALYSIS, Analyzer, make_stemmer, tokenize
 class OkapiIndex(FirstStage):
     """`rank_bm25.BM25Okapi` index of documents or of their parts.
 
-    Terms in more than half of the documents get the idf floor of that class, a quarter of the mean idf.
+    Terms in more than half of the documents get the idf floor of that class, a quarter of the mean
+    idf.
     """
 
     def __init__(self, table: TextTable, *, k1: float, b: float) -> None:
@@ -78,7 +79,8 @@ class Bm25Index(FirstStage):
         """Score all rows; see FirstStage."""
         ends, data = self._index.scores["indptr"], self._index.scores["data"]
         terms = self._index.get_tokens_ids(self._analyzer.analyze(query))
-        # With `robertson`, terms in more than half of the documents score 0, and they have the longest postings.
+        # With `robertson`, terms in more than half of the documents score 0, and they have the
+        # longest postings.
         terms = [term for term in terms if data[ends[term]] > 0]
         if not terms:
             return np.zeros(len(self.table), dtype=np.float32)
@@ -94,8 +96,8 @@ def get_index_folder(table: TextTable) -> Path:
 def open_index(table: TextTable, settings: Bm25Settings, warn: Warn | None = None) -> Bm25Index:
     """Open the BM25 index of documents or parts.
 
-    With `warn` it is built first, with a notice, if it is missing, stale or has other settings; after an interruption
-    the old index remains.
+    With `warn` it is built first, with a notice, if it is missing, stale or has other settings;
+    after an interruption the old index remains.
 
     Raises:
         DataError: The index is missing, stale or has other settings, and `warn` is None.
@@ -105,16 +107,24 @@ def open_index(table: TextTable, settings: Bm25Settings, warn: Warn | None = Non
     folder = get_index_folder(table)
     stale = "no BM25 index"
     if (folder / "manifest.json").exists():
-        stale = _why_stale(read_record(folder / "manifest.json", Bm25Manifest, "an index manifest"), settings, table)
+        stale = _why_stale(
+            read_record(folder / "manifest.json", Bm25Manifest, "an index manifest"),
+            settings,
+            table,
+        )
     if stale and warn is None:
-        raise DataError(f"{folder}: {stale}; run `touche-llm index` with these settings, or use those of the index")
+        raise DataError(
+            f"{folder}: {stale}; run `touche-llm index` with these settings, or use those of the index"
+        )
     if stale and warn is not None:
         warn(f"{folder}: {stale}; indexing {len(table):,} {table.noun}")
         _build(table, settings, folder)
     with report_damage(folder, "BM25 index"):
         index = bm25s.BM25.load(folder, mmap=True)
         # Slicing a numpy.memmap takes ten times as long as slicing an array over the same memory.
-        index.scores |= {name: np.asarray(index.scores[name]) for name in ("data", "indices", "indptr")}
+        index.scores |= {
+            name: np.asarray(index.scores[name]) for name in ("data", "indices", "indptr")
+        }
         return Bm25Index(table, index)
 
 
@@ -122,7 +132,10 @@ def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, table: TextTable)
     wanted = _make_manifest(table, settings)
     if manifest.corpus_sha256 != wanted.corpus_sha256:
         return "the corpus changed since it was indexed"
-    old, new = ({**each.model_dump(exclude={"settings"}), **each.settings.model_dump()} for each in (manifest, wanted))
+    old, new = (
+        {**each.model_dump(exclude={"settings"}), **each.settings.model_dump()}
+        for each in (manifest, wanted)
+    )
     differing = [f"{name} {old[name]}, not {new[name]}" for name in new if old[name] != new[name]]
     return f"the index has {'; '.join(differing)}" if differing else ""
 
@@ -155,7 +168,9 @@ def _build(table: TextTable, settings: Bm25Settings, folder: Path) -> None:
         write_records(building / "manifest.json", [_make_manifest(table, settings)])
 
 
-def _compute_scores(blocks: list[Block], terms: int, settings: Bm25Settings) -> dict[str, NDArray[Any]]:
+def _compute_scores(
+    blocks: list[Block], terms: int, settings: Bm25Settings
+) -> dict[str, NDArray[Any]]:
     """Compute the sparse score matrix, a column per term, with the same bits as `bm25s.BM25.index`.
 
     bm25s needs the postings as Python lists, 5 GB for a million passages.
@@ -176,7 +191,9 @@ def _compute_scores(blocks: list[Block], terms: int, settings: Bm25Settings) -> 
         before = np.cumsum(size) - size
         places = np.repeat(filled[block.terms] - before, size) + np.arange(len(block.rows))
         often = block.frequencies.astype(np.float32)
-        weight = (often * (settings.k1 + 1) if settings.method == "atire" else often) / (norm[block.rows] + often)
+        weight = (often * (settings.k1 + 1) if settings.method == "atire" else often) / (
+            norm[block.rows] + often
+        )
         indices[places] = block.rows
         data[places] = np.repeat(idf[block.terms], size) * weight
         filled[block.terms] += size
@@ -184,7 +201,10 @@ def _compute_scores(blocks: list[Block], terms: int, settings: Bm25Settings) -> 
 
 
 def _compute_idf(frequency: NDArray[np.int64], rows: int, method: str) -> NDArray[np.float32]:
-    """Return the idf by Kamphuis et al., Which BM25 do you mean?, ECIR 2020; Robertson's is floored at 0."""
+    """Return the idf by Kamphuis et al., Which BM25 do you mean?, ECIR 2020.
+
+    Robertson's is floored at 0.
+    """
     if method == "atire":
         odds = rows / frequency
     else:
@@ -194,7 +214,8 @@ def _compute_idf(frequency: NDArray[np.int64], rows: int, method: str) -> NDArra
     return np.fromiter(map(math.log, odds.tolist()), dtype=np.float32, count=len(odds))
 
 
-# Bytes of the database per block: some 30,000 passages, which take a few seconds and 200 MB to tokenize.
+# Bytes of the database per block: some 30,000 passages, which take a few seconds and 200 MB to
+# tokenize.
 BLOCK_BYTES = 32 * 2**20
 # With more processes, the one that collects the blocks is the bottleneck.
 MAX_PROCESSES = 16
@@ -207,8 +228,8 @@ class Block:
     Attributes:
         terms: Numbers of the terms in the block, of shape (terms,).
         rows_of_term: Number of rows with each term, of shape (terms,).
-        rows: Rows of the first term, then of the second and so on, ascending for each term, of shape (postings,). Row 0
-            is the first of the corpus.
+        rows: Rows of the first term, then of the second and so on, ascending for each term, of
+            shape (postings,). Row 0 is the first of the corpus.
         frequencies: Frequency of the term in each of these rows, of shape (postings,).
         lengths: Number of terms of each row of the block, with repetitions, of shape (rows,).
     """
@@ -223,8 +244,8 @@ class Block:
 def read_postings(table: TextTable) -> tuple[dict[str, int], list[Block]]:
     """Return the vocabulary (numbers of terms, from 0) and the postings of all rows, in blocks in row order.
 
-    Terms are numbered alphabetically, so the result does not depend on the number of cores. A corpus of one block is
-    tokenized in this process, others in one process per core.
+    Terms are numbered alphabetically, so the result does not depend on the number of cores. A
+    corpus of one block is tokenized in this process, others in one process per core.
 
     Raises:
         DataError: A process was killed.
@@ -242,7 +263,9 @@ def read_postings(table: TextTable) -> tuple[dict[str, int], list[Block]]:
     arrival: dict[str, int] = {}
     blocks = []
     for terms, block in found:
-        numbers = np.fromiter((arrival.setdefault(term, len(arrival)) for term in terms), np.int64, len(terms))
+        numbers = np.fromiter(
+            (arrival.setdefault(term, len(arrival)) for term in terms), np.int64, len(terms)
+        )
         blocks.append(replace(block, terms=numbers))
     ordered = sorted(arrival)
     final = np.empty(len(ordered), dtype=np.int64)
@@ -266,7 +289,8 @@ def _tokenize_in_processes(table: TextTable, starts: range, count: int) -> Itera
     executor = ProcessPoolExecutor(count, get_context("spawn"))
     # Otherwise the first start of a process does this and unblocks Ctrl-C.
     resource_tracker.ensure_running()
-    # A terminal sends Ctrl-C to all processes; those started here never receive it, and end with this one.
+    # A terminal sends Ctrl-C to all processes; those started here never receive it, and end with
+    # this one.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         found = executor.map(partial(_tokenize, table.folder, table.name, starts.step), starts)
@@ -302,7 +326,9 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def _tokenize_rows(table: TextTable, stem: Callable[[str], str | None], start: int, stop: int) -> _NamedBlock:
+def _tokenize_rows(
+    table: TextTable, stem: Callable[[str], str | None], start: int, stop: int
+) -> _NamedBlock:
     # From 0 in order of first occurrence; a stop word has the number -1.
     numbers: dict[str, int] = {}
 
@@ -319,7 +345,9 @@ def _tokenize_rows(table: TextTable, stem: Callable[[str], str | None], start: i
     count = len(sizes)
     of_word = np.frombuffer(words, dtype=np.int32)
     row_of_word = np.repeat(np.arange(count), sizes)[of_word >= 0]
-    keys, frequencies = np.unique(of_word[of_word >= 0].astype(np.int64) * count + row_of_word, return_counts=True)
+    keys, frequencies = np.unique(
+        of_word[of_word >= 0].astype(np.int64) * count + row_of_word, return_counts=True
+    )
     terms, rows = np.divmod(keys, count)
     block = Block(
         np.arange(len(numbers)),

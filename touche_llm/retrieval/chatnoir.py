@@ -25,7 +25,12 @@ from touche_llm.data.concurrency import (
     retry,
     to_line,
 )
-from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty, describe_opening_error
+from touche_llm.data.databases import (
+    DatabaseFormat,
+    connect,
+    create_if_empty,
+    describe_opening_error,
+)
 from touche_llm.data.io import ID_FORM, is_word
 from touche_llm.data.records import Candidate, Document, Malformed, Topic, decode_json
 from touche_llm.data.settings import Scope, Section, check_address
@@ -44,7 +49,8 @@ HOW_TO_GIVE_A_KEY = (
 )
 # Max bytes of a reply; a longer document is left out.
 MAX_BYTES = 4 * 2**20
-# ChatNoir lowers `from` to keep `from + size` within so many results, so pages beyond them would repeat forever.
+# ChatNoir lowers `from` to keep `from + size` within so many results, so pages beyond them would
+# repeat forever.
 MAX_RESULTS = 10_000
 PAGE_SIZE = 100
 _CONCURRENCY = 8
@@ -58,9 +64,9 @@ class ChatNoirSettings(Section):
     `leave_out` lists documents that are not fetched because ChatNoir cannot deliver them.
     """
 
-    base_url: Annotated[str, AfterValidator(lambda url: check_address(url, API_KEY_VARIABLE) + "/"), Scope.DELIVERY] = (
-        "https://chatnoir.eu/"
-    )
+    base_url: Annotated[
+        str, AfterValidator(lambda url: check_address(url, API_KEY_VARIABLE) + "/"), Scope.DELIVERY
+    ] = "https://chatnoir.eu/"
     index: str = "clueweb22/b"
     cache: Annotated[Path, Scope.DELIVERY] = Path(".touche-llm/chatnoir.sqlite")
     requests_per_second: Annotated[float, Scope.DELIVERY] = Field(2.0, gt=0.0, le=1000.0)
@@ -70,12 +76,17 @@ class ChatNoirSettings(Section):
 
     @property
     def index_id(self) -> str:
-        """Id of the index in requests; raises UsageError if the client is not installed or does not know the index."""
+        """Id of the index in requests.
+
+        Raises UsageError if the client is not installed or does not know the index.
+        """
         with needs_extra("chatnoir", "`retriever.name: chatnoir`"):
             from chatnoir_api.model import Index, index_id
 
         if self.index not in get_args(Index):
-            raise UsageError(f"chatnoir.index: must be one of {', '.join(get_args(Index))}, not {self.index!r:.80}")
+            raise UsageError(
+                f"chatnoir.index: must be one of {', '.join(get_args(Index))}, not {self.index!r:.80}"
+            )
         return index_id(cast(Index, self.index))
 
 
@@ -128,7 +139,9 @@ class ChatNoirDocuments:
             self._database.path = self.path
             create_if_empty(self._database, _FORMAT, self.path)
         except (sqlite3.Error, OSError) as error:
-            raise DataError(describe_opening_error(self.path, _FORMAT.noun, "chatnoir.cache", error)) from error
+            raise DataError(
+                describe_opening_error(self.path, _FORMAT.noun, "chatnoir.cache", error)
+            ) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -138,13 +151,17 @@ class ChatNoirDocuments:
         """Return a document; raises DataError if the cache has no text of it."""
         found = self.read(Fetched, document_id) or Fetched(None, "retrieve with ChatNoir again")
         if found.text is None:
-            raise DataError(f"{self.path}: document {document_id!r} has no text in this cache: {found.reason}")
+            raise DataError(
+                f"{self.path}: document {document_id!r} has no text in this cache: {found.reason}"
+            )
         return Document(document_id, found.text)
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the ids without text in the cache, in the given order."""
         found = {document_id: self.read(Fetched, document_id) for document_id in document_ids}
-        return [document_id for document_id, text in found.items() if text is None or text.text is None]
+        return [
+            document_id for document_id, text in found.items() if text is None or text.text is None
+        ]
 
     def read(self, form: type[ValueT], *key: str | int) -> ValueT | None:
         """Return a stored page of results (by address, query, start and size) or document (by id), or None."""
@@ -170,8 +187,9 @@ _RawReply = tuple[int, bytes, str]
 class ChatNoirCorpus(Corpus):
     """Web documents found by ChatNoir, kept in a cache, with one key and one rate limit."""
 
-    # Index ids and base address are those of chatnoir-api. Its transport is not used: `request_page` sends `from` as
-    # `start`, so that every page is the first one; it also blocks, and ignores Retry-After.
+    # Index ids and base address are those of chatnoir-api. Its transport is not used:
+    # `request_page` sends `from` as `start`, so that every page is the first one; it also blocks,
+    # and ignores Retry-After.
 
     def __init__(self, task: Task, settings: ChatNoirSettings, warn: Warn) -> None:
         """Open the cache; only searches that are not cached need a key.
@@ -181,10 +199,14 @@ class ChatNoirCorpus(Corpus):
         self._cached = ChatNoirDocuments(settings)
         self.task, self.candidates, self.documents = task, self._cached, self._cached
         self.description = {"search engine": settings.base_url, "index": settings.index}
-        self.empty = f"{settings.base_url}: no page for any topic in {settings.index}; see `retriever.query`"
+        self.empty = (
+            f"{settings.base_url}: no page for any topic in {settings.index}; see `retriever.query`"
+        )
         self._settings, self._warn = settings, warn
         self._key = os.environ.get(API_KEY_VARIABLE, "").strip()
-        self._note = RetryNotice(warn, f"{settings.base_url} (chatnoir.base_url)", settings.retry_for)
+        self._note = RetryNotice(
+            warn, f"{settings.base_url} (chatnoir.base_url)", settings.retry_for
+        )
         # When the next request may be sent.
         self._free_at = 0.0
 
@@ -194,17 +216,24 @@ class ChatNoirCorpus(Corpus):
         self._cached.close()
 
     async def search(
-        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+        self,
+        topics: list[Topic],
+        fields: tuple[QueryField, ...],
+        depth: int,
+        done: Callable[[], None],
     ) -> list[list[Candidate]]:
-        """Search each topic and fetch the documents found, unless they are cached; see the base class.
+        """Search each topic and fetch the documents found, unless they are cached.
 
-        ChatNoir requires all words of a query in a page, and reads `-word`, `"a phrase"`, `site:` and the like as
-        operators. Candidates are in descending order of scores, ties in that of document ids.
+        See the base class.
+
+        ChatNoir requires all words of a query in a page, and reads `-word`, `"a phrase"`, `site:`
+        and the like as operators. Candidates are in descending order of scores, ties in that of
+        document ids.
 
         Raises:
             UsageError: The key is missing or refused, or a query is empty.
-            EngineError: ChatNoir cannot be reached, its reply does not match the request, or it fails on a document
-                until the retries end.
+            EngineError: ChatNoir cannot be reached, its reply does not match the request, or it
+                fails on a document until the retries end.
         """
         import aiohttp
 
@@ -218,27 +247,40 @@ class ChatNoirCorpus(Corpus):
             for topic in topics:
                 query = " ".join(build_query(topic, fields).split())
                 if not query:
-                    raise UsageError(f"topic {topic.id}: nothing to search for, {', '.join(fields)} are empty")
+                    raise UsageError(
+                        f"topic {topic.id}: nothing to search for, {', '.join(fields)} are empty"
+                    )
                 found = await self._search(session, query, depth)
                 hits = sorted(found.items(), key=lambda item: (-item[1].score, item[0]))
-                texts = await map_in_order(lambda item: self._fetch(session, *item), hits, _CONCURRENCY)
+                texts = await map_in_order(
+                    lambda item: self._fetch(session, *item), hits, _CONCURRENCY
+                )
                 fetched = list(zip(hits, texts, strict=True))
-                left_out = [f"{ident} ({text.reason})" for (ident, _), text in fetched if text.text is None]
+                left_out = [
+                    f"{ident} ({text.reason})" for (ident, _), text in fetched if text.text is None
+                ]
                 if left_out:
                     count = f"{len(left_out)} of {len(hits)} documents"
                     self._warn(f"topic {topic.id}: {count} left out: {', '.join(left_out)}")
-                kept = [(ident, hit.score) for (ident, hit), text in fetched if text.text is not None]
+                kept = [
+                    (ident, hit.score) for (ident, hit), text in fetched if text.text is not None
+                ]
                 rankings.append(
-                    [Candidate(topic.id, ident, rank, score) for rank, (ident, score) in enumerate(kept, 1)]
+                    [
+                        Candidate(topic.id, ident, rank, score)
+                        for rank, (ident, score) in enumerate(kept, 1)
+                    ]
                 )
                 done()
         return rankings
 
-    async def _search(self, session: aiohttp.ClientSession, query: str, depth: int) -> dict[str, Hit]:
+    async def _search(
+        self, session: aiohttp.ClientSession, query: str, depth: int
+    ) -> dict[str, Hit]:
         """Return the best `depth` documents by TREC id, or fewer, in ChatNoir's order.
 
-        A repeated document keeps its first position. Results without TREC id, which no run could name, are left out
-        with a notice.
+        A repeated document keeps its first position. Results without TREC id, which no run could
+        name, are left out with a notice.
         """
         hits: dict[str, Hit] = {}
         start = unnamed = 0
@@ -249,13 +291,17 @@ class ChatNoirCorpus(Corpus):
                 if hit.trec_id is not None:
                     hits.setdefault(hit.trec_id, hit)
             start += len(page.results)
-            if not page.results or (len(page.results) < PAGE_SIZE and start >= page.meta.total_results):
+            if not page.results or (
+                len(page.results) < PAGE_SIZE and start >= page.meta.total_results
+            ):
                 break
         if unnamed:
             self._warn(f"ChatNoir: {query!r}: {unnamed} results without a TREC id left out")
         return dict(islice(hits.items(), depth))
 
-    async def _read_page(self, session: aiohttp.ClientSession, query: str, start: int) -> ResultPage:
+    async def _read_page(
+        self, session: aiohttp.ClientSession, query: str, start: int
+    ) -> ResultPage:
         from chatnoir_api.model import decode_uuid
 
         place = (self._settings.base_url, query, start, PAGE_SIZE)
@@ -267,9 +313,21 @@ class ChatNoirCorpus(Corpus):
                 f"{self._settings.cache}: the search {query!r} is not in this cache, and ChatNoir needs a key; "
                 + HOW_TO_GIVE_A_KEY
             )
-        body: dict[str, Any] = {"apikey": self._key, "query": query, "index": [self._settings.index_id]}
-        body |= {"from": start, "size": PAGE_SIZE, "explain": False, "minimal": False, "search_method": "default"}
-        _, content, _ = await self._request(session, f"search {query!r}", "POST", "api/v1/_search", json=body)
+        body: dict[str, Any] = {
+            "apikey": self._key,
+            "query": query,
+            "index": [self._settings.index_id],
+        }
+        body |= {
+            "from": start,
+            "size": PAGE_SIZE,
+            "explain": False,
+            "minimal": False,
+            "search_method": "default",
+        }
+        _, content, _ = await self._request(
+            session, f"search {query!r}", "POST", "api/v1/_search", json=body
+        )
         try:
             page = decode_json(content, ResultPage)
             for hit in page.results:
@@ -277,15 +335,17 @@ class ChatNoirCorpus(Corpus):
                 if hit.trec_id is not None and not is_word(hit.trec_id):
                     raise ValueError(f"a TREC id must be {ID_FORM}, not {hit.trec_id!r:.80}")
         except ValueError as error:
-            raise self._fail(f"{query!r}: a reply of another form: {self._clean(str(error))}") from None
+            raise self._fail(
+                f"{query!r}: a reply of another form: {self._clean(str(error))}"
+            ) from None
         self._cached.store(page, *place)
         return page
 
     async def _fetch(self, session: aiohttp.ClientSession, document_id: str, hit: Hit) -> Fetched:
         """Return the plain text of a document: the main content of the page, extracted by ChatNoir.
 
-        A missing text (HTTP 404, empty, not in the declared encoding, over 4 MiB) is cached as well; delete the cache
-        to fetch it again.
+        A missing text (HTTP 404, empty, not in the declared encoding, over 4 MiB) is cached as
+        well; delete the cache to fetch it again.
         """
         from chatnoir_api.model import decode_uuid
 
@@ -308,7 +368,8 @@ class ChatNoirCorpus(Corpus):
 
         Raises:
             UsageError: ChatNoir refuses the key.
-            EngineError: ChatNoir cannot be reached, refuses the request, or fails until the retries end.
+            EngineError: ChatNoir cannot be reached, refuses the request, or fails until the retries
+                end.
         """
         send = partial(self._send, session, method, path, **options)
         try:
@@ -319,7 +380,9 @@ class ChatNoirCorpus(Corpus):
                 "command"
             ) from None
 
-    async def _send(self, session: aiohttp.ClientSession, method: str, path: str, **options: Any) -> _RawReply:
+    async def _send(
+        self, session: aiohttp.ClientSession, method: str, path: str, **options: Any
+    ) -> _RawReply:
         """Send a request once, within the rate limit."""
         import aiohttp
 
@@ -330,7 +393,9 @@ class ChatNoirCorpus(Corpus):
         url = self._settings.base_url + path
         try:
             # ChatNoir redirects documents to another host, which must not receive the key.
-            async with session.request(method, url, allow_redirects=method == "GET", **options) as response:
+            async with session.request(
+                method, url, allow_redirects=method == "GET", **options
+            ) as response:
                 content = await read_body(response, MAX_BYTES)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             problem = describe_connection_error(error, self._settings.request_timeout, self._clean)
@@ -342,7 +407,9 @@ class ChatNoirCorpus(Corpus):
         if status == 429 or status >= 500:
             raise TransientFailure(problem, parse_retry_after(response.headers.get("Retry-After")))
         if status in (401, 403):
-            raise UsageError(f"{url}: ChatNoir refuses the key, or this address ({problem}); {HOW_TO_GIVE_A_KEY}")
+            raise UsageError(
+                f"{url}: ChatNoir refuses the key, or this address ({problem}); {HOW_TO_GIVE_A_KEY}"
+            )
         raise self._fail(f"{path}: {problem}; is this ChatNoir? see chatnoir.base_url")
 
     def _clean(self, text: str) -> str:

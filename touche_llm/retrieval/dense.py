@@ -24,10 +24,11 @@ from touche_llm.retrieval.base import select_candidates
 from touche_llm.tasks.task import Task
 from touche_llm.text import sanitize
 
-# Bytes of the rows that are multiplied at a time, as float32, and of all scores that are held at a time.
+# Bytes of the rows that are multiplied at a time, as float32, and of all scores that are held at a
+# time.
 _BLOCK_BYTES, _SCORE_BYTES = 64 * 2**20, 256 * 2**20
-# Max difference between 1 and the length of a stored unit vector, whose values are rounded to 11 bits. A row of zeros,
-# or of which a killed process wrote a part, has another length.
+# Max difference between 1 and the length of a stored unit vector, whose values are rounded to 11
+# bits. A row of zeros, or of which a killed process wrote a part, has another length.
 _ROUNDING = 0.01
 
 
@@ -67,7 +68,8 @@ class VectorFile:
     def score(self, queries: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
         """Yield the scores of all rows for each query, of shape (rows,): (1 + cosine)/2, from 0 to 1.
 
-        Memory is bounded: only so many queries are multiplied at a time that their scores take 256 MiB, or one.
+        Memory is bounded: only so many queries are multiplied at a time that their scores take 256
+        MiB, or one.
 
         Args:
             queries: Vectors of any length other than 0, of shape (queries, dimensions).
@@ -104,7 +106,8 @@ class DenseSettings(TemplateConfig):
     """Settings of dense retrieval.
 
     Attributes:
-        dimensions: Length of the vectors, for models that can shorten them; None for the model's own.
+        dimensions: Length of the vectors, for models that can shorten them; None for the model's
+            own.
         pool: Documents of each ranking that `hybrid` fuses, or more if the depth is greater.
         weight: Weight of the dense ranking in `hybrid`; that of BM25 has 1.
         k: Constant of reciprocal rank fusion in `hybrid`.
@@ -114,22 +117,33 @@ class DenseSettings(TemplateConfig):
     presets: ClassVar[Mapping[str, TextTemplates]] = {
         "plain": TextTemplates(),
         "qwen3": TextTemplates(query="Instruct: {instruction}\nQuery:{query}"),
-        "bge": TextTemplates(query="Represent this sentence for searching relevant passages: {query}"),
+        "bge": TextTemplates(
+            query="Represent this sentence for searching relevant passages: {query}"
+        ),
         "e5": TextTemplates(query="query: {query}", document="passage: {document}"),
     }
 
     url: Annotated[
         Address | None,
-        Option("--embeddings-url", "Server of the embedding model, for dense and hybrid", "Retrieval", metavar="URL"),
+        Option(
+            "--embeddings-url",
+            "Server of the embedding model, for dense and hybrid",
+            "Retrieval",
+            metavar="URL",
+        ),
         Scope.DELIVERY,
     ] = None
     model: Annotated[
-        str | None, Option("--embeddings-model", "Its served name, if several", "Retrieval", metavar="NAME")
+        str | None,
+        Option("--embeddings-model", "Its served name, if several", "Retrieval", metavar="NAME"),
     ] = None
     preset: Annotated[
         str,
         Option(
-            "--embeddings-preset", f"Instructions before its texts: {', '.join(presets)}", "Retrieval", metavar="NAME"
+            "--embeddings-preset",
+            f"Instructions before its texts: {', '.join(presets)}",
+            "Retrieval",
+            metavar="NAME",
         ),
     ] = "plain"
     dimensions: int | None = Field(None, ge=1, le=16384)
@@ -174,16 +188,24 @@ class DenseIndex:
         source = {
             "model": info.model,
             "revision": info.revision,
-            # Not that of the server: to serve the model with a longer one would be to embed all documents again.
+            # Not that of the server: to serve the model with a longer one would be to embed all
+            # documents again.
             "context": settings.context,
             "template": settings.render_document("{document}"),
             "requested": settings.dimensions,
         }
         self.folder = table.folder / f"dense-{hash_content('dense index', **source)[:8]}"
-        self._source = {**source, "format": FORMAT, "corpus_sha256": table.manifest.sha256, "documents": len(table)}
+        self._source = {
+            **source,
+            "format": FORMAT,
+            "corpus_sha256": table.manifest.sha256,
+            "documents": len(table),
+        }
         self._manifest: DenseManifest | None = None
         if (self.folder / _MANIFEST).exists():
-            self._manifest = read_record(self.folder / _MANIFEST, DenseManifest, "an index manifest")
+            self._manifest = read_record(
+                self.folder / _MANIFEST, DenseManifest, "an index manifest"
+            )
             if self._manifest.model_dump(include=set(self._source)) != self._source:
                 raise DataError(
                     f"{self.folder}: vectors of another corpus, or of another version of this program; delete the "
@@ -196,10 +218,17 @@ class DenseIndex:
         return None if self._manifest is None else self._manifest.dimensions
 
     def find_missing(self) -> NDArray[np.int64]:
-        """Return the rows of the documents without a vector, ascending; reads all vectors unless it is complete."""
+        """Return the rows of the documents without a vector, ascending.
+
+        Reads all vectors unless it is complete.
+        """
         if self._manifest is None:
             return np.arange(len(self._table))
-        return np.empty(0, dtype=np.int64) if self._manifest.is_complete else self._open().find_missing()
+        return (
+            np.empty(0, dtype=np.int64)
+            if self._manifest.is_complete
+            else self._open().find_missing()
+        )
 
     async def embed_missing(self, client: PoolingClient, done: Callable[[], None]) -> None:
         """Embed the documents without a vector, at least one; each vector is stored as it arrives.
@@ -216,7 +245,9 @@ class DenseIndex:
         if self._manifest is None:
             self.folder.mkdir(exist_ok=True)
             VectorFile.create(self.folder / _VECTORS, (len(self._table), vectors.shape[1]))
-            self._write_manifest(DenseManifest(**self._source, dimensions=vectors.shape[1], is_complete=False))
+            self._write_manifest(
+                DenseManifest(**self._source, dimensions=vectors.shape[1], is_complete=False)
+            )
         file = self._open("r+")
 
         async def embed(rows: range) -> None:
@@ -227,11 +258,15 @@ class DenseIndex:
         await map_in_order(embed, [first, *others], client.concurrency)
         # Another process may have begun the file anew.
         if len(missing := file.find_missing()):
-            raise DataError(f"{self.folder}: {len(missing)} documents still have no vector; run the same command again")
+            raise DataError(
+                f"{self.folder}: {len(missing)} documents still have no vector; run the same command again"
+            )
         assert self._manifest is not None
         self._write_manifest(self._manifest.model_copy(update={"is_complete": True}))
 
-    def retrieve(self, topics: list[Topic], queries: NDArray[np.float32], depth: int) -> Iterator[list[Candidate]]:
+    def retrieve(
+        self, topics: list[Topic], queries: NDArray[np.float32], depth: int
+    ) -> Iterator[list[Candidate]]:
         """Yield the `depth` documents whose vectors are most similar to that of each topic's query.
 
         `queries` has the vectors of the queries, of shape (topics, dimensions).
@@ -240,17 +275,23 @@ class DenseIndex:
             yield select_candidates(topic, scores, self._table.get_ids, depth)
 
     async def embed(self, client: PoolingClient, rows: range) -> NDArray[np.float32]:
-        """Return the vectors of rows, of shape (rows, dimensions), without storing them; raise as `embed_missing`."""
+        """Return the vectors of rows, of shape (rows, dimensions), without storing them.
+
+        Raise as `embed_missing`.
+        """
         ids, texts = self._table.get_ids(list(rows)), self._table.read_texts(rows.start, rows.stop)
         render = self._settings.render_document
         fitted = [
-            await client.fit(render, sanitize(text), document_id=each) for each, text in zip(ids, texts, strict=True)
+            await client.fit(render, sanitize(text), document_id=each)
+            for each, text in zip(ids, texts, strict=True)
         ]
         return read_vectors(await client.embed_batch(list(map(render, fitted))))
 
     def _open(self, mode: Literal["r", "r+"] = "r") -> VectorFile:
         assert self._manifest is not None
-        return VectorFile(self.folder / _VECTORS, (len(self._table), self._manifest.dimensions), mode)
+        return VectorFile(
+            self.folder / _VECTORS, (len(self._table), self._manifest.dimensions), mode
+        )
 
     def _write_manifest(self, manifest: DenseManifest) -> None:
         write_records(self.folder / _MANIFEST, [manifest])
@@ -258,7 +299,10 @@ class DenseIndex:
 
 
 def find_dense_problem(task: Task) -> str:
-    """Return why a task cannot be searched by vectors; empty if it can. Those of all sentences would be too many."""
+    """Return why a task cannot be searched by vectors; empty if it can.
+
+    Those of all sentences would be too many.
+    """
     if task.sentence_question is None:
         return ""
     return (

@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # the client is loaded when a server is opened
 # HTTP statuses of transient failures, of a request or of one document in it.
 _RETRYABLE = (429, 502, 503, 504)
 _HOW_TO_LOG_IN = (
-    "give ELASTICSEARCH_API_KEY, or ELASTICSEARCH_USER and ELASTICSEARCH_PASSWORD, but not both, in the environment"
+    "give ELASTICSEARCH_API_KEY, or ELASTICSEARCH_USER and ELASTICSEARCH_PASSWORD, but not both, "
+    "in the environment"
 )
 
 ResultT = TypeVar("ResultT")
@@ -54,7 +55,12 @@ class ElasticsearchSettings(Section):
     ] = "http://127.0.0.1:9200"
     index: Annotated[
         str,
-        Option("--elasticsearch-index", "Name of the index in Elasticsearch", "Retrieval", metavar="NAME"),
+        Option(
+            "--elasticsearch-index",
+            "Name of the index in Elasticsearch",
+            "Retrieval",
+            metavar="NAME",
+        ),
         Scope.RETRIEVE,
     ] = Field("touche-llm", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=200)
     request_timeout: Annotated[float, Scope.DELIVERY] = Field(60.0, gt=0.0, allow_inf_nan=False)
@@ -64,18 +70,21 @@ class ElasticsearchSettings(Section):
 class Server:
     """One server, behind the official client.
 
-    `what` describes a request in errors; `call` sends it and reads its reply, and may raise TransientFailure.
+    `what` describes a request in errors; `call` sends it and reads its reply, and may raise
+    TransientFailure.
     """
 
-    # The synchronous client, each request in a thread of its own: the asynchronous one follows redirects, with the
-    # documents, and nothing public turns that off. Neither waits before it repeats a request after a 429 or 503 (15
-    # requests in 7 ms with max_retries=14, of version 9.5), so that the program's own retry policy is used.
+    # The synchronous client, each request in a thread of its own: the asynchronous one follows
+    # redirects, with the documents, and nothing public turns that off. Neither waits before it
+    # repeats a request after a 429 or 503 (15 requests in 7 ms with max_retries=14, of version
+    # 9.5), so that the program's own retry policy is used.
 
     def __init__(self, settings: ElasticsearchSettings, warn: Warn) -> None:
         """Connect without retries, since a wrong address is likelier than a transient failure.
 
         Raises:
-            UsageError: The client is not installed, the environment holds no valid login, or the server refuses it.
+            UsageError: The client is not installed, the environment holds no valid login, or the
+                server refuses it.
             EngineError: The server is unreachable or is not Elasticsearch.
         """
         with needs_extra("elasticsearch", "`retriever.name: elasticsearch`"):
@@ -98,7 +107,9 @@ class Server:
         )
         # Deprecations concern this program, not its user.
         warnings.filterwarnings("ignore", category=ElasticsearchWarning)
-        self.version = to_line(str(self.send("start-up check", lambda client: client.info()["version"]["number"])))
+        self.version = to_line(
+            str(self.send("start-up check", lambda client: client.info()["version"]["number"]))
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -116,7 +127,8 @@ class Server:
 
         Raises:
             UsageError: The server refuses the key or the password.
-            EngineError: The server cannot be reached, refuses, sends another reply, or fails for as long as is retried.
+            EngineError: The server cannot be reached, refuses, sends another reply, or fails for as
+                long as is retried.
         """
         try:
             send = partial(asyncio.to_thread, self._send, what, call)
@@ -142,10 +154,19 @@ class Server:
         try:
             return call(self._client)
         except ConnectionTimeout:
-            raise TransientFailure(f"no answer within {self._settings.request_timeout:g} s") from None
+            raise TransientFailure(
+                f"no answer within {self._settings.request_timeout:g} s"
+            ) from None
         except NotReached as error:
             raise TransientFailure(f"the connection broke: {to_line(str(error.message))}") from None
-        except (UnsupportedProductError, TransportError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (
+            UnsupportedProductError,
+            TransportError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ) as error:
             cause = getattr(error, "message", None) or f"malformed reply: {error!r}"
             raise self.error(f"{what}: {to_line(str(cause))}; is this Elasticsearch?") from None
         except ApiError as error:
@@ -154,7 +175,9 @@ class Server:
             if error.status_code in _RETRYABLE:
                 raise TransientFailure(problem) from None
             if error.status_code == 401:
-                raise UsageError(f"{self._settings.url}: login refused ({problem}); {_HOW_TO_LOG_IN}") from None
+                raise UsageError(
+                    f"{self._settings.url}: login refused ({problem}); {_HOW_TO_LOG_IN}"
+                ) from None
             raise self.error(f"{what}: {problem}") from None
 
 
@@ -166,12 +189,17 @@ def _describe(refusal: Any) -> str:
 
 
 def _read_login() -> dict[str, Any]:
-    """Return the arguments of the client that log in, from the environment; empty if it holds no login."""
+    """Return the arguments of the client that log in, from the environment.
+
+    Empty if it holds no login.
+    """
     names = ("API_KEY", "USER", "PASSWORD")
     key, user, password = (os.environ.get(f"ELASTICSEARCH_{name}", "") for name in names)
     is_valid = f"{key}{user}{password}".isprintable() and key.isascii()
     if bool(user) is not bool(password) or (key and user) or not is_valid:
-        raise UsageError(f"Elasticsearch: the login is incomplete or has an invalid form; {_HOW_TO_LOG_IN}")
+        raise UsageError(
+            f"Elasticsearch: the login is incomplete or has an invalid form; {_HOW_TO_LOG_IN}"
+        )
     if key:
         return {"api_key": key}
     # Encoded here, since the client accepts only ASCII and Elasticsearch UTF-8.
@@ -184,7 +212,8 @@ META = "touche-llm"
 class ElasticManifest(Model, strict=True):
     """Source and settings of an index, stored in the `_meta` of its mapping.
 
-    `format` changes with the analysis of the texts. `documents` is None until all of them are loaded.
+    `format` changes with the analysis of the texts. `documents` is None until all of them are
+    loaded.
     """
 
     format: Literal[3] = 3
@@ -199,8 +228,8 @@ class ElasticManifest(Model, strict=True):
 def build_index_body(manifest: ElasticManifest) -> dict[str, Any]:
     """Build settings and mappings of an index: one analyzed field with BM25, and the id.
 
-    The analysis is that of text/__init__.py; Lucene refuses terms of more than 32,766 bytes. `id` breaks ties, since
-    Elasticsearch does not sort by `_id`.
+    The analysis is that of text/__init__.py; Lucene refuses terms of more than 32,766 bytes. `id`
+    breaks ties, since Elasticsearch does not sort by `_id`.
     """
     index: dict[str, Any] = {
         "similarity": {"touche": {"type": "BM25", "k1": manifest.k1, "b": manifest.b}},
@@ -224,12 +253,19 @@ def build_index_body(manifest: ElasticManifest) -> dict[str, Any]:
     properties = {"id": {"type": "keyword"}, "text": text}
     return {
         "settings": {"index": index},
-        "mappings": {"dynamic": "strict", "_meta": {META: manifest.model_dump()}, "properties": properties},
+        "mappings": {
+            "dynamic": "strict",
+            "_meta": {META: manifest.model_dump()},
+            "properties": properties,
+        },
     }
 
 
 def _read_manifest(name: str, client: Elasticsearch) -> ElasticManifest | None:
-    """Return the manifest of an index, or None; raise UsageError if this version created no index of this name."""
+    """Return the manifest of an index, or None.
+
+    Raise UsageError if this version created no index of this name.
+    """
     response = client.options(ignore_status=404).indices.get(index=name)
     if response.meta.status == 404:
         return None
@@ -260,19 +296,29 @@ _TEXTS_AT_ONCE = 100
 class ElasticIndex(Corpus):
     """Complete index of Elasticsearch.
 
-    A stage that sends requests to the model fetches its documents first; `get` takes them from memory then, and the
-    event loop never waits for Elasticsearch. Other documents are fetched when they are needed.
+    A stage that sends requests to the model fetches its documents first; `get` takes them from
+    memory then, and the event loop never waits for Elasticsearch. Other documents are fetched when
+    they are needed.
     """
 
-    def __init__(self, task: Task, settings: ElasticsearchSettings, *, k1: float, b: float, warn: Warn) -> None:
-        """Open the index; raise as `Server`, and UsageError or DataError if it is missing, incomplete or another."""
+    def __init__(
+        self, task: Task, settings: ElasticsearchSettings, *, k1: float, b: float, warn: Warn
+    ) -> None:
+        """Open the index.
+
+        Raise as `Server`, and UsageError or DataError if it is missing, incomplete or another.
+        """
         self.task, self.candidates, self.documents = task, self, self
         self._name, place = settings.index, f"{settings.url}, index {settings.index}"
         self.empty = f"{place}: no document has a word of any topic; see `retriever.query`"
         self._server = Server(settings, warn)
         found = self._server.send(f"index {self._name}", partial(_read_manifest, self._name))
         if found is None or found.documents is None:
-            problem = f"incomplete, since loading {found.corpus} was interrupted" if found else "no such index"
+            problem = (
+                f"incomplete, since loading {found.corpus} was interrupted"
+                if found
+                else "no such index"
+            )
             raise DataError(
                 f"{place}: {problem}; load the corpus, or resume with the same file: "
                 f"`touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
@@ -297,12 +343,16 @@ class ElasticIndex(Corpus):
         self._server.close()
 
     async def search(
-        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+        self,
+        topics: list[Topic],
+        fields: tuple[QueryField, ...],
+        depth: int,
+        done: Callable[[], None],
     ) -> list[list[Candidate]]:
         """Return the best documents of each topic; see the base class.
 
-        By descending score, equal scores by ascending document id, also where the last place is tied. Scores are
-        Lucene's BM25 with the statistics of all shards.
+        By descending score, equal scores by ascending document id, also where the last place is
+        tied. Scores are Lucene's BM25 with the statistics of all shards.
         """
         rankings = []
         for topic in topics:
@@ -311,7 +361,9 @@ class ElasticIndex(Corpus):
             done()
         return rankings
 
-    def _search(self, topic_id: str, query: str, depth: int, client: Elasticsearch) -> list[Candidate]:
+    def _search(
+        self, topic_id: str, query: str, depth: int, client: Elasticsearch
+    ) -> list[Candidate]:
         reply = client.search(
             index=self._name,
             query={"match": {"text": {"query": query}}},
@@ -339,11 +391,16 @@ class ElasticIndex(Corpus):
         return [ident for ident in wanted if self._texts[ident] is None]
 
     def get(self, document_id: str) -> Document:
-        """Return the document of this id; raises DataError if there is none, and EngineError as `Server.request`."""
+        """Return the document of this id.
+
+        Raises DataError if there is none, and EngineError as `Server.request`.
+        """
         self.find_unknown([document_id])
         text = self._texts[document_id]
         if text is None:
-            raise DataError(f"{self._name}: document {document_id!r} is not in this index of Elasticsearch")
+            raise DataError(
+                f"{self._name}: document {document_id!r} is not in this index of Elasticsearch"
+            )
         return Document(document_id, text)
 
     def _split_wanted(self, document_ids: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
@@ -355,7 +412,9 @@ class ElasticIndex(Corpus):
 
     def _fetch(self, ids: list[str], client: Elasticsearch) -> dict[str, str | None]:
         texts = {}
-        for ident, document in zip(ids, client.mget(index=self._name, ids=ids, source="text")["docs"], strict=True):
+        for ident, document in zip(
+            ids, client.mget(index=self._name, ids=ids, source="text")["docs"], strict=True
+        ):
             if "error" in document:
                 raise self._server.error(f"document {ident}: {_describe(document['error'])}")
             texts[ident] = document["_source"]["text"] if document["found"] else None
@@ -364,7 +423,8 @@ class ElasticIndex(Corpus):
 
 # Max documents of a batch to load, and max bytes of a request unless one document has more.
 _BATCH, _REQUEST_BYTES = 500, 8 * 2**20
-# Statuses of a stored document: created, or there already from an earlier load or a request whose reply was lost.
+# Statuses of a stored document: created, or there already from an earlier load or a request whose
+# reply was lost.
 _STORED = (201, 409)
 _NOTICE_EVERY = 60.0  # seconds
 
@@ -381,11 +441,13 @@ async def load_corpus(
 ) -> ElasticManifest:
     """Load a corpus into an index, unless it is loaded; resume a load that was interrupted.
 
-    One batch of documents is in memory at a time, and the ids of all. The index is marked as complete at the end.
+    One batch of documents is in memory at a time, and the ids of all. The index is marked as
+    complete at the end.
 
     Raises:
         DataError: The corpus cannot be read, or has a bad line (unless `skip_bad_lines`).
-        UsageError: The index holds another corpus, has other settings, or was not created by this program.
+        UsageError: The index holds another corpus, has other settings, or was not created by this
+            program.
         EngineError: Elasticsearch cannot be reached or refuses; the same command resumes.
     """
     source, name = CorpusFile(corpus, read), settings.index
@@ -397,11 +459,15 @@ async def load_corpus(
         found = await server.request(f"index {name}", partial(_read_manifest, name))
         if found is None:
             body = build_index_body(wanted)
-            await server.request(f"creating the index {name}", lambda it: it.indices.create(index=name, **body))
+            await server.request(
+                f"creating the index {name}", lambda it: it.indices.create(index=name, **body)
+            )
             warn(f"loading {corpus} into {place}")
             found = wanted
         elif found.documents is None:
-            warn(f"{place}: an earlier load was interrupted; resuming without the documents that are stored")
+            warn(
+                f"{place}: an earlier load was interrupted; resuming without the documents that are stored"
+            )
         if found.sha256 != wanted.sha256:
             raise UsageError(
                 f"{place}: has another corpus, or another version of {found.corpus}; delete the index, or name another "
@@ -419,21 +485,29 @@ async def load_corpus(
         documents = await _store_all(server, name, source, rows, warn)
         if not documents:
             raise DataError(f"{corpus}: no usable document in it")
-        await server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name))
+        await server.request(
+            f"refresh of {name}", lambda client: client.indices.refresh(index=name)
+        )
         complete = wanted.model_copy(update={"documents": documents, "bad_lines": skipped.count})
         meta = {META: complete.model_dump()}
-        await server.request(f"completing the index {name}", lambda it: it.indices.put_mapping(index=name, meta=meta))
+        await server.request(
+            f"completing the index {name}", lambda it: it.indices.put_mapping(index=name, meta=meta)
+        )
     if skipped.count:
         warn(f"left out {skipped.count} bad lines of {corpus}")
     return complete
 
 
-def _read_distinct(source: CorpusFile, on_bad_line: OnBadLine | None) -> Iterator[tuple[int, Document]]:
+def _read_distinct(
+    source: CorpusFile, on_bad_line: OnBadLine | None
+) -> Iterator[tuple[int, Document]]:
     """Yield the documents of a corpus with their lines; a repeated id makes a bad line."""
     seen: set[str] = set()
     for line, document in source.read(on_bad_line):
         if document.id in seen:
-            bad = BadLine(source, line, f"document {document.id}: the id occurs already in an earlier line")
+            bad = BadLine(
+                source, line, f"document {document.id}: the id occurs already in an earlier line"
+            )
             if on_bad_line is None:
                 raise bad
             on_bad_line(bad)
@@ -462,7 +536,10 @@ def _store(server: Server, name: str, left: dict[str, str], client: Elasticsearc
     """Store texts by id, and keep in `left` only those that a busy server refuses."""
     from elasticsearch.helpers import streaming_bulk
 
-    actions = [{"_op_type": "create", "_id": ident, "id": ident, "text": text} for ident, text in left.items()]
+    actions = [
+        {"_op_type": "create", "_id": ident, "id": ident, "text": text}
+        for ident, text in left.items()
+    ]
     busy = "the reply lacks them"
     for _, reply in streaming_bulk(
         client,

@@ -30,8 +30,8 @@ _OVERFETCH = 4
 class SentenceSettings(Section):
     """Settings of sentence retrieval.
 
-    A score is `1 - argument_share` times the BM25 score of the sentence plus `argument_share` times that of its
-    argument, each divided by the maximum of the topic.
+    A score is `1 - argument_share` times the BM25 score of the sentence plus `argument_share` times
+    that of its argument, each divided by the maximum of the topic.
 
     Attributes:
         pool: Sentences kept for each topic.
@@ -66,8 +66,12 @@ def retrieve_sentences(
     parents = parts.load_parents()
     for topic in topics:
         query = build_query(topic, fields)
-        rows, scores = join_scores(arguments.score(query), sentences.score(query), parents, settings)
-        ranking = select_candidates(topic, scores, _select_ids(rows, parts), settings.pool * _OVERFETCH)
+        rows, scores = join_scores(
+            arguments.score(query), sentences.score(query), parents, settings
+        )
+        ranking = select_candidates(
+            topic, scores, _select_ids(rows, parts), settings.pool * _OVERFETCH
+        )
         yield select_distinct(ranking, parts, settings, analyzer)
 
 
@@ -80,7 +84,11 @@ def select_distinct(
     texts = parts.get_texts([candidate.document_id for candidate in ranking])
     for candidate, text in zip(ranking, texts, strict=True):
         if is_self_contained(text, settings) and seen.add(frozenset(analyzer.analyze(text))):
-            chosen.append(Candidate(candidate.topic_id, candidate.document_id, len(chosen) + 1, candidate.score))
+            chosen.append(
+                Candidate(
+                    candidate.topic_id, candidate.document_id, len(chosen) + 1, candidate.score
+                )
+            )
             if len(chosen) == settings.pool:
                 break
     return chosen
@@ -102,11 +110,14 @@ def join_scores(
         arguments: Scores of the arguments, of shape (arguments,).
         sentences: Scores of the sentences, of shape (sentences,).
         parents: Row of the argument of each sentence, ascending, of shape (sentences,).
-        settings: Number of best arguments (ties at the cutoff are included) and weight of their scores.
+        settings: Number of best arguments (ties at the cutoff are included) and weight of their
+            scores.
     """
     best = select_best_rows(arguments, settings.arguments)
     of_argument = np.zeros(len(arguments), dtype=np.float64)
-    of_argument[best] = arguments[best].astype(np.float64) / max(float(arguments.max(initial=0.0)), 1e-12)
+    of_argument[best] = arguments[best].astype(np.float64) / max(
+        float(arguments.max(initial=0.0)), 1e-12
+    )
     scored = sentences > 0
     firsts, ends = np.searchsorted(parents, best), np.searchsorted(parents, best, side="right")
     for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
@@ -136,9 +147,12 @@ def _is_link(token: str) -> bool:
 class DuplicateFilter:
     """Filter that rejects near-duplicates of the sets of terms kept so far.
 
-    Near-duplicates have a Jaccard similarity of at least `threshold`. Prefix and length filtering limit the pairs to
-    compare: at similarity t, the smaller set has at least t times the size of the larger, and both share one of their
-    first |s| - ceil(t |s|) + 1 terms in any common order (Chaudhuri et al., ICDE 2006; Bayardo et al., WWW 2007).
+    Near-duplicates have a Jaccard similarity of at least `threshold`. Prefix and length filtering
+    limit the pairs to
+    compare: at similarity t, the smaller set has at least t times the size of the larger, and both
+        share one of their
+    first |s| - ceil(t |s|) + 1 terms in any common order (Chaudhuri et al., ICDE 2006; Bayardo et
+    al., WWW 2007).
     """
 
     def __init__(self, threshold: float) -> None:
@@ -147,7 +161,10 @@ class DuplicateFilter:
         self._kept: dict[str, list[frozenset[str]]] = defaultdict(list)
 
     def add(self, terms: frozenset[str]) -> bool:
-        """Keep a set unless it is empty or a near-duplicate of a kept one; return whether it was kept."""
+        """Keep a set unless it is empty or a near-duplicate of a kept one.
+
+        Return whether it was kept.
+        """
         if not terms:
             return False
         # Long terms first: they are rare, so few sets share them.
@@ -156,7 +173,12 @@ class DuplicateFilter:
         min_size = ceil(self._threshold * len(terms) - 1e-9)
         max_size = int(len(terms) / self._threshold + 1e-9)
         prefix = ordered[: len(terms) - min_size + 1]
-        near = {other for term in prefix for other in self._kept.get(term, ()) if min_size <= len(other) <= max_size}
+        near = {
+            other
+            for term in prefix
+            for other in self._kept.get(term, ())
+            if min_size <= len(other) <= max_size
+        }
         if any(jaccard(terms, other) >= self._threshold for other in near):
             return False
         for term in prefix:

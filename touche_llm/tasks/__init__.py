@@ -12,7 +12,8 @@ from touche_llm.tasks.task import prompts_folder as prompts_folder
 DEFAULT_TASK = "comparative"
 # The project's own tasks by name.
 TASKS: dict[str, Task] = {
-    file.parent.name: load_task(file.parent) for file in sorted(prompts_folder().glob(f"*/{TASK_FILE}"))
+    file.parent.name: load_task(file.parent)
+    for file in sorted(prompts_folder().glob(f"*/{TASK_FILE}"))
 }
 # Help of the options that take a task.
 TASK_HELP = f"Task, by its name (`touche-llm tasks list`) or as a folder with a {TASK_FILE}"
@@ -23,13 +24,16 @@ def get_task(name: str) -> Task:
 
     Raises:
         UsageError: There is no task and no folder of this name.
-        DataError: The folder has no valid `task.yaml`, or lacks a template; names file, key and allowed values.
+        DataError: The folder has no valid `task.yaml`, or lacks a template; names file, key and
+            allowed values.
     """
     if name in TASKS:
         return TASKS[name]
     folder = Path(name)
     if not folder.is_dir():
-        raise UsageError(f"no task {name!r}; known are {', '.join(TASKS)}; or give a folder with a {TASK_FILE}")
+        raise UsageError(
+            f"no task {name!r}; known are {', '.join(TASKS)}; or give a folder with a {TASK_FILE}"
+        )
     task = load_task(folder)
     own = TASKS.get(task.name)
     if own is not None and not own.folder.samefile(folder):

@@ -28,7 +28,8 @@ NO_SIDE = "NONE"
 MeasureName = Literal["nDCG@5", "nDCG@10", "macro-F1"]
 
 _SCALE = re.compile(r"([0-9]{1,2})\.\.([0-9]{1,2})")
-# Other fields of an answer, other weights, columns of runs and results, and the value for a stance that is left out.
+# Other fields of an answer, other weights, columns of runs and results, and the value for a stance
+# that is left out.
 _RESERVED = "stance stance_source position role topic document rank score".split()
 _RESERVED += [FIRST_STAGE, OMIT, NO_STANCE_COLUMN]
 
@@ -62,19 +63,25 @@ def _parse_scale(text: Any) -> Scale:
     found = _SCALE.fullmatch(str(text))
     scale = Scale(*map(int, found.groups())) if found else Scale(0, 0)
     if not scale.lowest < scale.highest <= HIGHEST_GRADE:
-        raise ValueError(f"must be LOWEST..HIGHEST, numbers from 0 to {HIGHEST_GRADE}, such as 0..3, not {text!r:.30}")
+        raise ValueError(
+            f"must be LOWEST..HIGHEST, numbers from 0 to {HIGHEST_GRADE}, such as 0..3, not {text!r:.30}"
+        )
     return scale
 
 
 def _check_free(name: str) -> str:
     if name in _RESERVED:
-        raise ValueError(f"{name!r}: has another meaning; give another name than {', '.join(_RESERVED)}")
+        raise ValueError(
+            f"{name!r}: has another meaning; give another name than {', '.join(_RESERVED)}"
+        )
     return name
 
 
 def _check_unique(labels: list[str]) -> list[str]:
     if len({label.casefold() for label in labels}) < len(labels):
-        raise ValueError(f"must not hold the same label twice, in any letter case: {', '.join(labels)}")
+        raise ValueError(
+            f"must not hold the same label twice, in any letter case: {', '.join(labels)}"
+        )
     return labels
 
 
@@ -82,7 +89,9 @@ GradeScale = Annotated[Scale, BeforeValidator(_parse_scale)]
 Line = Annotated[str, Field(min_length=1, max_length=200)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 Aspect = Annotated[Name, AfterValidator(_check_free)]
-Label = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_+-]{0,30}$"), AfterValidator(_check_free)]
+Label = Annotated[
+    str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_+-]{0,30}$"), AfterValidator(_check_free)
+]
 Labels = Annotated[list[Label], AfterValidator(_check_unique)]
 Url = Annotated[str, Field(pattern=r"^https://\S+$")]
 # Sums of weights and scores stay finite.
@@ -96,7 +105,8 @@ class CorpusDefinition(Model, strict=True):
         reader: Reader of the file: `json_lines`, or `args_me` for arguments with their sentences.
         files: Names of the published files, by which `tira` detects the task.
         datasets: Ids of ir_datasets, by which the task of a dataset is known.
-        tira: Topics for which `tira` chooses the task if the name of the collection is no published one.
+        tira: Topics for which `tira` chooses the task if the name of the collection is no published
+            one.
         id: Key of a document's id in JSON Lines; None for the keys of the Touché collections.
         text: Keys of the parts of its text, or its only key; likewise.
     """
@@ -106,7 +116,9 @@ class CorpusDefinition(Model, strict=True):
     datasets: list[Line] = []
     tira: TiraTopics | None = None
     id: Line | None = None
-    text: Annotated[list[Line], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = []
+    text: Annotated[
+        list[Line], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+    ] = []
 
     @model_validator(mode="after")
     def _check_keys(self) -> CorpusDefinition:
@@ -119,7 +131,8 @@ class StanceDefinition(Model, strict=True):
     """Stance labels of a task.
 
     Attributes:
-        labels: All labels, in the order of the answer; of a task with objects, the first two stand for these.
+        labels: All labels, in the order of the answer; of a task with objects, the first two stand
+            for these.
         no_side: Labels that take no side, in the order in which they are ruled out.
         swapped: Labels that are exchanged when the two objects are; one direction is enough.
         unanswered: Label of a document without usable answer, or `omit` to leave it out of the run.
@@ -133,16 +146,28 @@ class StanceDefinition(Model, strict=True):
     @model_validator(mode="after")
     def _check_labels(self) -> StanceDefinition:
         swapped = [label for pair in self.swapped.items() for label in pair]
-        allowed = {"no_side": self.labels, "swapped": self.labels, "unanswered": [*self.labels, OMIT]}
-        for key, labels in (("no_side", self.no_side), ("swapped", swapped), ("unanswered", [self.unanswered])):
+        allowed = {
+            "no_side": self.labels,
+            "swapped": self.labels,
+            "unanswered": [*self.labels, OMIT],
+        }
+        for key, labels in (
+            ("no_side", self.no_side),
+            ("swapped", swapped),
+            ("unanswered", [self.unanswered]),
+        ):
             for label in labels:
                 if label not in allowed[key]:
-                    raise ValueError(f"{key}: must be of {', '.join(allowed[key])}, not {label!r:.40}")
+                    raise ValueError(
+                        f"{key}: must be of {', '.join(allowed[key])}, not {label!r:.40}"
+                    )
         if set(self.no_side) == set(self.labels):
             raise ValueError("no_side: holds all labels; at least one must take a side")
         pairs = {frozenset(pair) for pair in self.swapped.items()}
         if len(frozenset().union(*pairs)) < 2 * len(pairs):
-            raise ValueError("swapped: must hold pairs of two different labels, and each label in one pair only")
+            raise ValueError(
+                "swapped: must hold pairs of two different labels, and each label in one pair only"
+            )
         return self
 
 

@@ -16,7 +16,8 @@ from touche_llm.text import Analyzer
 from touche_llm.text.passages import RankedPassages, rank_passages
 
 ROLES = ("CLAIM", "PREMISE", "NONE")
-# The longest title of the three editions has 17 words. Each span of words becomes a label of the schema.
+# The longest title of the three editions has 17 words. Each span of words becomes a label of the
+# schema.
 _MAX_TITLE_WORDS = 40
 _MAX_OBJECT_WORDS = 5
 _PUNCTUATION = " \t.,;:?!\"'()[]{}“”‘’„…"
@@ -38,9 +39,10 @@ class Question:
 
     Attributes:
         answer: Answer model; its integer fields are grades, and a field `stance` has labels.
-        position_answer: The same with the field `position`, whether the document takes one (YES or NO), before its
-            `stance`, which has the other labels; None if all labels take a side.
-        variables: Variables of the template beside `topic` and `document`, and whether each is required.
+        position_answer: The same with the field `position`, whether the document takes one (YES or
+            NO), before its `stance`, which has the other labels; None if all labels take a side.
+        variables: Variables of the template beside `topic` and `document`, and whether each is
+            required.
         render: Renders a document for a topic.
         topic_variables: Returns the values of the variables that depend on the topic alone.
     """
@@ -64,12 +66,18 @@ class Question:
 
 @lru_cache(maxsize=64)
 def _grades_of(answer: type[AnswerModel]) -> tuple[str, ...]:
-    return tuple(name for name, labels in get_labels(answer).items() if all(isinstance(label, int) for label in labels))
+    return tuple(
+        name
+        for name, labels in get_labels(answer).items()
+        if all(isinstance(label, int) for label in labels)
+    )
 
 
 def create_answer(name: str, **fields: Iterable[int | str]) -> type[AnswerModel]:
     """Create an answer model with these labels by field, in their order."""
-    types: dict[str, Any] = {field: (Literal[tuple(labels)], ...) for field, labels in fields.items()}
+    types: dict[str, Any] = {
+        field: (Literal[tuple(labels)], ...) for field, labels in fields.items()
+    }
     return create_model(name, __base__=AnswerModel, **types)
 
 
@@ -79,9 +87,13 @@ class _Objects(AnswerModel):
 
     @model_validator(mode="after")
     def _differ(self) -> _Objects:
-        first, second = (f" {' '.join(name.casefold().split())} " for name in (self.first, self.second))
+        first, second = (
+            f" {' '.join(name.casefold().split())} " for name in (self.first, self.second)
+        )
         if first in second or second in first:
-            raise ValueError(f"{self.first!r} and {self.second!r} are not two objects: one contains the other")
+            raise ValueError(
+                f"{self.first!r} and {self.second!r} are not two objects: one contains the other"
+            )
         return self
 
 
@@ -132,7 +144,9 @@ def render_excerpts(topic: Topic, document: Document) -> RenderedDocument:
 def render_argument(topic: Topic, document: Document) -> RenderedDocument:
     """Render an argument of args.me as one text: its conclusion, then its premises with their side."""
     side = {"PRO": " for the conclusion", "CON": " against the conclusion"}.get(document.side, "")
-    return RenderedDocument(f"Conclusion: {document.title or '(none)'}\nPremises{side}: {document.text or '(none)'}")
+    return RenderedDocument(
+        f"Conclusion: {document.title or '(none)'}\nPremises{side}: {document.text or '(none)'}"
+    )
 
 
 def render_sentence(topic: Topic, document: Document) -> RenderedDocument:
@@ -140,6 +154,10 @@ def render_sentence(topic: Topic, document: Document) -> RenderedDocument:
     return RenderedDocument(document.text, {"conclusion": document.title, "side": document.side})
 
 
-def add_objects(render: Callable[[Topic, Document], RenderedDocument]) -> Callable[[Topic, Document], RenderedDocument]:
+def add_objects(
+    render: Callable[[Topic, Document], RenderedDocument],
+) -> Callable[[Topic, Document], RenderedDocument]:
     """Return a function that renders a document with the objects of the topic."""
-    return lambda topic, document: RenderedDocument(render(topic, document).document, name_objects(topic))
+    return lambda topic, document: RenderedDocument(
+        render(topic, document).document, name_objects(topic)
+    )

@@ -63,23 +63,37 @@ def read_published() -> list[PublishedFile]:
 def _list_topics(number: str, title: str) -> list[PublishedFile]:
     """Return the files of topics whose first one has this number and title, in any letter case."""
     first = f"{number} {title}".casefold()
-    return [file for file in read_published() if file.first is not None and file.first.casefold() == first]
+    return [
+        file
+        for file in read_published()
+        if file.first is not None and file.first.casefold() == first
+    ]
 
 
 def list_topic_tasks(topic: Topic) -> list[str]:
-    """Return the tasks whose published topics begin with this one; none if it is another, or a translation."""
-    return list(dict.fromkeys(task for file in _list_topics(topic.id, topic.title) for task in file.tasks))
+    """Return the tasks whose published topics begin with this one.
+
+    None if it is another, or a translation.
+    """
+    return list(
+        dict.fromkeys(task for file in _list_topics(topic.id, topic.title) for task in file.tasks)
+    )
 
 
 def describe_restriction(document_ids: Iterable[str]) -> str:
-    """Return a note on texts that may not be redistributed; empty if none of the documents is of such a corpus."""
+    """Return a note on texts that may not be redistributed.
+
+    Empty if none of the documents is of such a corpus.
+    """
     beginnings = {document_id[:_ID_CHARS].lower() for document_id in document_ids}
     corpora = [
         f"{file.name} ({file.url})"
         for file in read_published()
         if file.prefix and any(beginning.startswith(file.prefix) for beginning in beginnings)
     ]
-    return f"holds texts of {' and '.join(corpora)}, which may not be redistributed" if corpora else ""
+    return (
+        f"holds texts of {' and '.join(corpora)}, which may not be redistributed" if corpora else ""
+    )
 
 
 # Characters of a record that are shown.
@@ -89,8 +103,9 @@ _SHOWN = 70
 def check_file(path: Path) -> dict[str, Any]:
     """Check a file by its checksum, and topics also by the first of them; return a row about it.
 
-    `kind` is what it holds, `tasks` and `roles` are those of the published files that it can be; `published` is whether
-    it is one byte for byte, `first` the start of its first record, and `problem` what is wrong, if anything.
+    `kind` is what it holds, `tasks` and `roles` are those of the published files that it can be;
+    `published` is whether it is one byte for byte, `first` the start of its first record, and
+    `problem` what is wrong, if anything.
 
     Raises:
         DataError: The file cannot be opened.
@@ -100,7 +115,9 @@ def check_file(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if same_size := [file for file in read_published() if file.bytes == size]:
             with path.open("rb") as stream:
-                md5 = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+                md5 = hashlib.file_digest(
+                    stream, lambda: hashlib.md5(usedforsecurity=False)
+                ).hexdigest()
             files = [file for file in same_size if file.md5 == md5]
     is_published, problem = bool(files), ""
     try:
@@ -114,7 +131,9 @@ def check_file(path: Path) -> dict[str, Any]:
             problem = "an archive that is not published; unpack it, and check its files"
         for file in read_published():
             if file.name == path.name and file.bytes not in (None, size):
-                wrong_size = f"{size:,} bytes, {file.bytes:,} are published as {file.url}: download it again"
+                wrong_size = (
+                    f"{size:,} bytes, {file.bytes:,} are published as {file.url}: download it again"
+                )
                 problem = f"{problem}; {wrong_size}" if problem else wrong_size
     first = " ".join(record)
     return {
@@ -138,7 +157,9 @@ def _read_first_record(path: Path) -> tuple[str, list[str]]:
         topic = read_topics(path)[0]
         return kind, [topic.id, topic.title]
     if kind in ("arguments", "argument table", "documents", "rerank"):
-        for _, document in (read_whole_arguments if kind.startswith("argument") else read_passages)(path, None):
+        for _, document in (read_whole_arguments if kind.startswith("argument") else read_passages)(
+            path, None
+        ):
             return "corpus", [document.id, document.title or document.text]
     for _, line in read_table_lines(path, "a table"):
         if kind in ("qrels", "run"):
@@ -163,7 +184,8 @@ class Table(Model, strict=True, extra="ignore"):
     """The published results of one task by one measure, best first.
 
     Attributes:
-        measure: Aspect that was measured, or `stance`; the task's official measure of it is compared with the values.
+        measure: Aspect that was measured, or `stance`; the task's official measure of it is
+            compared with the values.
         url: Page with the table.
     """
 
@@ -182,7 +204,8 @@ def read_tables(task: Task) -> list[Table]:
     """Read the published tables of a task; none if nothing is published.
 
     Raises:
-        DataError: The file is invalid, or has a table without an official measure; names file and key.
+        DataError: The file is invalid, or has a table without an official measure; names file and
+            key.
     """
     path = task.folder / LEADERBOARD_FILE
     if not path.is_file():
@@ -200,6 +223,7 @@ def read_tables(task: Task) -> list[Table]:
 def find_place(table: Table, value: float) -> int:
     """Find the place, from 1, of a run with this value of the measure; of tied places the best one.
 
-    The value is rounded like the published ones, so that differences they would not show do not separate runs.
+    The value is rounded like the published ones, so that differences they would not show do not
+    separate runs.
     """
     return 1 + sum(run.value > round(value, DIGITS) for run in table.runs)

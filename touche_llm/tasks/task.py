@@ -11,7 +11,13 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from touche_llm.corpus.args_me import read_arguments, read_whole_arguments
 from touche_llm.corpus.ir_dataset import DatasetDocuments, DocumentKind, Source
-from touche_llm.corpus.json_lines import TOUCHE_KEYS, CorpusFile, DocumentKeys, Reader, read_passages
+from touche_llm.corpus.json_lines import (
+    TOUCHE_KEYS,
+    CorpusFile,
+    DocumentKeys,
+    Reader,
+    read_passages,
+)
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.settings import load_yaml
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
@@ -52,12 +58,14 @@ class Task(Model, strict=True):
         templates: Task of the project whose templates are used where the folder has none.
         corpus: Reader and file names of the corpus.
         aspects: Scale of each aspect that the judge prompt grades, in the order of the answer.
-        qrels: Scale of the human judgments of each aspect where it is another than that of the prompt.
+        qrels: Scale of the human judgments of each aspect where it is another than that of the
+            prompt.
         sentence_aspects: Aspects that are graded for single sentences, with the feature `pairs`.
-        stance: Stance labels; None if documents have no stance, so that runs have `Q0` in its place.
+        stance: Stance labels; None if documents have no stance, so that runs have `Q0` in its
+            place.
         documents_per_topic: Limits of a ranking.
-        weights: Weights of the aspects and of the first stage by objective; an objective that is left out has those of
-            `both`, and a weight that is left out is 0.
+        weights: Weights of the aspects and of the first stage by objective; an objective that is
+            left out has those of `both`, and a weight that is left out is 0.
         measures: Official measure of each aspect and of the stance.
     """
 
@@ -88,12 +96,17 @@ class Task(Model, strict=True):
             "qrels": (self.qrels, self.aspects),
             "sentence_aspects": (self.sentence_aspects, self.aspects),
             "measures": (self.measures, self.judged_aspects),
-            **{f"weights.{objective}": (of, self.weight_names) for objective, of in self.weights.items()},
+            **{
+                f"weights.{objective}": (of, self.weight_names)
+                for objective, of in self.weights.items()
+            },
         }
         for place, (names, known) in known_by_place.items():
             for name in names:
                 if name not in known:
-                    raise ValueError(f"{place}: {name!r:.40} is unknown; it must be {', '.join(known)}")
+                    raise ValueError(
+                        f"{place}: {name!r:.40} is unknown; it must be {', '.join(known)}"
+                    )
         for name, measure in self.measures.items():
             if (name == "stance") is not (measure == "macro-F1"):
                 allowed = "macro-F1" if name == "stance" else "nDCG@5 or nDCG@10"
@@ -101,7 +114,9 @@ class Task(Model, strict=True):
         if "both" not in self.weights:
             raise ValueError("weights.both: missing; it is the default objective")
         has = self.features
-        is_for_pairs = has == ["pairs"] and self.reads_arguments and self.sentence_aspects and self.stances
+        is_for_pairs = (
+            has == ["pairs"] and self.reads_arguments and self.sentence_aspects and self.stances
+        )
         if "pairs" in has and (not is_for_pairs or self.no_stances or NO_SIDE in self.stances):
             raise ValueError(
                 "features: pairs needs no other feature, `corpus.reader: args_me`, `sentence_aspects`, and stance "
@@ -110,9 +125,13 @@ class Task(Model, strict=True):
         if self.sentence_aspects and "pairs" not in has:
             raise ValueError("sentence_aspects: only with the feature pairs; leave it out")
         if "excerpts" in has and self.reads_arguments:
-            raise ValueError("features: excerpts are of web pages, not of arguments (args_me); leave it out")
+            raise ValueError(
+                "features: excerpts are of web pages, not of arguments (args_me); leave it out"
+            )
         if "stance_prompt" in has and not self.no_stances:
-            raise ValueError("stance.no_side: missing; stance_prompt finds out whether a document takes a side")
+            raise ValueError(
+                "stance.no_side: missing; stance_prompt finds out whether a document takes a side"
+            )
         if self.swapped_stances and "objects" not in has:
             raise ValueError("stance.swapped: only with the feature objects; leave it out")
         return self
@@ -140,7 +159,9 @@ class Task(Model, strict=True):
         while (name := task.templates) is not None:
             shared = prompts_folder() / name
             if not (shared / TASK_FILE).is_file():
-                known = ", ".join(sorted(path.parent.name for path in prompts_folder().glob(f"*/{TASK_FILE}")))
+                known = ", ".join(
+                    sorted(path.parent.name for path in prompts_folder().glob(f"*/{TASK_FILE}"))
+                )
                 raise DataError(
                     f"{self.folder / TASK_FILE}: templates: {name!r} is no task of the project; it must be {known}"
                 )
@@ -155,7 +176,10 @@ class Task(Model, strict=True):
 
     @property
     def stances(self) -> tuple[str, ...]:
-        """Labels that a run may contain, in order of declaration; empty if documents have no stance."""
+        """Labels that a run may contain, in order of declaration.
+
+        Empty if documents have no stance.
+        """
         return () if self.stance is None else tuple(self.stance.labels)
 
     @property
@@ -175,7 +199,10 @@ class Task(Model, strict=True):
 
     @property
     def unknown_stance(self) -> str | None:
-        """Label of a document without usable answer, counted as imputed; None if such documents are left out."""
+        """Label of a document without usable answer, counted as imputed.
+
+        None if such documents are left out.
+        """
         if self.stance is None:
             return NO_STANCE_COLUMN
         return None if self.stance.unanswered == OMIT else self.stance.unanswered
@@ -203,9 +230,18 @@ class Task(Model, strict=True):
 
     @property
     def objectives(self) -> Mapping[Objective, Mapping[str, float]]:
-        """Default weights of each grade and of the first stage, by objective; those of a run are those of `both`."""
-        of = {objective: self.weights.get(objective, self.weights["both"]) for objective in get_args(Objective)}
-        return {objective: {name: w.get(name, 0.0) for name in self.weight_names} for objective, w in of.items()}
+        """Default weights of each grade and of the first stage, by objective.
+
+        Those of a run are those of `both`.
+        """
+        of = {
+            objective: self.weights.get(objective, self.weights["both"])
+            for objective in get_args(Objective)
+        }
+        return {
+            objective: {name: w.get(name, 0.0) for name in self.weight_names}
+            for objective, w in of.items()
+        }
 
     @property
     def before_judging(self) -> str:
@@ -214,24 +250,38 @@ class Task(Model, strict=True):
 
     @property
     def reads_arguments(self) -> bool:
-        """Whether the corpus is args.me, whose arguments have a conclusion and a side; no search engine has these."""
+        """Whether the corpus is args.me, whose arguments have a conclusion and a side.
+
+        No search engine has these.
+        """
         return self.corpus.reader == "args_me"
 
     @property
     def document_kind(self) -> DocumentKind:
         """What a document of the corpus is."""
-        return "sentences" if "pairs" in self.features else "argument" if self.reads_arguments else "text"
+        return (
+            "sentences"
+            if "pairs" in self.features
+            else "argument"
+            if self.reads_arguments
+            else "text"
+        )
 
     @property
     def document_keys(self) -> DocumentKeys:
         """Keys of a document's id and text in JSON Lines."""
         texts = tuple((key,) for key in self.corpus.text)
-        return DocumentKeys((self.corpus.id,) if self.corpus.id else TOUCHE_KEYS.id, texts or TOUCHE_KEYS.text)
+        return DocumentKeys(
+            (self.corpus.id,) if self.corpus.id else TOUCHE_KEYS.id, texts or TOUCHE_KEYS.text
+        )
 
     @property
     def read_corpus(self) -> Reader:
         """Streaming reader of the corpus."""
-        readers: dict[DocumentKind, Reader] = {"argument": read_whole_arguments, "sentences": read_arguments}
+        readers: dict[DocumentKind, Reader] = {
+            "argument": read_whole_arguments,
+            "sentences": read_arguments,
+        }
         return readers.get(self.document_kind) or partial(read_passages, keys=self.document_keys)
 
     def make_source(self, corpus: Path | str) -> Source:
@@ -239,22 +289,30 @@ class Task(Model, strict=True):
         if isinstance(corpus, str):
             return DatasetDocuments(corpus, self.document_kind)
         keys = "" if self.document_keys == TOUCHE_KEYS else str(tuple(self.document_keys))
-        return CorpusFile(corpus, self.read_corpus, "whole arguments" if self.document_kind == "argument" else keys)
+        return CorpusFile(
+            corpus,
+            self.read_corpus,
+            "whole arguments" if self.document_kind == "argument" else keys,
+        )
 
     @cached_property
     def question(self) -> Question:
         """Question of the judge prompt about a document."""
         grades = {name: scale.grades for name, scale in self.aspects.items()}
         stance = {"stance": self.stances} if self.stances else {}
-        position = create_answer("Judgment", **grades, **self._position_and_side) if self.no_stances else None
+        position = (
+            create_answer("Judgment", **grades, **self._position_and_side)
+            if self.no_stances
+            else None
+        )
         return self._make_question(create_answer("Judgment", **grades, **stance), position)
 
     @cached_property
     def stance_question(self) -> Question | None:
         """Question of the stance prompt; None if there is no such prompt.
 
-        It is whether the document takes a `position` (YES or NO, the first of `no_stances`), and which of the other
-        labels is its `stance`.
+        It is whether the document takes a `position` (YES or NO, the first of `no_stances`), and
+        which of the other labels is its `stance`.
         """
         if "stance_prompt" not in self.features:
             return None
@@ -265,8 +323,14 @@ class Task(Model, strict=True):
         """Question about a sentence, if the documents are pairs of sentences; else None."""
         if "pairs" not in self.features:
             return None
-        grades = {name: scale.grades for name, scale in self.aspects.items() if name in self.sentence_aspects}
-        answer = create_answer("SentenceJudgment", role=features.ROLES, **grades, stance=(*self.stances, NO_SIDE))
+        grades = {
+            name: scale.grades
+            for name, scale in self.aspects.items()
+            if name in self.sentence_aspects
+        }
+        answer = create_answer(
+            "SentenceJudgment", role=features.ROLES, **grades, stance=(*self.stances, NO_SIDE)
+        )
         return Question(answer, features.render_sentence, {"conclusion": False, "side": False})
 
     @property
@@ -279,16 +343,23 @@ class Task(Model, strict=True):
 
     @property
     def _position_and_side(self) -> dict[str, tuple[str, ...]]:
-        return {"position": ("YES", "NO"), "stance": tuple(x for x in self.stances if x != self.no_stances[0])}
+        return {
+            "position": ("YES", "NO"),
+            "stance": tuple(x for x in self.stances if x != self.no_stances[0]),
+        }
 
-    def _make_question(self, answer: type[AnswerModel], position_answer: type[AnswerModel] | None = None) -> Question:
+    def _make_question(
+        self, answer: type[AnswerModel], position_answer: type[AnswerModel] | None = None
+    ) -> Question:
         render = features.render_excerpts if "excerpts" in self.features else features.render_text
         if self.document_kind == "argument":
             render = features.render_argument
         if "objects" not in self.features:
             return Question(answer, render, position_answer=position_answer)
         variables = {"first": False, "second": False}
-        return Question(answer, features.add_objects(render), variables, features.name_objects, position_answer)
+        return Question(
+            answer, features.add_objects(render), variables, features.name_objects, position_answer
+        )
 
 
 def prompts_folder() -> Path:
@@ -300,8 +371,8 @@ def load_task(folder: Path) -> Task:
     """Read the task of a folder with a `task.yaml` and templates.
 
     Raises:
-        DataError: The folder has no valid `task.yaml`, or lacks a template that it needs, or names a task of the
-            project that does not exist; names file, key and allowed values.
+        DataError: The folder has no valid `task.yaml`, or lacks a template that it needs, or names
+            a task of the project that does not exist; names file, key and allowed values.
     """
     task = load_yaml(folder / TASK_FILE, Task)
     task._folder = folder
@@ -314,5 +385,7 @@ def load_task(folder: Path) -> Task:
         path = task.find_template(f"{purpose}.jinja")
         if (feature is None or feature in task.features) and not path.is_file():
             needed_by = f"features: {feature}" if feature else "aspects"
-            raise DataError(f"{folder / TASK_FILE}: {needed_by}: needs the template {path}, which is missing; write it")
+            raise DataError(
+                f"{folder / TASK_FILE}: {needed_by}: needs the template {path}, which is missing; write it"
+            )
     return task

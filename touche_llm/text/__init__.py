@@ -1,4 +1,6 @@
-"""Text from outside: removal of chat-control tokens, and index terms; content of web pages is in `passages`.
+"""Text from outside: removal of chat-control tokens, and index terms.
+
+Content of web pages is in `passages`.
 
 All first stages share the index terms, so that their rankings are comparable.
 """
@@ -18,9 +20,9 @@ import Stemmer
 def _control_pattern() -> re.Pattern[str]:
     """Return the pattern of a bracket that could begin a control token of some chat format.
 
-    It matches ASCII brackets and characters that NFKC folds into them, as in `<|im_end|>`, `</s>`, `<start_of_turn>`,
-    `<<SYS>>`, `<｜User｜>`, `[INST]`, `[/INST]`, `[gMASK]`, `[|user|]`, `[control_8]`, `]~b]`; also at the end of a
-    text, since the template continues after it.
+    It matches ASCII brackets and characters that NFKC folds into them, as in `<|im_end|>`, `</s>`,
+    `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`, `[/INST]`, `[gMASK]`, `[|user|]`,
+    `[control_8]`, `]~b]`; also at the end of a text, since the template continues after it.
     """
     forms = {"<": "", "[": "", "]": "", "~": ""}
     for start in range(0, sys.maxunicode + 1, 256):
@@ -43,14 +45,17 @@ class SanitizedText(str):
 def sanitize(text: str) -> SanitizedText:
     """Return a text without anything that a tokenizer could read as chat control; idempotent.
 
-    Control and format characters are removed (line feeds and tabs stay), since some tokenizers drop them and thereby
-    join the characters around them. A space is inserted after each bracket that could begin a control token.
+    Control and format characters are removed (line feeds and tabs stay), since some tokenizers drop
+    them and thereby join the characters around them. A space is inserted after each bracket that
+    could begin a control token.
     """
     if type(text) is SanitizedText:
         return text
     # A printable text has none of them; checking each character takes thirty times as long.
     if not text.replace("\n", " ").replace("\t", " ").isprintable():
-        text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+        text = "".join(
+            c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs")
+        )
     # Most texts have no bracket, and matching the pattern also takes thirty times as long.
     if "<" in text or "[" in text or "]" in text or not text.isascii():
         text = _control_pattern().sub(r"\g<0> ", text)
@@ -64,7 +69,8 @@ STOP_WORDS = frozenset(
 )
 _WORD = re.compile(r"\w\w+")
 ANALYSIS = (
-    "lower case, words of two or more letters or digits, Lucene's 33 English stop words, Snowball English stemmer"
+    "lower case, words of two or more letters or digits, Lucene's 33 English stop words, "
+    "Snowball English stemmer"
 )
 
 
@@ -85,6 +91,9 @@ def tokenize(text: str) -> list[str]:
 
 
 def make_stemmer() -> Callable[[str], str | None]:
-    """Return a function from words of `tokenize` to their terms, None for a stop word; callers cache the terms."""
+    """Return a function from words of `tokenize` to their terms, None for a stop word.
+
+    Callers cache the terms.
+    """
     stem: Callable[[str], str] = Stemmer.Stemmer("english", 0).stemWord
     return lambda word: None if word in STOP_WORDS else stem(word)

@@ -1,6 +1,7 @@
 """Content of web pages without boilerplate, and passages of long documents, ranked for a topic.
 
-The functions on passages take linear time, and all spans are character offsets into the original text.
+The functions on passages take linear time, and all spans are character offsets into the original
+text.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def split_lines(text: str) -> list[Span]:
 def select_content(text: str, lines: Sequence[Span]) -> list[Span]:
     """Return the lines of a web page that are content.
 
-    Removed are repeated lines, cookie and copyright notices, short lines that begin like links and buttons (log in,
-    share, read more), breadcrumbs, and menus: four or more consecutive lines of at most four words that end no
-    sentence. A single short line is kept, since it may be a heading.
+    Removed are repeated lines, cookie and copyright notices, short lines that begin like links and
+    buttons (log in, share, read more), breadcrumbs, and menus: four or more consecutive lines of at
+    most four words that end no sentence. A single short line is kept, since it may be a heading.
     """
     seen: set[str] = set()
     content: list[Span] = []
@@ -108,7 +109,9 @@ def has_sentence_end(line: str) -> bool:
 
 
 def extract_text(body: bytes, content_type: str = "") -> str:
-    """Return the main content of a web page as plain text, a line for each block; empty if there is none.
+    """Return the main content of a web page as plain text, a line for each block.
+
+    Empty if there is none.
 
     Its encoding is detected. The content type, without parameters, is HTML by default.
 
@@ -143,7 +146,10 @@ _K1, _B = 1.2, 0.75
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Part of a document for a prompt: sanitized, with collapsed white space and marked gaps; its spans, in order."""
+    """Part of a document for a prompt: sanitized, with collapsed white space and marked gaps.
+
+    Its spans, in order.
+    """
 
     text: str
     parts: tuple[Span, ...]
@@ -161,7 +167,8 @@ class RankedPassages:
     Attributes:
         text: Original text of the document.
         sentences: Spans of the sentences of the content, in order; none is longer than a passage.
-        passages: Ranges of sentences, best first; each shares a sentence with its successor in the document.
+        passages: Ranges of sentences, best first; each shares a sentence with its successor in the
+            document.
         complete: No line was removed as boilerplate.
         only_boilerplate: All lines look like boilerplate, so all were kept.
     """
@@ -180,19 +187,27 @@ class RankedPassages:
     @property
     def preference(self) -> list[Span]:
         """Spans of the passages in the text, best first."""
-        return [(self.sentences[first][0], self.sentences[end - 1][1]) for first, end in self.passages]
+        return [
+            (self.sentences[first][0], self.sentences[end - 1][1]) for first, end in self.passages
+        ]
 
     def best(self, count: int) -> Excerpt:
         """Return the `count` best passages in document order, with gaps marked and overlaps merged.
 
         All passages together are the whole content.
         """
-        return self._make_excerpt(_merge(sorted(self.passages[:count]), lambda before, first: first <= before[1]))
+        return self._make_excerpt(
+            _merge(sorted(self.passages[:count]), lambda before, first: first <= before[1])
+        )
 
     @cached_property
     def passage(self) -> str:
         """Sanitized text of the best passage, without gap marks; empty if there is no passage."""
-        return sanitize("\n".join(_collapse_white_space(self.text[start:end]) for start, end in self._get_best_parts()))
+        return sanitize(
+            "\n".join(
+                _collapse_white_space(self.text[start:end]) for start, end in self._get_best_parts()
+            )
+        )
 
     def head(self, chars: int) -> Excerpt:
         """Return the first `chars` characters of `passage`, with their spans in the document."""
@@ -219,7 +234,9 @@ class RankedPassages:
             if lines or first:
                 lines.append(GAP_MARK)
             range_parts = self._merge_spans(first, end)
-            lines.extend(_collapse_white_space(self.text[start:stop]) for start, stop in range_parts)
+            lines.extend(
+                _collapse_white_space(self.text[start:stop]) for start, stop in range_parts
+            )
             parts.extend(range_parts)
         if ranges and ranges[-1][1] < len(self.sentences):
             lines.append(GAP_MARK)
@@ -227,7 +244,10 @@ class RankedPassages:
 
     def _merge_spans(self, first: int, end: int) -> list[Span]:
         """Return a range of sentences as spans of the text, merged where only white space is between them."""
-        return _merge(self.sentences[first:end], lambda before, start: not self.text[before[1] : start].strip())
+        return _merge(
+            self.sentences[first:end],
+            lambda before, start: not self.text[before[1] : start].strip(),
+        )
 
 
 def _merge(spans: Iterable[Span], is_joined: Callable[[Span, int], bool]) -> list[Span]:
@@ -241,14 +261,18 @@ def _merge(spans: Iterable[Span], is_joined: Callable[[Span, int], bool]) -> lis
     return merged
 
 
-def rank_passages(text: str, topic: Topic, analyzer: Analyzer, passage_chars: int = PASSAGE_CHARS) -> RankedPassages:
+def rank_passages(
+    text: str, topic: Topic, analyzer: Analyzer, passage_chars: int = PASSAGE_CHARS
+) -> RankedPassages:
     """Split a document into passages and rank them for a topic.
 
-    The query is the topic's title, description and narrative: the words of the title are everywhere in a retrieved
-    page, those of the other fields discriminate between its passages. The first passage of the document ranks second
-    unless it ranks first, since title and lead introduce the rest.
+    The query is the topic's title, description and narrative: the words of the title are everywhere
+    in a retrieved page, those of the other fields discriminate between its passages. The first
+    passage of the document ranks second unless it ranks first, since title and lead introduce the
+    rest.
 
-    A passage has at most `passage_chars` characters. Share an analyzer between documents, since it caches stems.
+    A passage has at most `passage_chars` characters. Share an analyzer between documents, since it
+    caches stems.
     """
     everything = split_lines(text)
     lines = select_content(text, everything)
@@ -260,7 +284,8 @@ def rank_passages(text: str, topic: Topic, analyzer: Analyzer, passage_chars: in
     )
     passages = _group_sentences(sentences, passage_chars)
     terms = [
-        analyzer.analyze(" ".join(text[start:end] for start, end in sentences[slice(*passage)])) for passage in passages
+        analyzer.analyze(" ".join(text[start:end] for start, end in sentences[slice(*passage)]))
+        for passage in passages
     ]
     query = analyzer.analyze(build_query(topic, ("title", "description", "narrative")))
     scores = _score_bm25(terms, query)
@@ -284,7 +309,11 @@ def _join_lines(text: str, lines: list[Span]) -> list[Span]:
         first, stop = before
         # Consecutive lines: no removed line and no empty line between them.
         is_next = len(f"{text[stop:start]}.".splitlines()) == 2
-        return is_next and text[start].islower() and not has_sentence_end(text[max(first, stop - 10) : stop])
+        return (
+            is_next
+            and text[start].islower()
+            and not has_sentence_end(text[max(first, stop - 10) : stop])
+        )
 
     return _merge(lines, continues)
 
@@ -318,7 +347,8 @@ def _split_span(text: str, start: int, end: int, limit: int) -> Iterator[Span]:
 def _group_sentences(sentences: Sequence[Span], limit: int) -> list[Span]:
     """Group sentences into overlapping ranges of at most `limit` characters.
 
-    Each range begins with the last sentence of its predecessor, if both that sentence and the next one fit.
+    Each range begins with the last sentence of its predecessor, if both that sentence and the next
+    one fit.
     """
     lengths = [end - start for start, end in sentences]
     passages: list[Span] = []
@@ -336,11 +366,14 @@ def _group_sentences(sentences: Sequence[Span], limit: int) -> list[Span]:
 
 
 def _score_bm25(passages: list[list[str]], query: list[str]) -> list[float]:
-    """Return the non-negative BM25 scores of analyzed passages; repeated query terms count repeatedly.
+    """Return the non-negative BM25 scores of analyzed passages.
 
-    Formula: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009), section 3.4,
-    without the constant factor k1 + 1 and with 1 added under the logarithm, as in Lucene. Scores are rounded, so that
-    ties are the same on every machine.
+    Repeated query terms count repeatedly.
+
+    Formula: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond"
+        (2009), section 3.4,
+    without the constant factor k1 + 1 and with 1 added under the logarithm, as in Lucene. Scores
+    are rounded, so that ties are the same on every machine.
     """
     query_counts = Counter(query)
     counts = [Counter(term for term in terms if term in query_counts) for terms in passages]
@@ -353,7 +386,9 @@ def _score_bm25(passages: list[list[str]], query: list[str]) -> list[float]:
     scores = []
     for terms, count in zip(passages, counts, strict=True):
         saturation = _K1 * (1 - _B + _B * len(terms) * len(passages) / total)
-        scores.append(round(sum(weights[term] * n / (n + saturation) for term, n in count.items()), 6))
+        scores.append(
+            round(sum(weights[term] * n / (n + saturation) for term, n in count.items()), 6)
+        )
     return scores
 
 

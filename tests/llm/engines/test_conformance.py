@@ -58,7 +58,9 @@ class Model:
         system = body["messages"][0]["content"]
         known = 16 * (words // 16) if system in self.seen and "cold" not in self.faults else 0
         self.seen.add(system)
-        details = {} if "silent" in self.faults else {"prompt_tokens_details": {"cached_tokens": known}}
+        details = (
+            {} if "silent" in self.faults else {"prompt_tokens_details": {"cached_tokens": known}}
+        )
         return {"prompt_tokens": words, **details}
 
     def spread(self, tokens: list[dict[str, Any]]) -> None:
@@ -70,15 +72,23 @@ class Model:
                 alternatives = {"0": 0.4, "1": 0.3, "2": 0.2, "3": 0.1}
             elif own == "FIRST":
                 shared = {"N": 0.3} if "shared" in self.faults else {"NE": 0.2, "NO": 0.1}
-                alternatives = {own: 0.4, "S": 0.3, **shared} if "rare" not in self.faults else {own: 0.6, "NO": 0.4}
+                alternatives = (
+                    {own: 0.4, "S": 0.3, **shared}
+                    if "rare" not in self.faults
+                    else {own: 0.6, "NO": 0.4}
+                )
             elif own == "F":
                 alternatives = {"F": 0.6, "S": 0.4}
             elif place == 0 and "optional" in self.faults:
                 alternatives = {own: 0.9, f"{own}\n": 0.1}
             if "raw" in self.faults:
-                alternatives = {name: value / 2 for name, value in alternatives.items()} | {"the": 0.5}
+                alternatives = {name: value / 2 for name, value in alternatives.items()} | {
+                    "the": 0.5
+                }
             token["logprob"] = math.log(alternatives[own])
-            token["top_logprobs"] = [{"token": name, "logprob": math.log(p)} for name, p in alternatives.items()]
+            token["top_logprobs"] = [
+                {"token": name, "logprob": math.log(p)} for name, p in alternatives.items()
+            ]
             token["top_logprobs"].append({"token": "!", "logprob": -9999.0})
 
 
@@ -95,7 +105,9 @@ async def examined(
 ) -> dict[str, ServerCheck]:
     """The checks of a complete examination."""
     async with server.running():
-        async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
+        async with ChatServer(
+            server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}
+        ) as client:
             survey = Survey(client, EngineConfig(), sampling or SamplingConfig(), schemas)
             await examine(survey, THOROUGH_PROBES)
     assert len(survey.checks) == len({check.name for check in survey.checks})
@@ -108,7 +120,16 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
     found = await examined(server)
     assert [name for name, check in found.items() if not check.is_ok] == []
     assert list(found) == [
-        *("server", "model", "context", "schema", "logprobs", "tokens", "system message", "label tokens"),
+        *(
+            "server",
+            "model",
+            "context",
+            "schema",
+            "logprobs",
+            "tokens",
+            "system message",
+            "label tokens",
+        ),
         *("open thought", "white space", "prefix cache", "determinism"),
     ]
     assert found["logprobs"].value == "for each token of an answer, renormalised"
@@ -136,7 +157,11 @@ async def test_a_fault_that_a_run_survives_is_named_with_its_cost_and_remedy(
     fault: str, name: str, is_ok: bool | None, value: str, remedy: str
 ) -> None:
     found = await examined(serving(fault))
-    assert (found[name].is_ok, value in found[name].value, remedy in found[name].remedy) == (is_ok, True, True)
+    assert (found[name].is_ok, value in found[name].value, remedy in found[name].remedy) == (
+        is_ok,
+        True,
+        True,
+    )
     # Nothing else is blamed, apart from what cannot be seen in an answer that ends early.
     assert {check.name for check in found.values() if check.is_ok is False} <= {name}
     assert not any(check.is_blocking for check in found.values())
@@ -149,7 +174,9 @@ async def test_a_server_that_ignores_schemas_is_examined_no_further() -> None:
     assert server.bodies == []
 
 
-async def test_a_model_that_writes_white_space_without_end_is_told_from_a_server_that_ignores_schemas() -> None:
+async def test_a_model_that_writes_white_space_without_end_is_told_from_a_server_that_ignores_schemas() -> (
+    None
+):
     found = await examined(FakeServer(probe=says('{ "word"\n \t' + " " * 50, "length")))
     assert "schema" not in found and found["white space"].is_blocking
     assert "disable_any_whitespace" in found["white space"].remedy
@@ -157,5 +184,9 @@ async def test_a_model_that_writes_white_space_without_end_is_told_from_a_server
 
 async def test_without_log_probabilities_what_they_show_is_unknown() -> None:
     found = await examined(serving("noise"), sampling=SamplingConfig(logprobs=False))
-    assert {name for name, check in found.items() if check.is_ok is None} == {"logprobs", "white space", "label tokens"}
+    assert {name for name, check in found.items() if check.is_ok is None} == {
+        "logprobs",
+        "white space",
+        "label tokens",
+    }
     assert found["determinism"].is_ok is False

@@ -16,7 +16,9 @@ from touche_llm.llm.engine import Transient
 from touche_llm.llm.http import allow_open_files
 
 
-async def test_the_time_of_a_request_begins_again_with_each_reply_and_a_server_that_hangs_has_it_once() -> None:
+async def test_the_time_of_a_request_begins_again_with_each_reply_and_a_server_that_hangs_has_it_once() -> (
+    None
+):
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(float(body["messages"][-1]["content"]))
         return await good(request, body)
@@ -28,8 +30,12 @@ async def test_the_time_of_a_request_begins_again_with_each_reply_and_a_server_t
             return error.kind
 
     async with FakeServer(rest=slow).running() as server:
-        async with ChatServer(server.url, concurrency=8, request_timeout=1.0, chat_template_kwargs={}) as client:
-            assert await asyncio.gather(*(send(client, seconds) for seconds in (0.6, 1.4, 9.0))) == [
+        async with ChatServer(
+            server.url, concurrency=8, request_timeout=1.0, chat_template_kwargs={}
+        ) as client:
+            assert await asyncio.gather(
+                *(send(client, seconds) for seconds in (0.6, 1.4, 9.0))
+            ) == [
                 "answered",
                 "answered",
                 "timeout",
@@ -51,16 +57,22 @@ class BehindOthers(FakeServer):
 
         async def metrics(_: web.Request) -> web.Response:
             is_waiting = asyncio.get_running_loop().time() < self.ready
-            return web.Response(text=f"vllm:num_requests_waiting {is_waiting:d}\nvllm:num_requests_running 8\n")
+            return web.Response(
+                text=f"vllm:num_requests_waiting {is_waiting:d}\nvllm:num_requests_running 8\n"
+            )
 
         app.router.add_get("/metrics", metrics)
 
 
 async def test_requests_behind_those_of_others_are_sent_once() -> None:
     async with BehindOthers().running() as server:
-        async with ChatServer(server.url, concurrency=8, request_timeout=0.4, chat_template_kwargs={}) as client:
+        async with ChatServer(
+            server.url, concurrency=8, request_timeout=0.4, chat_template_kwargs={}
+        ) as client:
             server.ready = asyncio.get_running_loop().time() + 1.0
-            found = await asyncio.gather(*(client.complete(question(f"Question {n}?")) for n in range(6)))
+            found = await asyncio.gather(
+                *(client.complete(question(f"Question {n}?")) for n in range(6))
+            )
     assert all(completion.text for completion in found) and len(server.bodies) == 6
 
 
@@ -76,9 +88,13 @@ async def test_a_queue_is_read_from_the_server_alone() -> None:
 
     async with BehindOthers().running() as other, Elsewhere().running() as server:
         other.ready = asyncio.get_running_loop().time() + 60.0
-        async with ChatServer(server.url, concurrency=8, request_timeout=5.0, chat_template_kwargs={}) as client:
+        async with ChatServer(
+            server.url, concurrency=8, request_timeout=5.0, chat_template_kwargs={}
+        ) as client:
             assert await client.count_waiting() == 0
-        async with ChatServer(other.url, concurrency=8, request_timeout=5.0, chat_template_kwargs={}) as client:
+        async with ChatServer(
+            other.url, concurrency=8, request_timeout=5.0, chat_template_kwargs={}
+        ) as client:
             assert await client.count_waiting() == 1
 
 

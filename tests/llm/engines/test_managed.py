@@ -88,9 +88,18 @@ def ended(pid: int) -> bool:
     return False
 
 
-async def test_the_server_gets_its_options_and_leaves_nothing_behind(place: Path, tmp_path: Path) -> None:
-    options = {"enforce_eager": True, "enable_prefix_caching": False, "dtype": "float32", "seed": None}
-    async with serve(tmp_path / "tiny", options, tmp_path / "logs" / "server.log", context=512) as url:
+async def test_the_server_gets_its_options_and_leaves_nothing_behind(
+    place: Path, tmp_path: Path
+) -> None:
+    options = {
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "dtype": "float32",
+        "seed": None,
+    }
+    async with serve(
+        tmp_path / "tiny", options, tmp_path / "logs" / "server.log", context=512
+    ) as url:
         assert url.startswith("http://127.0.0.1:")
         found = seen(place)
     flags = found["flags"]
@@ -107,14 +116,21 @@ async def test_the_server_gets_its_options_and_leaves_nothing_behind(place: Path
         "disable_any_whitespace": True,
     }
     assert flags.pop("port") == url.rpartition(":")[2]
-    assert flags == {"served-model-name": "tiny", "host": "127.0.0.1", "max-model-len": "512", "dtype": "float32"}
+    assert flags == {
+        "served-model-name": "tiny",
+        "host": "127.0.0.1",
+        "max-model-len": "512",
+        "dtype": "float32",
+    }
     # Ctrl-C in the terminal reaches only the program, which then stops the server.
     assert found["session"] == found["guard"]
     assert "loading" in (tmp_path / "logs" / "server.log").read_text()
     assert gone(place)
 
 
-async def test_a_server_that_ends_at_once_gives_the_end_of_its_log(place: Path, tmp_path: Path) -> None:
+async def test_a_server_that_ends_at_once_gives_the_end_of_its_log(
+    place: Path, tmp_path: Path
+) -> None:
     (place / "behaviour").write_text("fails")
     with pytest.raises(EngineError, match=r"(?s)code 1 .*server.log:.*not enough memory"):
         async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
@@ -122,7 +138,9 @@ async def test_a_server_that_ends_at_once_gives_the_end_of_its_log(place: Path, 
     assert gone(place)
 
 
-async def test_an_error_ends_the_server_even_one_that_ignores_sigterm(place: Path, tmp_path: Path) -> None:
+async def test_an_error_ends_the_server_even_one_that_ignores_sigterm(
+    place: Path, tmp_path: Path
+) -> None:
     (place / "behaviour").write_text("deaf")
     with pytest.raises(asyncio.CancelledError):
         async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
@@ -136,7 +154,14 @@ def program(place: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     (place / "behaviour").write_text("slow")
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text("{}")
-    files = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--out", tmp_path / "out"]
+    files = [
+        "--topics",
+        SAMPLE / "topics.xml",
+        "--corpus",
+        SAMPLE / "passages.jsonl",
+        "--out",
+        tmp_path / "out",
+    ]
     engine = ["--engine", "managed", "--model", tmp_path / "tiny"]
     command = [sys.executable, "-m", "touche_llm", "run", *map(str, [*files, *engine])]
     folder = Path(__file__).parents[3]
@@ -176,7 +201,9 @@ def open_managed(
     return open_model(EngineConfig(name="managed", model=model), SamplingConfig(), cache)
 
 
-async def test_a_managed_engine_without_the_folder_of_a_model_starts_nothing(place: Path, tmp_path: Path) -> None:
+async def test_a_managed_engine_without_the_folder_of_a_model_starts_nothing(
+    place: Path, tmp_path: Path
+) -> None:
     for model in (None, str(tmp_path / "nowhere"), str(place)):
         with pytest.raises(UsageError, match=r"engine\.model"):
             async with open_managed(tmp_path, model):

@@ -52,14 +52,18 @@ class Rendering(ChatServer):
     """Client of a server that renders chats with a template, without a connection."""
 
     def __init__(self, template: str) -> None:
-        super().__init__("http://server", concurrency=1, request_timeout=5, chat_template_kwargs=SWITCHES)
+        super().__init__(
+            "http://server", concurrency=1, request_timeout=5, chat_template_kwargs=SWITCHES
+        )
         self.template = template
 
     async def post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
         if path == "/tokenize":
             is_continued = body.get("continue_final_message", False)
             try:
-                text = render(self.template, body["messages"], is_continued, **body["chat_template_kwargs"])
+                text = render(
+                    self.template, body["messages"], is_continued, **body["chat_template_kwargs"]
+                )
             except ValueError as error:
                 raise Rejected(400, str(error)) from error
             answer: Any = {"count": len(text), "tokens": list(text.encode())}
@@ -67,7 +71,9 @@ class Rendering(ChatServer):
             answer = {"prompt": bytes(body["tokens"]).decode()}
         else:
             try:
-                text = render(self.template, body["messages"], False, **body["chat_template_kwargs"])
+                text = render(
+                    self.template, body["messages"], False, **body["chat_template_kwargs"]
+                )
             except ValueError as error:
                 raise Rejected(400, str(error)) from error
             choice = {"message": {"content": PROBE_ANSWER}, "finish_reason": "stop"}
@@ -75,7 +81,9 @@ class Rendering(ChatServer):
         return decode_json(orjson.dumps(answer), reply)
 
 
-async def check_of(name: str, probe: Callable[[Survey], Awaitable[list[ServerCheck]]], **sampling: Any) -> ServerCheck:
+async def check_of(
+    name: str, probe: Callable[[Survey], Awaitable[list[ServerCheck]]], **sampling: Any
+) -> ServerCheck:
     settings = SamplingConfig(**{"chat_template_kwargs": SWITCHES, **sampling})
     template = FILES[name].read_text(encoding="utf-8") if name in FILES else read_template(name)
     (check,) = await probe(Survey(Rendering(template), EngineConfig(), settings))
@@ -87,7 +95,9 @@ async def test_only_a_refused_system_message_blocks_and_an_open_thought_is_named
     check, is_refused = await check_of(name, check_system_message), name in REFUSES_SYSTEM_MESSAGES
     assert (check.is_ok, check.is_blocking) == (not is_refused, is_refused)
     assert is_refused == ("sampling.system_message: user" in check.remedy)
-    thought = await check_of(name, check_open_thought, system_message="user" if is_refused else "role")
+    thought = await check_of(
+        name, check_open_thought, system_message="user" if is_refused else "role"
+    )
     assert (thought.is_ok, thought.is_blocking) == (name not in OPENS_A_THOUGHT, False)
     assert thought.is_ok or "sampling.thinking" in thought.remedy
 

@@ -47,15 +47,29 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def model_of(
-    server: FakeServer, path: Path, *, request_timeout: float = 5.0, retry_for: float = 5.0, **options: Any
+    server: FakeServer,
+    path: Path,
+    *,
+    request_timeout: float = 5.0,
+    retry_for: float = 5.0,
+    **options: Any,
 ) -> AsyncIterator[ModelClient]:
     async with ChatServer(
-        server.url, concurrency=8, request_timeout=request_timeout, chat_template_kwargs={"enable_thinking": False}
+        server.url,
+        concurrency=8,
+        request_timeout=request_timeout,
+        chat_template_kwargs={"enable_thinking": False},
     ) as engine:
         info = await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
         with Cache(path / "answers.sqlite", options.get("mode", CacheMode.REUSE)) as cache:
             retry = options.get("retry_failures", False)
-            yield ModelClient(engine_info=info, engine=engine, cache=cache, retry_for=retry_for, retry_failures=retry)
+            yield ModelClient(
+                engine_info=info,
+                engine=engine,
+                cache=cache,
+                retry_for=retry_for,
+                retry_failures=retry,
+            )
 
 
 def question(text: str = "A question.") -> Request:
@@ -86,7 +100,9 @@ async def test_the_request_holds_everything_that_can_change_the_answer(tmp_path:
     "behaviour",
     [status(500), status(429, **{"Retry-After": "0"}), closes, half_json],
 )
-async def test_a_failure_that_passes_is_retried_until_it_does(behaviour: Behaviour, tmp_path: Path) -> None:
+async def test_a_failure_that_passes_is_retried_until_it_does(
+    behaviour: Behaviour, tmp_path: Path
+) -> None:
     server = FakeServer([behaviour, behaviour])
     result, model = await send_question(server, tmp_path)
     assert isinstance(result, AnsweredRequest)
@@ -105,7 +121,9 @@ async def test_a_failure_that_passes_is_retried_until_it_does(behaviour: Behavio
 async def test_a_failure_that_lasts_is_typed_and_not_cached(
     behaviour: Behaviour, kind: str, reason: str, tmp_path: Path
 ) -> None:
-    result, model = await send_question(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
+    result, model = await send_question(
+        FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1
+    )
     assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == [kind]
     assert reason in result.attempts[0].reason
@@ -148,7 +166,9 @@ UNUSABLE = [
 async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_once() -> None:
     async def logits(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         sent = (await good(request, body)).body  # type: ignore[attr-defined]
-        return web.Response(body=sent.replace(b'"logprob":0.0', b'"logprob":17.5'), content_type="application/json")
+        return web.Response(
+            body=sent.replace(b'"logprob":0.0', b'"logprob":17.5'), content_type="application/json"
+        )
 
     with pytest.raises(EngineError, match="--logprobs-mode"):
         await connect(FakeServer(probe=logits))
@@ -156,21 +176,31 @@ async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_on
 
 async def test_another_model_that_answers_ends_the_run_and_is_not_stored(tmp_path: Path) -> None:
     before = "alias-of-fake"
-    server = FakeServer([answers_as(before), answers_as(None)], rest=answers_as("other"), probe=answers_as(before))
+    server = FakeServer(
+        [answers_as(before), answers_as(None)], rest=answers_as("other"), probe=answers_as(before)
+    )
     async with server.running(), model_of(server, tmp_path) as model:
         taken = [await model.request(question(text), ComparativeJudgment) for text in ("a", "b")]
         with pytest.raises(EngineError) as raised:
             await model.request(question("c"), ComparativeJudgment)
-        assert [entry.key for entry in model.cache.find("answer")] == sorted(question(text).key for text in ("a", "b"))
+        assert [entry.key for entry in model.cache.find("answer")] == sorted(
+            question(text).key for text in ("a", "b")
+        )
     assert all(isinstance(each, AnsweredRequest) for each in taken)
     assert "'other'" in str(raised.value) and repr(before) in str(raised.value)
 
 
 async def connect(server: FakeServer, model: str | None = None, logprobs: bool = True) -> Any:
     async with server.running():
-        async with ChatServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+        async with ChatServer(
+            server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}
+        ) as engine:
             return await connect_to(
-                Survey(engine, EngineConfig(model=model, revision="r1"), SamplingConfig(logprobs=logprobs))
+                Survey(
+                    engine,
+                    EngineConfig(model=model, revision="r1"),
+                    SamplingConfig(logprobs=logprobs),
+                )
             )
 
 
@@ -192,7 +222,9 @@ async def test_a_server_that_cannot_do_the_work_is_an_error_at_the_start(
     assert raised.value.location == server.url
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1/", "http://127.0.0.1:1/v1/chat/completions", "127.0.0.1:8000"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1/v1/", "http://127.0.0.1:1/v1/chat/completions", "127.0.0.1:8000"]
+)
 async def test_an_unreachable_address_is_named_with_the_option(url: str) -> None:
     async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
         with pytest.raises(EngineError, match="`engine.base_url`") as raised:
@@ -220,7 +252,9 @@ async def test_a_server_that_has_ended_ends_the_run_after_the_retries(tmp_path: 
     async with AsyncExitStack() as running:
         await running.enter_async_context(server.running())
         async with model_of(server, tmp_path, retry_for=0.3) as model:
-            assert isinstance(await model.request(question("before"), ComparativeJudgment), AnsweredRequest)
+            assert isinstance(
+                await model.request(question("before"), ComparativeJudgment), AnsweredRequest
+            )
             await running.aclose()
             sending = (model.request(question(str(n)), ComparativeJudgment) for n in range(3))
             async with asyncio.timeout(5):
@@ -231,7 +265,10 @@ async def test_a_server_that_has_ended_ends_the_run_after_the_retries(tmp_path: 
     assert model.counts.retries > 3
 
 
-PAGE = "\n<!DOCTYPE html>\n<html><head><style>p {}</style><title>nginx &amp; more</title></head>" + "<p>Hello</p>" * 500
+PAGE = (
+    "\n<!DOCTYPE html>\n<html><head><style>p {}</style><title>nginx &amp; more</title></head>"
+    + "<p>Hello</p>" * 500
+)
 
 
 @pytest.mark.parametrize("code", [200, 404])
@@ -243,7 +280,9 @@ async def test_a_web_page_is_quoted_and_the_option_is_named(code: int) -> None:
     app.router.add_route("*", "/{path:.*}", page)
     async with TestServer(app) as server:
         url = str(server.make_url("")).rstrip("/")
-        async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+        async with ChatServer(
+            url, concurrency=1, request_timeout=5, chat_template_kwargs={}
+        ) as engine:
             with pytest.raises(EngineError) as caught:
                 await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
     message = str(caught.value)
@@ -256,7 +295,9 @@ def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
 
     async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
         sent = orjson.loads(reply(GOOD).body)  # type: ignore[arg-type]
-        token = next(each for each in sent["choices"][0]["logprobs"]["content"] if each["token"] == "2")
+        token = next(
+            each for each in sent["choices"][0]["logprobs"]["content"] if each["token"] == "2"
+        )
         token["logprob"] = logprob
         token["top_logprobs"] = [{"token": name, "logprob": value} for name, value in alternatives]
         return web.json_response(sent)

@@ -13,10 +13,18 @@ from tests.sample_runs import config_for, run_on, with_cache
 from touche_llm.llm.cache import Cache, CacheMode
 
 BASE = {"id": "base", "max_model_len": 8192, "owned_by": "vllm", "root": "org/base"}
-ADAPTER = {"id": "mine", "max_model_len": None, "owned_by": "vllm", "root": "/adapters/mine", "parent": "base"}
+ADAPTER = {
+    "id": "mine",
+    "max_model_len": None,
+    "owned_by": "vllm",
+    "root": "/adapters/mine",
+    "parent": "base",
+}
 
 
-async def test_an_adapter_is_a_model_name_whose_context_is_that_of_its_model(tmp_path: Path) -> None:
+async def test_an_adapter_is_a_model_name_whose_context_is_that_of_its_model(
+    tmp_path: Path,
+) -> None:
     async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return reply('{"relevance":2,"quality":1,"stance":"FIRST"}')
 
@@ -24,11 +32,17 @@ async def test_an_adapter_is_a_model_name_whose_context_is_that_of_its_model(tmp
     await run_on(FakeServer(rest=answer, models=[BASE, ADAPTER]), config, tmp_path / "out")
     judge = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
     assert (judge["model"], judge["context"]) == ("mine", 8192)
-    assert judge["serving"] == {"root": "/adapters/mine", "base model": "base", "fingerprint": "fake"}
+    assert judge["serving"] == {
+        "root": "/adapters/mine",
+        "base model": "base",
+        "fingerprint": "fake",
+    }
     # A replay repeats what was reported.
     replayed = with_cache(config, mode=CacheMode.REPLAY)
     await run_on(FakeServer(models=[BASE, ADAPTER]), replayed, tmp_path / "replayed")
-    again = yaml.safe_load((tmp_path / "replayed" / "ir-metadata.yml").read_text())["stages"]["judge"]
+    again = yaml.safe_load((tmp_path / "replayed" / "ir-metadata.yml").read_text())["stages"][
+        "judge"
+    ]
     assert again["serving"] == judge["serving"]
     with Cache(config.cache.file) as cache:
         assert [entry.value["serving"]["base model"] for entry in cache.find("engine")] == ["base"]

@@ -16,7 +16,13 @@ from pydantic import Field
 from tests.answer_models import ComparativeJudgment
 from tests.fake_server import FakeServer, fields_in, good, hangs, reply, says, schema_in, status
 from tests.llm.engines.test_server import question
-from tests.other_servers import FakeFewAlternatives, FakeLlamaCpp, FakeLmStudio, FakeOllama, FakeSglang
+from tests.other_servers import (
+    FakeFewAlternatives,
+    FakeLlamaCpp,
+    FakeLmStudio,
+    FakeOllama,
+    FakeSglang,
+)
 from touche_llm.errors import EngineError
 from touche_llm.llm import probes
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
@@ -52,10 +58,15 @@ def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def connected(
-    server: FakeServer, logprobs: bool = True, schemas: Sequence[Mapping[str, Any]] = (), **engine: Any
+    server: FakeServer,
+    logprobs: bool = True,
+    schemas: Sequence[Mapping[str, Any]] = (),
+    **engine: Any,
 ) -> AsyncIterator[tuple[ChatServer, EngineInfo]]:
     async with server.running():
-        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
+        async with ChatServer(
+            server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}
+        ) as client:
             sampling = SamplingConfig(logprobs=logprobs)
             yield client, await connect(Survey(client, EngineConfig(**engine), sampling, schemas))
 
@@ -71,7 +82,13 @@ TOKENIZER = Path("tokenizer")
 SERVED = {"id": "fake", "max_model_len": 8192}
 USABLE: list[tuple[FakeServer, dict[str, Any], str, str, int]] = [
     (FakeServer(), {}, "structured_outputs", "vllm 0.0-fake", 8192),
-    (Versionless(models=[SERVED | {"owned_by": "me"}]), {}, "structured_outputs", "unknown server", 8192),
+    (
+        Versionless(models=[SERVED | {"owned_by": "me"}]),
+        {},
+        "structured_outputs",
+        "unknown server",
+        8192,
+    ),
     (FakeSglang(), {"tokenizer": TOKENIZER}, "response_format", "sglang 0.5.0-fake", 4096),
     (FakeLlamaCpp(), {}, "response_format", "llama.cpp b1-fake", 8192),
     (
@@ -93,7 +110,12 @@ USABLE: list[tuple[FakeServer, dict[str, Any], str, str, int]] = [
 
 @pytest.mark.parametrize(("server", "given", "delivery", "engine", "context"), USABLE)
 async def test_a_server_is_used_in_the_way_that_works(
-    server: FakeServer, given: dict[str, Any], delivery: str, engine: str, context: int, tmp_path: Path
+    server: FakeServer,
+    given: dict[str, Any],
+    delivery: str,
+    engine: str,
+    context: int,
+    tmp_path: Path,
 ) -> None:
     async with connected(server, **given) as (client, info):
         assert (client.delivery, info.engine, info.context) == (delivery, engine, context)
@@ -116,7 +138,10 @@ async def test_a_server_is_used_in_the_way_that_works(
 async def test_texts_are_truncated_by_the_tokens_of_the_server(server: FakeServer) -> None:
     async with connected(server) as (client, info):
         assert info.overhead == 10
-        assert await client.counter.count_tokens((Message("user", "four"), Message("user", "five!"))) == 10 + 4 + 5
+        assert (
+            await client.counter.count_tokens((Message("user", "four"), Message("user", "five!")))
+            == 10 + 4 + 5
+        )
         assert await client.counter.truncate("A text.", 7) == "A text."
         assert await client.counter.truncate("A text.", 6) == "A text"
 
@@ -130,7 +155,9 @@ async def refuse_logprobs(_: web.Request, body: dict[str, Any]) -> web.StreamRes
 async def spell_another_answer(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
     sent = reply('{"word":"quokka-7351"}')
     assert isinstance(sent.body, bytes)
-    return web.Response(body=sent.body.replace(b'"bytes":[113,', b'"bytes":[114,'), content_type="application/json")
+    return web.Response(
+        body=sent.body.replace(b'"bytes":[113,', b'"bytes":[114,'), content_type="application/json"
+    )
 
 
 async def ignore_schema(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
@@ -142,10 +169,26 @@ async def ignore_schema(_: web.Request, __: dict[str, Any]) -> web.StreamRespons
     [
         (FakeSglang(), {}, "/tokenize: 1 validation error.*`engine.tokenizer`"),
         (FakeOllama(), {}, "context length of fake.*`engine.context`"),
-        (FakeLmStudio(), {"context": 1024, "tokenizer": TOKENIZER}, "no log-prob.*ties.*`sampling.logprobs: false`"),
-        (FakeServer(probe=refuse_logprobs), {}, "logprobs is not supported.*`sampling.logprobs: false`"),
-        (FakeServer(probe=spell_another_answer), {}, "do not spell its answer.*`sampling.logprobs: false`"),
-        (FakeServer(probe=ignore_schema), {}, "quokka-7351.*'Hello! How can I help.*thinking.*`response_format`"),
+        (
+            FakeLmStudio(),
+            {"context": 1024, "tokenizer": TOKENIZER},
+            "no log-prob.*ties.*`sampling.logprobs: false`",
+        ),
+        (
+            FakeServer(probe=refuse_logprobs),
+            {},
+            "logprobs is not supported.*`sampling.logprobs: false`",
+        ),
+        (
+            FakeServer(probe=spell_another_answer),
+            {},
+            "do not spell its answer.*`sampling.logprobs: false`",
+        ),
+        (
+            FakeServer(probe=ignore_schema),
+            {},
+            "quokka-7351.*'Hello! How can I help.*thinking.*`response_format`",
+        ),
         (FakeServer(), {"context": 10_000}, "8192 tokens, 10000 are configured.*`engine.context`"),
         (
             FakeSglang(probe=says('{"word":"quokka-7351"}', usage={"prompt_tokens": 40})),
@@ -182,7 +225,9 @@ class Order(AnswerModel):
     order: Annotated[str, Field(pattern="^[AB] > [AB]$")]
 
 
-ARRAYS = [build_schema(model, AnswerForm.ARRAY) for model in (Order, ComparativeJudgment, Side, Best)]
+ARRAYS = [
+    build_schema(model, AnswerForm.ARRAY) for model in (Order, ComparativeJudgment, Side, Best)
+]
 
 
 async def test_one_request_for_each_schema_has_its_labels() -> None:
@@ -192,7 +237,10 @@ async def test_one_request_for_each_schema_has_its_labels() -> None:
         asked.append(body)
         return await good(request, body)
 
-    schemas = [build_schema(model, AnswerForm.ARRAY) for model in (Order, ComparativeJudgment, ComparativeJudgment)]
+    schemas = [
+        build_schema(model, AnswerForm.ARRAY)
+        for model in (Order, ComparativeJudgment, ComparativeJudgment)
+    ]
     server = FakeServer(labels=record)
     async with connected(server, schemas=[*schemas, build_schema(Best, AnswerForm.OBJECT)]):
         pass
@@ -205,8 +253,13 @@ async def test_one_request_for_each_schema_has_its_labels() -> None:
 
 
 @pytest.mark.parametrize(("schemas", "logprobs"), [(ARRAYS[:1], True), (ARRAYS, False)])
-async def test_where_no_label_is_read_none_is_requested(schemas: list[Mapping[str, Any]], logprobs: bool) -> None:
-    async with connected(FakeServer(labels=status(500)), logprobs=logprobs, schemas=schemas) as (_, info):
+async def test_where_no_label_is_read_none_is_requested(
+    schemas: list[Mapping[str, Any]], logprobs: bool
+) -> None:
+    async with connected(FakeServer(labels=status(500)), logprobs=logprobs, schemas=schemas) as (
+        _,
+        info,
+    ):
         assert info.model == "fake"
 
 
@@ -224,13 +277,21 @@ async def unaligned(request: web.Request, body: dict[str, Any]) -> web.StreamRes
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        (FakeFewAlternatives(shown={"FIRST": 0.6, "S": 0.2}), "NEUTRAL, NO of stance.*0.200.*`form`.*`object`"),
-        (FakeServer(labels=unaligned), "label of relevance .0, 1, 2, 3..*`sampling.logprobs: false`"),
+        (
+            FakeFewAlternatives(shown={"FIRST": 0.6, "S": 0.2}),
+            "NEUTRAL, NO of stance.*0.200.*`form`.*`object`",
+        ),
+        (
+            FakeServer(labels=unaligned),
+            "label of relevance .0, 1, 2, 3..*`sampling.logprobs: false`",
+        ),
         (FakeServer(labels=refuse_arrays), "prefixItems is not supported.*`form`"),
         (FakeServer(labels=says("Hello! How can I help?")), "label of relevance .*'Hello!.*`form`"),
     ],
 )
-async def test_labels_that_cannot_be_read_are_named_with_the_setting(server: FakeServer, message: str) -> None:
+async def test_labels_that_cannot_be_read_are_named_with_the_setting(
+    server: FakeServer, message: str
+) -> None:
     with pytest.raises(EngineError, match=message) as raised:
         async with connected(server, schemas=ARRAYS):
             pass
@@ -243,7 +304,8 @@ async def test_labels_that_cannot_be_read_are_named_with_the_setting(server: Fak
         # Nothing is left out, so the others are improbable; a raw probability goes to other words.
         FakeFewAlternatives(shown={"FIRST": 0.6, "S": 0.39}),
         FakeFewAlternatives(shown={"FIRST": 0.3, "S": 0.2}, renormalised=False),
-        # A weak model can write white space until its answer is cut off; a run requests another one.
+        # A weak model can write white space until its answer is cut off; a run requests another
+        # one.
         FakeServer(labels=says("[ 0" + " " * 50, "length")),
     ],
 )
@@ -255,7 +317,9 @@ async def test_labels_that_are_only_improbable_or_cut_off_stop_no_run(server: Fa
 TUPLE = build_schema(ComparativeJudgment, AnswerForm.ARRAY)
 
 
-async def test_llama_cpp_is_sent_arrays_that_it_takes_and_alternatives_that_show_the_labels(tmp_path: Path) -> None:
+async def test_llama_cpp_is_sent_arrays_that_it_takes_and_alternatives_that_show_the_labels(
+    tmp_path: Path,
+) -> None:
     server = FakeLlamaCpp()
     async with connected(server, schemas=[TUPLE]) as (client, info):
         with Cache(tmp_path / "answers.sqlite") as cache:
@@ -273,7 +337,9 @@ class DeafVllm(FakeServer):
     """vLLM with a template that has no place for a system message."""
 
     def count_prompt(self, answer: web.StreamResponse, body: dict[str, Any]) -> web.StreamResponse:
-        return super().count_prompt(answer, {"messages": [each for each in body["messages"] if each["role"] == "user"]})
+        return super().count_prompt(
+            answer, {"messages": [each for each in body["messages"] if each["role"] == "user"]}
+        )
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
@@ -288,12 +354,19 @@ class RefusingVllm(FakeServer):
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         if orjson.loads(await request.read())["messages"][0]["role"] == "system":
-            return web.json_response({"error": {"message": "System role not supported"}}, status=400)
+            return web.json_response(
+                {"error": {"message": "System role not supported"}}, status=400
+            )
         return await super().chat(request)
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        if orjson.loads(await request.read()).get("messages", [{"role": "user"}])[0]["role"] == "system":
-            return web.json_response({"error": {"message": "System role not supported"}}, status=400)
+        if (
+            orjson.loads(await request.read()).get("messages", [{"role": "user"}])[0]["role"]
+            == "system"
+        ):
+            return web.json_response(
+                {"error": {"message": "System role not supported"}}, status=400
+            )
         return await super().tokenize(request)
 
 
@@ -312,7 +385,9 @@ async def test_instructions_go_into_the_user_message_where_the_template_has_no_o
             pass
     sampling = SamplingConfig(system_message="user")
     async with server.running():
-        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
+        async with ChatServer(
+            server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}
+        ) as client:
             info = await connect(Survey(client, EngineConfig(), sampling, [TUPLE]))
             # The tokens of the template are those of a chat as the run sends it.
             assert info.overhead == await client.counter.count_tokens((Message("user", ""),))
@@ -327,7 +402,9 @@ class Shared(FakeServer):
             for kind, counts in (("waiting", ("200.0", "40.0")), ("running", ("64.0", "1.0")))
             for engine, count in enumerate(counts)
         ]
-        return web.Response(text="# HELP vllm:num_requests_waiting Number of requests.\n" + "\n".join(lines))
+        return web.Response(
+            text="# HELP vllm:num_requests_waiting Number of requests.\n" + "\n".join(lines)
+        )
 
     def add_routes(self, app: web.Application) -> None:
         super().add_routes(app)
@@ -338,7 +415,9 @@ class Shared(FakeServer):
 async def test_a_server_that_answers_other_requests_is_named_busy(server: FakeServer) -> None:
     notes: list[str] = []
     async with server.running():
-        async with ChatServer(server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}) as client:
+        async with ChatServer(
+            server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}
+        ) as client:
             client.patience = 1
             with pytest.raises(EngineError, match="busy.*`engine.request_timeout`") as caught:
                 await connect(Survey(client, EngineConfig(), SamplingConfig(), warn=notes.append))

@@ -18,10 +18,14 @@ from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
 PROBE = '{"word":"quokka-7351"}'
 
 
-async def survey_of(server: FakeServer, thinking: ThinkingConfig | None = None) -> ServerCheck | None:
+async def survey_of(
+    server: FakeServer, thinking: ThinkingConfig | None = None
+) -> ServerCheck | None:
     sampling = SamplingConfig(thinking=thinking or ThinkingConfig(judge=64))
     async with server.running():
-        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
+        async with ChatServer(
+            server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}
+        ) as client:
             found = Survey(client, EngineConfig(), sampling)
             await examine(found)
     return next((check for check in found.checks if check.name == "thinking"), None)
@@ -31,7 +35,11 @@ def after_a_thought(text: str, **message: Any) -> Callable[..., Any]:
     """Answer well without a thought, and so after one."""
 
     async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return reply(text, **message) if body.get("continue_final_message") else await good(request, body)
+        return (
+            reply(text, **message)
+            if body.get("continue_final_message")
+            else await good(request, body)
+        )
 
     return behave
 
@@ -54,14 +62,16 @@ class Template(FakeServer):
 @pytest.mark.parametrize(
     ("server", "named"),
     [
-        # The grammar is not applied with a reasoning parser: https://github.com/vllm-project/vllm/issues/39130
+        # The grammar is not applied with a reasoning parser:
+        # https://github.com/vllm-project/vllm/issues/39130
         (FakeServer(probe=after_a_thought("The word is quokka.")), "--reasoning-parser"),
         # The answer lands in the reasoning: https://github.com/vllm-project/vllm/issues/50948
         (FakeServer(probe=after_a_thought("", reasoning=PROBE)), "--reasoning-parser"),
         # Templates like DeepSeek's keep only what follows the closing delimiter.
         (Template(lambda content: content.split("</think>")[-1]), "--chat-template"),
         (Template(lambda content: f"Say hello.{content}<|im_end|>"), "--chat-template"),
-        # Templates like those of Kimi K2 and DeepSeek V3.2 write an empty thought before the message.
+        # Templates like those of Kimi K2 and DeepSeek V3.2 write an empty thought before the
+        # message.
         (Template(lambda content: f"Say hello.<think></think>{content}"), "--chat-template"),
     ],
     ids=["grammar", "reasoning", "dropped", "ended", "empty thought"],
@@ -78,4 +88,6 @@ async def test_a_server_that_shows_no_prompts_is_checked_by_its_answer() -> None
 
 async def test_llama_cpp_refuses_to_continue_a_thought_under_a_schema() -> None:
     check = await survey_of(FakeLlamaCpp())
-    assert check is not None and check.is_blocking and "Failed to initialize samplers" in check.value
+    assert (
+        check is not None and check.is_blocking and "Failed to initialize samplers" in check.value
+    )

@@ -16,7 +16,9 @@ from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE, ChatNoirDocuments
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 
 
-async def test_searches_are_known_by_server_index_and_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_searches_are_known_by_server_index_and_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = FakeChatNoir(results(3))
     await search(server, tmp_path)
     monkeypatch.delenv(API_KEY_VARIABLE)
@@ -37,9 +39,12 @@ def foreign_database(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda path: path.write_text("My thesis, all of it. " * 100), foreign_database, Path.mkdir]
+    "make",
+    [lambda path: path.write_text("My thesis, all of it. " * 100), foreign_database, Path.mkdir],
 )
-def test_a_file_that_is_no_cache_of_ours_is_refused_and_kept(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_file_that_is_no_cache_of_ours_is_refused_and_kept(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
     settings = settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path)
     make(settings.cache)
     before = settings.cache.read_bytes() if settings.cache.is_file() else None

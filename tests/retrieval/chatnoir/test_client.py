@@ -49,7 +49,9 @@ def shorter_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_search_carries_query_place_and_key(tmp_path: Path) -> None:
     server = FakeChatNoir(results(3))
     async with server.running():
-        await search_again(settings_for(server, tmp_path), query=" Ist\n Gr\u00fcn \U0001f600 besser? ")
+        await search_again(
+            settings_for(server, tmp_path), query=" Ist\n Gr\u00fcn \U0001f600 besser? "
+        )
     (body,) = server.searches
     assert (body["query"], body["index"], body["from"], body["size"]) == (
         "Ist Gr\u00fcn \U0001f600 besser?",
@@ -135,7 +137,9 @@ def shorter_documents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_document_comes_by_redirect_and_without_the_key(tmp_path: Path) -> None:
-    server = FakeChatNoir(results(1), texts={ids(1)[0]: "Gr\u00fc\u00df Gott \U0001f600\nsecond line"})
+    server = FakeChatNoir(
+        results(1), texts={ids(1)[0]: "Gr\u00fc\u00df Gott \U0001f600\nsecond line"}
+    )
     assert await fetch(server, tmp_path) == "Gr\u00fc\u00df Gott \U0001f600\nsecond line"
     assert KEY not in repr(server.document_queries)
 
@@ -151,7 +155,9 @@ async def test_a_document_comes_by_redirect_and_without_the_key(tmp_path: Path) 
     ],
 )
 @pytest.mark.usefixtures("shorter_documents")
-async def test_a_document_without_usable_text_is_recorded(changes: Any, reason: str, tmp_path: Path) -> None:
+async def test_a_document_without_usable_text_is_recorded(
+    changes: Any, reason: str, tmp_path: Path
+) -> None:
     server = FakeChatNoir(results(1), **changes)
     assert await fetch(server, tmp_path) is None
     assert await fetch(server, tmp_path) is None
@@ -182,7 +188,8 @@ async def test_candidates_are_ranked_by_score_and_then_by_id(tmp_path: Path) -> 
     expected = [("d-c", 3.0), ("d-a", 2.0), ("d-b", 2.0), ("d-d", -1.0)]
     for topic, ranking in zip(TOPICS, rankings, strict=True):
         assert ranking == [
-            Candidate(topic.id, ident, rank, score) for rank, (ident, score) in enumerate(expected, start=1)
+            Candidate(topic.id, ident, rank, score)
+            for rank, (ident, score) in enumerate(expected, start=1)
         ]
     assert [body["query"] for body in server.searches] == [topic.title for topic in TOPICS]
     assert (retrieval.steps, retrieval.notices) == (2, [])
@@ -195,7 +202,9 @@ async def test_candidates_are_ranked_by_score_and_then_by_id(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("shorter_pages")
-async def test_a_second_run_needs_neither_server_nor_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_second_run_needs_neither_server_nor_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = FakeChatNoir(results(25), gone={ids(25)[3]})
     async with server.running():
         first = await Retrieval()(settings_for(server, tmp_path), depth=25)
@@ -205,7 +214,9 @@ async def test_a_second_run_needs_neither_server_nor_key(tmp_path: Path, monkeyp
     retrieval = Retrieval()
     assert await retrieval(offline, depth=25) == first
     missing = f"1 of 25 documents left out: {ids(25)[3]} (HTTP 404)"
-    assert retrieval.notices == [f"topic {number}: {missing}" for number in (1, 2)], "reported again"
+    assert retrieval.notices == [f"topic {number}: {missing}" for number in (1, 2)], (
+        "reported again"
+    )
 
 
 async def test_a_run_that_was_stopped_asks_only_for_the_rest(tmp_path: Path) -> None:

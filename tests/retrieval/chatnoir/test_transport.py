@@ -42,9 +42,13 @@ PASSING = [
 
 
 @pytest.mark.parametrize("behaviour", PASSING)
-async def test_a_failure_of_a_search_that_passes_is_retried(behaviour: Behaviour, tmp_path: Path) -> None:
+async def test_a_failure_of_a_search_that_passes_is_retried(
+    behaviour: Behaviour, tmp_path: Path
+) -> None:
     server = FakeChatNoir(results(3), behaviours=[behaviour, behaviour])
-    assert [hit.document_id for hit in await search(server, tmp_path, request_timeout=0.1)] == ids(3)
+    assert [hit.document_id for hit in await search(server, tmp_path, request_timeout=0.1)] == ids(
+        3
+    )
     assert len(server.searches) == 3
 
 
@@ -61,17 +65,29 @@ async def test_a_failure_that_lasts_ends_the_run_and_says_how_to_go_on(
     behaviour: Behaviour, request_timeout: float, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError) as caught:
-        await search(FakeChatNoir(rest=behaviour), tmp_path, request_timeout=request_timeout, retry_for=0.02)
+        await search(
+            FakeChatNoir(rest=behaviour), tmp_path, request_timeout=request_timeout, retry_for=0.02
+        )
     message = str(caught.value)
     assert reason in message and "search 'bottled water'" in message
-    assert str(tmp_path / "chatnoir.sqlite") in message and "resume with the same command" in message
+    assert (
+        str(tmp_path / "chatnoir.sqlite") in message and "resume with the same command" in message
+    )
 
 
 @pytest.mark.parametrize(
     ("behaviour", "kind", "pattern"),
     [
-        (status(401, "Invalid API key."), UsageError, "HTTP 401: .*Invalid API key.*CHATNOIR_API_KEY"),
-        (status(403, "Remote IP not allowed."), UsageError, "HTTP 403: .*Remote IP not allowed.*CHATNOIR_API_KEY"),
+        (
+            status(401, "Invalid API key."),
+            UsageError,
+            "HTTP 401: .*Invalid API key.*CHATNOIR_API_KEY",
+        ),
+        (
+            status(403, "Remote IP not allowed."),
+            UsageError,
+            "HTTP 403: .*Remote IP not allowed.*CHATNOIR_API_KEY",
+        ),
         (status(404), EngineError, "HTTP 404.*chatnoir.base_url"),
         (status(400, "bad index"), EngineError, "HTTP 400: .*bad index"),
         (status(302, Location="/elsewhere"), EngineError, "HTTP 302"),
@@ -128,13 +144,20 @@ async def test_requests_go_out_no_faster_than_set_retries_too(tmp_path: Path, cl
     [echoes(code) for code in (200, 302, 401, 404, 500)],
 )
 async def test_a_key_that_the_server_sends_back_is_told_nowhere(
-    behaviour: Behaviour, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    behaviour: Behaviour,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(0)
     with pytest.raises(ToucheError) as caught:
         await search(FakeChatNoir(rest=behaviour), tmp_path, retry_for=0.0)
     output = capsys.readouterr()
-    texts = [str(caught.value), repr(caught.value), "".join(traceback.format_exception(caught.value))]
+    texts = [
+        str(caught.value),
+        repr(caught.value),
+        "".join(traceback.format_exception(caught.value)),
+    ]
     context: BaseException | None = caught.value
     while context is not None:
         texts.append(f"{context!r} {context}")

@@ -22,7 +22,9 @@ SOME = {"d1": "Tea is better than coffee.", "d2": "Coffee wakes people up.", "d3
 def corpus_file(folder: Path, lines: dict[str, str] | list[tuple[str, str]]) -> Path:
     path = folder / "corpus.jsonl"
     pairs = lines.items() if isinstance(lines, dict) else lines
-    path.write_text("".join(json.dumps({"id": ident, "contents": text}) + "\n" for ident, text in pairs))
+    path.write_text(
+        "".join(json.dumps({"id": ident, "contents": text}) + "\n" for ident, text in pairs)
+    )
     return path
 
 
@@ -59,15 +61,22 @@ class Loader:
 
 
 @contextmanager
-def opened(server: FakeElasticsearch, *, k1: float = 1.5, b: float = 0.75, **changes: Any) -> Iterator[ElasticIndex]:
+def opened(
+    server: FakeElasticsearch, *, k1: float = 1.5, b: float = 0.75, **changes: Any
+) -> Iterator[ElasticIndex]:
     with closing(
-        ElasticIndex(get_task("comparative"), settings_for(server, **changes), k1=k1, b=b, warn=print)
+        ElasticIndex(
+            get_task("comparative"), settings_for(server, **changes), k1=k1, b=b, warn=print
+        )
     ) as index:
         yield index
 
 
 def retrieve(
-    index: ElasticIndex, topics: list[Topic], depth: int, fields: tuple[QueryField, ...] = ("title",)
+    index: ElasticIndex,
+    topics: list[Topic],
+    depth: int,
+    fields: tuple[QueryField, ...] = ("title",),
 ) -> list[list[Candidate]]:
     """The rankings, with `done` called once a topic."""
     done: list[None] = []

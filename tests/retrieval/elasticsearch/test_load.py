@@ -1,4 +1,7 @@
-"""Loading a corpus into Elasticsearch: all of it, once, also after failures; complete only when it is."""
+"""Loading a corpus into Elasticsearch: all of it, once, also after failures.
+
+Complete only when it is.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,15 @@ from tests.fake_elasticsearch import (
     says,
     takes_only,
 )
-from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, complete, corpus_file, numbered, opened, texts_in
+from tests.retrieval.elasticsearch.elastic_corpus import (
+    SOME,
+    Loader,
+    complete,
+    corpus_file,
+    numbered,
+    opened,
+    texts_in,
+)
 from touche_llm.errors import BadLine, DataError, EngineError, UsageError
 from touche_llm.retrieval import elasticsearch as elastic_load
 from touche_llm.retrieval.elasticsearch import META
@@ -44,7 +55,9 @@ def sizes(server: FakeElasticsearch) -> list[int]:
 # All of a corpus.
 
 
-def test_a_corpus_goes_in_batches_and_is_marked_complete_at_the_end(server: FakeElasticsearch, tmp_path: Path) -> None:
+def test_a_corpus_goes_in_batches_and_is_marked_complete_at_the_end(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
     load = Loader(server, corpus_file(tmp_path, numbered(25)))
     manifest = load()
     assert texts_in(server) == numbered(25)
@@ -55,8 +68,12 @@ def test_a_corpus_goes_in_batches_and_is_marked_complete_at_the_end(server: Fake
     assert load.notices == [f"loading {load.corpus} into {server.url}, index touche-llm"]
 
 
-def test_a_request_has_at_most_eight_mebibytes_or_one_document(server: FakeElasticsearch, tmp_path: Path) -> None:
-    texts = {name: "x" * size for name, size in (("a", 2**21), ("b", 2**22), ("c", 9 * 2**20), ("d", 1))}
+def test_a_request_has_at_most_eight_mebibytes_or_one_document(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
+    texts = {
+        name: "x" * size for name, size in (("a", 2**21), ("b", 2**22), ("c", 9 * 2**20), ("d", 1))
+    }
     Loader(server, corpus_file(tmp_path, texts))()
     assert sizes(server) == [2, 1, 1] and texts_in(server) == texts
 
@@ -69,7 +86,9 @@ def test_texts_come_through_as_they_are(server: FakeElasticsearch, tmp_path: Pat
         assert {ident: index.get(ident).text for ident in texts} == texts
 
 
-def test_a_corpus_that_is_there_is_not_sent_again(server: FakeElasticsearch, tmp_path: Path) -> None:
+def test_a_corpus_that_is_there_is_not_sent_again(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
     load = Loader(server, corpus_file(tmp_path, SOME))
     first = load()
     before = len(server.requests)
@@ -83,8 +102,18 @@ def test_a_corpus_that_is_there_is_not_sent_again(server: FakeElasticsearch, tmp
 @pytest.mark.parametrize(
     "behaviours",
     [
-        [refuses(429, "circuit_breaking_exception"), refuses(503), refuses(502), breaks(after=False)],
-        [takes_only(4), breaks(after=True), takes_only(0), takes_only(3, 503, "unavailable_shards_exception")],
+        [
+            refuses(429, "circuit_breaking_exception"),
+            refuses(503),
+            refuses(502),
+            breaks(after=False),
+        ],
+        [
+            takes_only(4),
+            breaks(after=True),
+            takes_only(0),
+            takes_only(3, 503, "unavailable_shards_exception"),
+        ],
     ],
     ids=["refusals", "partly"],
 )
@@ -151,7 +180,9 @@ def test_an_index_of_another_corpus_or_other_settings_is_refused_and_left_alone(
 
 
 @pytest.mark.parametrize("meta", [None, {META: {"format": 1}}, [1]])
-def test_an_index_of_another_program_is_refused(server: FakeElasticsearch, tmp_path: Path, meta: Any) -> None:
+def test_an_index_of_another_program_is_refused(
+    server: FakeElasticsearch, tmp_path: Path, meta: Any
+) -> None:
     mappings = {"properties": {}} if meta is None else {"_meta": meta, "properties": {}}
     server.indices["touche-llm"] = Index({}, mappings)
     for work in (Loader(server, corpus_file(tmp_path, SOME)), lambda: opened(server).__enter__()):
@@ -173,12 +204,16 @@ def test_a_repeated_id_is_a_bad_line(server: FakeElasticsearch, tmp_path: Path) 
     manifest = load(skip_bad_lines=True)
     assert (manifest.documents, manifest.bad_lines) == (25, 1)
     assert texts_in(server) == numbered(25)
-    with raises_at(UsageError, f"{server.url}, index touche-llm", "1 bad lines", "`skip_bad_lines: true`"):
+    with raises_at(
+        UsageError, f"{server.url}, index touche-llm", "1 bad lines", "`skip_bad_lines: true`"
+    ):
         load()
     assert load(skip_bad_lines=True) == manifest
 
 
-def test_a_document_that_the_server_refuses_ends_the_load(server: FakeElasticsearch, tmp_path: Path) -> None:
+def test_a_document_that_the_server_refuses_ends_the_load(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
     refused = {"create": refused_item("", "d2", 400, "document_parsing_exception", "no room")}
     server.behaviours["bulk"] = [says({"items": [refused]})]
     with raises_at(EngineError, server.url, "document d2", "document_parsing_exception", "no room"):
@@ -191,7 +226,12 @@ def test_a_document_that_the_server_refuses_ends_the_load(server: FakeElasticsea
 
 @pytest.mark.parametrize(
     "reply",
-    [{"items": [{"create": {"_id": "other", "status": 201}}] * 3}, {"items": []}, {}, b"<html>proxy</html>"],
+    [
+        {"items": [{"create": {"_id": "other", "status": 201}}] * 3},
+        {"items": []},
+        {},
+        b"<html>proxy</html>",
+    ],
     ids=repr,
 )
 def test_a_reply_of_another_form_ends_the_load_with_an_error(
@@ -205,9 +245,15 @@ def test_a_reply_of_another_form_ends_the_load_with_an_error(
 
 
 def test_a_refusal_says_what_was_asked_and_why(server: FakeElasticsearch, tmp_path: Path) -> None:
-    server.behaviours["create"] = [lambda request, usual: problem(400, "illegal_argument_exception", "no such filter")]
-    with raises_at(EngineError, server.url, "index touche-llm", "illegal_argument_exception", "no such filter"):
+    server.behaviours["create"] = [
+        lambda request, usual: problem(400, "illegal_argument_exception", "no such filter")
+    ]
+    with raises_at(
+        EngineError, server.url, "index touche-llm", "illegal_argument_exception", "no such filter"
+    ):
         Loader(server, corpus_file(tmp_path, SOME))()
     server.behaviours["bulk"] = [refuses(413, "content_too_long", "too long")]
-    with raises_at(EngineError, server.url, "lines 1 to 3", "HTTP 413", "content_too_long", "too long"):
+    with raises_at(
+        EngineError, server.url, "lines 1 to 3", "HTTP 413", "content_too_long", "too long"
+    ):
         Loader(server, corpus_file(tmp_path, SOME))()

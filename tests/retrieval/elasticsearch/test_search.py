@@ -11,7 +11,14 @@ import pytest
 
 from tests.expect import raises_at
 from tests.fake_elasticsearch import FakeElasticsearch, found, refuses, says
-from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, retrieve
+from tests.retrieval.elasticsearch.elastic_corpus import (
+    SOME,
+    Loader,
+    corpus_file,
+    numbered,
+    opened,
+    retrieve,
+)
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import ensure_store
@@ -60,14 +67,18 @@ def test_the_ranking_is_that_of_the_index_on_disk_with_lucenes_bm25(
     assert all(remote) and len(remote) == len(topics)
     for own, other in zip(local, remote, strict=True):
         assert [each.document_id for each in own] == [each.document_id for each in other]
-        assert [each.score for each in own] == pytest.approx([each.score for each in other], rel=1e-5)
+        assert [each.score for each in own] == pytest.approx(
+            [each.score for each in other], rel=1e-5
+        )
 
 
 def test_equal_scores_are_ordered_by_document_id_also_at_the_last_place(
     server: FakeElasticsearch, tmp_path: Path
 ) -> None:
     names = ["b", "B", "a", "ä", "\U0001f600", "\uff21", "a1"]
-    loaded(server, tmp_path, {name: "the same water" for name in names} | {"best": "water water water"})
+    loaded(
+        server, tmp_path, {name: "the same water" for name in names} | {"best": "water water water"}
+    )
     for depth in (3, 8):
         ranking = search(server, "water", depth)
         assert [each.document_id for each in ranking] == ["best", *sorted(names)][:depth]
@@ -75,11 +86,20 @@ def test_equal_scores_are_ordered_by_document_id_also_at_the_last_place(
     assert server.of("search")[0].body["size"] == 3
 
 
-def test_a_search_is_tried_again_and_given_up_with_the_topic_named(server: FakeElasticsearch, tmp_path: Path) -> None:
+def test_a_search_is_tried_again_and_given_up_with_the_topic_named(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
     loaded(server, tmp_path, SOME)
-    server.behaviours["search"] = [refuses(429), refuses(503), None, refuses(500, "search_phase_execution_exception")]
+    server.behaviours["search"] = [
+        refuses(429),
+        refuses(503),
+        None,
+        refuses(500, "search_phase_execution_exception"),
+    ]
     assert search(server, "tea")
-    with raises_at(EngineError, server.url, "topic 1", "HTTP 500", "search_phase_execution_exception"):
+    with raises_at(
+        EngineError, server.url, "topic 1", "HTTP 500", "search_phase_execution_exception"
+    ):
         search(server, "tea")
 
 
@@ -87,7 +107,10 @@ def test_a_search_is_tried_again_and_given_up_with_the_topic_named(server: FakeE
     ("reply", "message"),
     [
         (found([{"_id": "d1"}]), "_score"),
-        (b'{"timed_out": false, "_shards": {"failed": 0}, "hits": {"hits": [{"_id": "d1", "_score": NaN}]}}', "JSON"),
+        (
+            b'{"timed_out": false, "_shards": {"failed": 0}, "hits": {"hits": [{"_id": "d1", "_score": NaN}]}}',
+            "JSON",
+        ),
         ({"took": 1}, "hits"),
     ],
 )
@@ -104,7 +127,9 @@ def test_a_reply_that_cannot_be_is_an_error(
 # Documents.
 
 
-def test_documents_are_fetched_several_at_a_time_and_once(server: FakeElasticsearch, tmp_path: Path) -> None:
+def test_documents_are_fetched_several_at_a_time_and_once(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
     loaded(server, tmp_path, numbered(250))
     wanted = [f"d{n:03d}" for n in range(249, -1, -1)]
     with opened(server) as index:
@@ -139,7 +164,9 @@ def test_a_document_that_did_not_come_is_not_taken_for_one_that_is_not_there(
 # Opening.
 
 
-def test_an_index_that_does_not_fit_says_what_to_do(server: FakeElasticsearch, tmp_path: Path) -> None:
+def test_an_index_that_does_not_fit_says_what_to_do(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
     loaded(server, tmp_path, SOME)
     cases: list[tuple[dict[str, Any], list[str]]] = [
         ({"index": "other"}, ["no such index", "`touche-llm index --retriever elasticsearch "]),
@@ -152,6 +179,20 @@ def test_an_index_that_does_not_fit_says_what_to_do(server: FakeElasticsearch, t
 
 
 def test_the_settings_hold_names_of_one_index_alone() -> None:
-    for name in ("Big", "a,b", "a*", "_all", "-x", "", "a/b", "a b", "<x>", "a\n", ".x", "..", "x" * 201):
+    for name in (
+        "Big",
+        "a,b",
+        "a*",
+        "_all",
+        "-x",
+        "",
+        "a/b",
+        "a b",
+        "<x>",
+        "a\n",
+        ".x",
+        "..",
+        "x" * 201,
+    ):
         with raises_at(UsageError, "ElasticsearchSettings.index"):
             ElasticsearchSettings(index=name)

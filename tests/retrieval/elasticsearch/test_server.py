@@ -41,7 +41,9 @@ def greet(server: FakeElasticsearch) -> str:
         return there.version
 
 
-def log_in(monkeypatch: pytest.MonkeyPatch, *, user: str = "", password: str = "", key: str = "") -> None:
+def log_in(
+    monkeypatch: pytest.MonkeyPatch, *, user: str = "", password: str = "", key: str = ""
+) -> None:
     for name, value in (("USER", user), ("PASSWORD", password), ("API_KEY", key)):
         monkeypatch.setenv(f"ELASTICSEARCH_{name}", value)
 
@@ -67,12 +69,16 @@ def test_a_server_that_does_not_let_us_in_says_how_to_log_in(
 ) -> None:
     server.password = PASSWORD
     log_in(monkeypatch, **given)
-    with raises_at(UsageError, server.url, "HTTP 401", "ELASTICSEARCH_API_KEY", "ELASTICSEARCH_PASSWORD") as raised:
+    with raises_at(
+        UsageError, server.url, "HTTP 401", "ELASTICSEARCH_API_KEY", "ELASTICSEARCH_PASSWORD"
+    ) as raised:
         greet(server)
     assert "wrong" not in str(raised.value) and len(server.requests) == 1
 
 
-@pytest.mark.parametrize("given", [{"user": "elastic"}, {"user": "e", "password": "x", "key": "y"}, {"key": "a\nb"}])
+@pytest.mark.parametrize(
+    "given", [{"user": "elastic"}, {"user": "e", "password": "x", "key": "y"}, {"key": "a\nb"}]
+)
 def test_half_a_login_or_two_are_refused_before_anything_is_sent(
     server: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
@@ -117,16 +123,22 @@ def test_a_redirect_is_not_followed_with_the_password(
 # Failures.
 
 
-def test_a_failure_that_lasts_is_an_error_that_says_for_how_long(server: FakeElasticsearch, tmp_path: Path) -> None:
+def test_a_failure_that_lasts_is_an_error_that_says_for_how_long(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
     server.behaviours["bulk"] = [refuses(503, "unavailable", "no master")] * 1000
     load = Loader(server, corpus_file(tmp_path, SOME))
-    with raises_at(EngineError, server.url, "HTTP 503", "no master", "0.1 s", "elasticsearch.retry_for"):
+    with raises_at(
+        EngineError, server.url, "HTTP 503", "no master", "0.1 s", "elasticsearch.retry_for"
+    ):
         load(retry_for=0.1)
     assert len(server.of("bulk")) > 1
     assert sum("tried again" in notice for notice in load.notices) == 1
 
 
-def test_a_server_that_does_not_answer_is_waited_for_so_long_only(server: FakeElasticsearch) -> None:
+def test_a_server_that_does_not_answer_is_waited_for_so_long_only(
+    server: FakeElasticsearch,
+) -> None:
     def sleeps(_: ElasticRequest, __: object) -> Reply:
         time.sleep(0.3)
         return Reply(200, {})
@@ -136,9 +148,14 @@ def test_a_server_that_does_not_answer_is_waited_for_so_long_only(server: FakeEl
         Server(settings_for(server, request_timeout=0.1), print)
 
 
-def test_a_reply_that_is_cut_off_is_asked_for_again(server: FakeElasticsearch, tmp_path: Path) -> None:
+def test_a_reply_that_is_cut_off_is_asked_for_again(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
     Loader(server, corpus_file(tmp_path, SOME))()
-    server.behaviours["mget"] = [lambda request, usual: Reply(200, usual().body, cut=20), breaks(after=True)]
+    server.behaviours["mget"] = [
+        lambda request, usual: Reply(200, usual().body, cut=20),
+        breaks(after=True),
+    ]
     with opened(server) as index:
         asyncio.run(index.fetch(["d1", "none"]))
         assert index.find_unknown(["d1", "none"]) == ["none"]
