@@ -175,9 +175,8 @@ def test_a_file_that_others_take_in_is_no_prompt_and_one_that_does_not_load_is_f
     found = {found.name: found for found in find_prompts([get_task("comparative")], tmp_path)}
     assert set(found) == {"bad", "best", "judge", "objects", "order", "other", "queries", "stance"}
     assert found["judge"].loaded and not found["judge"].is_builtin and found["best"].is_builtin
-    assert (
-        found["judge"].loaded[1].hash
-        != find_prompt(get_task("comparative"), "judge").loaded[1].hash
-    )  # type: ignore[index]
+    built_in = find_prompt(get_task("comparative"), "judge").loaded
+    assert built_in is not None
+    assert found["judge"].loaded[1].hash != built_in[1].hash
     assert "must begin with front matter" in found["bad"].error
     assert "comparative has no answer 'sentence'; name one of judge, stance" in found["other"].error

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar, get_args
+from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import Field
 
@@ -137,9 +137,9 @@ def _publish(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P,
 
     @wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        options["progress"] = progress = ForwardedProgress(
-            options.get("progress") or default_progress()
-        )  # type: ignore[arg-type]
+        display = cast(Progress, options.get("progress") or default_progress())
+        progress = ForwardedProgress(display)
+        options["progress"] = progress
         try:
             return concurrency.run(function(*arguments, **options))
         finally:
