@@ -79,13 +79,11 @@ async def test_thoughts_take_a_file_before_that_of_the_answers(
     flags["engine__options"] = (
         {"placement_group_config": {"bundles": [{"CPU": 1}]}} if runner == "ray" else {}
     )
-    config = config_of(
-        tmp_path, programs, sampling={"thinking": {"judge": 50, "chains": 2}}, **flags
-    )
+    config = config_of(tmp_path, programs, sampling={"thinking": {"judge": 50}}, **flags)
     outcome = await pipeline.run_all(config, tmp_path / "out", Silent())
     assert (outcome.judgments.requested, outcome.failures) == (4, [])
     numbers = sent(programs) if runner == "vllm" else [len(rows) for rows in programs.seen("rows")]
-    assert numbers == [8, 8]
+    assert numbers == [4, 4]
     if runner == "ray":
         stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
         assert "Ray" in stages["judge"]["engine"]

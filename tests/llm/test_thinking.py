@@ -1,9 +1,8 @@
-"""Reasoning before answers: two requests, budgets, chains, replay."""
+"""Reasoning before answers: two requests, budgets, replay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,9 @@ import pytest
 from tests.answer_models import ComparativeJudgment, judge_request
 from tests.fake_server import FakeServer, says, schema_in
 from tests.scripted_engine import FACTS, ScriptedEngine
-from touche_llm.data.records import Reading
 from touche_llm.errors import UsageError
-from touche_llm.judging.pointwise import read_labels
-from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion
-from touche_llm.llm.logprobs import average_readings
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import DELIMITERS, Message, Request, Sampling, Thinking
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig, ThinkingConfig
@@ -144,78 +139,23 @@ async def test_the_document_leaves_room_for_the_thought_and_the_answer(
     assert sum(len(message.content) for message in engine.requests[0].messages) > 300 - 48 - 32 - 60
 
 
-class Chains(ScriptedEngine):
-    """Engine whose answer depends on the thought before it."""
-
-    def __init__(self, shares: Sequence[Mapping[int | str, float]]) -> None:
-        def script(request: Request) -> Mapping[str, Any]:
-            number = int(request.messages[-1].content.split("Thought ")[1][0])
-            return {"relevance": shares[number], "quality": 1, "stance": "NO"}
-
-        super().__init__(script)
-
-
-async def test_the_probabilities_of_chains_are_averaged(tmp_path: Path) -> None:
-    engine = Chains([{3: 0.6, 0: 0.4}, {3: 0.9, 1: 0.1}, {2: 1.0}])
+async def test_a_thought_and_its_answer_are_sent_once_and_replayed(tmp_path: Path) -> None:
+    engine = ScriptedEngine(judged)
+    request = request_about()
     with Cache(tmp_path / "c.sqlite") as cache:
-        request = request_about(thinking=replace(THINKING, chains=3))
         result = await model_with(cache, engine=engine).request(request, ComparativeJudgment)
-        sent = len(engine.requests)
-        assert (
-            await model_with(cache, engine=engine).request(request, ComparativeJudgment) == result
-        )
-        assert len(engine.requests) == sent == 6
-    assert isinstance(result, AnsweredRequest)
+        again = await model_with(cache, engine=engine).request(request, ComparativeJudgment)
+    assert isinstance(result, AnsweredRequest) and again == result
+    thought, answer = engine.requests
+    assert (result.thought_key, result.key) == (thought.key, answer.key)
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         assert await model_with(cache).request(request, ComparativeJudgment) == result
-    assert read_labels(result)["relevance"].probabilities == pytest.approx(  # type: ignore[arg-type]
-        {"0": 0.4 / 3, "1": 0.1 / 3, "2": 1 / 3, "3": 0.5}
-    )
-    # Three thoughts, each with seeds of its own, and the answer of the first names the judgment.
-    thoughts = [request for request in engine.requests if not request.schema]
-    assert [(request.repeat, request.sampling.seed) for request in thoughts] == [
-        (0, 0),
-        (1, 3),
-        (2, 6),
-    ]
-    answers = {request.repeat: request for request in engine.requests if request.schema}
-    assert result.key == answers[0].key and answers[2].sampling.seed == 6
-    assert [chain.key for chain in result.chains] == [answers[repeat].key for repeat in range(3)]
-
-
-async def test_one_chain_without_an_answer_leaves_none(tmp_path: Path) -> None:
-    class Broken(ScriptedEngine):
-        async def complete(self, request: Request) -> Completion:
-            if request.repeat == 1 and request.schema:
-                return Completion(
-                    text="{}", finish_reason="stop", prompt_tokens=1, completion_tokens=1
-                )
-            return await super().complete(request)
-
-    with Cache(tmp_path / "c.sqlite") as cache:
-        request = request_about(thinking=replace(THINKING, chains=3))
-        result = await model_with(cache, engine=Broken(judged)).request(
-            request, ComparativeJudgment
-        )
-    assert isinstance(result, FailedRequest)
-    assert [attempt.kind for attempt in result.attempts] == ["outside_schema"] * 3
-
-
-def test_answers_without_probabilities_are_votes() -> None:
-    readings = [Reading(answered=answered) for answered in ("A", "B", "A")]
-    voted = average_readings(
-        [*readings, Reading(answered="A", probabilities={"A": 0.6, "B": 0.4})], ("A", "B", "C")
-    )
-    assert voted.probabilities == {"A": 0.75, "B": 0.25, "C": 0.0}
-    assert average_readings(readings[:1], ("A", "B")) is readings[0]
 
 
 @pytest.mark.parametrize(
     ("values", "named"),
     [
         ({"judge": -1}, "judge"),
-        ({"chains": 3}, "chains"),
-        ({"judge": 8, "chains": 2, "temperature": 0.0}, "temperature"),
         ({"delimiters": "gpt"}, "delimiters"),
     ],
 )

@@ -91,7 +91,7 @@ async def test_the_run_sends_as_many_requests_as_the_dry_run_said(
 
 
 async def test_thoughts_are_counted_as_they_are_sent(tmp_path: Path) -> None:
-    budgets = {"judge": 100, "stance": 50, "compare": 200, "chains": 2}
+    budgets = {"judge": 100, "stance": 50, "compare": 200}
     config = short(
         tmp_path,
         rank=EXACT,
@@ -100,12 +100,12 @@ async def test_thoughts_are_counted_as_they_are_sent(tmp_path: Path) -> None:
     )
     without = short(tmp_path, rank=EXACT, ranking__listwise={"window": 4, "stride": 2})
     said, plain = await dry(config), requests(await dry(without))
-    # Two chains of thought and answer each, but for the objects of a topic.
+    # A thought and an answer each, but for the objects of a topic.
     assert requests(said) == {
-        prompt: count * (1 if "objects" in prompt else 4) for prompt, count in plain.items()
+        prompt: count * (1 if "objects" in prompt else 2) for prompt, count in plain.items()
     }
     (judge,) = (cost.least for cost in said.costs if cost.prompt == "comparative/judge")
-    assert judge.completion_tokens == 2 * plain["comparative/judge"] * (100 + 64)
+    assert judge.completion_tokens == plain["comparative/judge"] * (100 + 64)
     assert requests(said) == await real(
         config, tmp_path / "out", script_with_queries("comparative")
     )
@@ -152,7 +152,7 @@ async def test_where_the_answers_decide_how_often_is_compared_there_is_a_maximum
         ("sliding:6", {}, 2 * 5, 2 * (6 * 5 // 2)),
         # Answers that confirm need a comparison for each node of the heap and each of the best;
         # others need up to ten.
-        ("setwise:7", {"compare": 200, "chains": 2}, 2 * 2 * 7, 2 * 2 * 10),
+        ("setwise:7", {"compare": 200}, 2 * 7, 2 * 10),
     ):
         config = short(
             tmp_path, rank=("judge", step), stance__depth=0, sampling={"thinking": thinking}

@@ -23,7 +23,7 @@ from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import is_swapped
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
-from touche_llm.data.records import Failure, Judgment, RunLine, StanceReading
+from touche_llm.data.records import Failure, RunLine, StanceReading
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.engine import Completion
@@ -89,34 +89,6 @@ def heating(folder: Path, **flags: Any) -> Config:
 
 def sure_of(side: str, yes: float) -> Answer:
     return {"position": {"YES": yes, "NO": 1.0 - yes}, "stance": {side: 1.0}}
-
-
-@pytest.mark.parametrize(("thinking", "depth"), [("judge", 0), ("stance", 3)], ids=str)
-async def test_chains_are_combined_into_labels_before_they_are_averaged(
-    thinking: str, depth: int, tmp_path: Path
-) -> None:
-    def script(request: Request) -> Answer:
-        # One chain is sure of a position and a side, the other of no position, leaning to the other
-        # side.
-        is_second = "Thought 1" in request.messages[-1].content
-        asked = replace(request, messages=request.messages[:-1])
-        first, second = ("SECOND", "FIRST") if is_swapped(asked, HEAT_PUMP) else ("FIRST", "SECOND")
-        found = sure_of(second, 0.1) if is_second else sure_of(first, 1.0)
-        return (
-            {"relevance": 2, "quality": 1, **found}
-            if "relevance" in list_fields(request.schema)
-            else found
-        )
-
-    chains = {"thinking": {thinking: 8, "chains": 2}}
-    config = heating(tmp_path, sampling=chains, stance__depth=depth)
-    await judged(config, tmp_path / "out", script)
-    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
-    found = [judgment.readings["stance"].probabilities for judgment in judgments]
-    if depth:
-        found = [reading.probabilities for reading in readings(tmp_path / "out")]
-    expected = {"FIRST": 0.5, "SECOND": 0.05, "NEUTRAL": 0.0, "NO": 0.45}
-    assert len(found) == 3 and found == [pytest.approx(expected)] * 3
 
 
 async def test_a_liking_for_the_first_place_cancels_out_over_both_orders(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def arguments(data: TaskInput, url: str, out: Path) -> list[object]:
         "--depth",
         2,
     ]
-    command += ["--thinking", "judge=48", "--chains", 3, "--stance-depth", 0]
+    command += ["--thinking", "judge=48", "--stance-depth", 0]
     return [*command, "--cache", out.parent / "answers.sqlite"]
 
 
@@ -93,16 +93,16 @@ def test_a_thought_before_each_answer(data: TaskInput, vllm_url: str, tmp_path: 
         "--stance-depth",
         0,
     ]
-    command += ["--thinking", "judge=24", "--chains", 2]
+    command += ["--thinking", "judge=24"]
     command += ["--cache", tmp_path / "answers.sqlite"]
     (said,) = json.loads(
         touche(*command, "--out", tmp_path / "out", "--dry-run", "--format", "json").stdout
     )
     touche(*command, "--base-url", vllm_url, "--out", tmp_path / "out")
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
-    assert [len(judgment.thoughts or ()) for judgment in judgments] == [2, 2, 2]
+    assert [len(judgment.thoughts or ()) for judgment in judgments] == [1, 1, 1]
     answers = stored(tmp_path)
-    assert len(answers) == said["requests_least"] == said["requests_most"] == 12
+    assert len(answers) == said["requests_least"] == said["requests_most"] == 6
     assert max(answer.completion_tokens for answer in answers if not answer.tokens) <= 24
     touche(
         *command,

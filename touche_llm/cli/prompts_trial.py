@@ -246,7 +246,8 @@ def _list_lines(trial: Trial) -> Iterator[str]:
     yield f"{about if len(trial.ids) > 1 else ''.join(trial.ids) or 'the topic'}:"
     yield from (f"  {_describe_cut(document_id, cut)}" for document_id, cut in trial.cut.items())
     if isinstance(trial.result, AnsweredRequest):
-        yield from (f"  thought: {thought}" for thought in _list_thoughts(trial.result))
+        if trial.result.thought_key:
+            yield f"  thought: {trial.result.thought}"
         yield f"  answer: {trial.result.answer.text}"
         stance = trial.readings.get(STANCE)
         if stance is not None and trial.values[STANCE] != stance.answered:
@@ -290,7 +291,7 @@ def _make_rows(
             rows.append(row | {"failure": last.kind, "answer": last.text})
             continue
         answer = trial.result.answer
-        row |= {"answer": answer.text, "thought": "\n\n".join(_list_thoughts(trial.result)) or None}
+        row |= {"answer": answer.text, "thought": trial.result.thought or None}
         row |= {
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
@@ -304,7 +305,3 @@ def _make_rows(
                 row_of["outside"] = reading.off_label_mass
             rows.append(row_of)
     return rows
-
-
-def _list_thoughts(result: AnsweredRequest[Any]) -> list[str]:
-    return [chain.thought for chain in result.chains if chain.thought_key]

@@ -24,8 +24,6 @@ from touche_llm.llm.answers import (
     get_labels,
 )
 from touche_llm.llm.logprobs import (
-    Label,
-    average_readings,
     compute_expected_grade,
     get_most_probable,
     read_label,
@@ -90,9 +88,8 @@ class RequestBuilder:
     ) -> dict[str, Reading]:
         """Read the labels of an answer, see the function of that name, and count them."""
         readings = read_labels(result, question)
-        for place, chain in enumerate(result.chains if self.sampling.top_logprobs else ()):
-            # The readings are the mean over the chains.
-            self.model.count_labels(origin, {} if place else readings, _find_problem(chain))
+        if self.sampling.top_logprobs:
+            self.model.count_labels(origin, readings, _find_problem(result))
         return readings
 
 
@@ -158,32 +155,25 @@ def read_labels(
 ) -> dict[str, Reading]:
     """Read the label of each field that has labels, without probabilities if any field lacks them.
 
-    An answer is read in one way only: expectations are not mixed with plain labels. Each chain of
-    reasoning is read by itself, and the mean of all is returned. If the answer has a position, and
-    that of `question` has none, position and side are combined into the stance.
+    An answer is read in one way only: expectations are not mixed with plain labels. If the answer
+    has a position, and that of `question` has none, position and side are combined into the stance.
     """
-    labels: dict[str, Sequence[Label]] = {**get_labels(type(result.value))}
-    chains = [_read_chain(chain) for chain in result.chains]
-    if (
-        question is not None
-        and "position" in labels
-        and "position" not in question.answer.model_fields
-    ):
-        del labels["position"]
-        sides, labels["stance"] = labels["stance"], get_labels(question.answer)["stance"]
-        (without,) = set(labels["stance"]) - set(sides)
-        for chain in chains:
-            stances = [str(label) for label in labels["stance"]]
-            chain["stance"] = combine_position(
-                chain.pop("position"), chain["stance"], stances, str(without)
-            )
-    return {
-        field: average_readings([chain[field] for chain in chains], allowed)
-        for field, allowed in labels.items()
-    }
+    readings = _read_fields(result)
+    if question is None or "position" not in readings:
+        return readings
+    if "position" in question.answer.model_fields:
+        return readings
+    sides = get_labels(type(result.value))["stance"]
+    stances = get_labels(question.answer)["stance"]
+    (without,) = set(stances) - set(sides)
+    position = readings.pop("position")
+    readings["stance"] = combine_position(
+        position, readings["stance"], [str(label) for label in stances], str(without)
+    )
+    return readings
 
 
-def _read_chain(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
+def _read_fields(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
     labels = get_labels(type(result.value))
     answered = result.value.model_dump(include=set(labels))
     readings = {
@@ -198,8 +188,8 @@ def _read_chain(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
 
 
 def _find_problem(result: AnsweredRequest[AnswerModel]) -> str:
-    """Return why the labels of an answer, of the first chain, cannot be read from log-probabilities; else nothing."""
-    if all(reading.probabilities is not None for reading in _read_chain(result).values()):
+    """Return why the labels of an answer cannot be read from log-probabilities; else nothing."""
+    if all(reading.probabilities is not None for reading in _read_fields(result).values()):
         return ""
     why = (
         "not all labels have log-probabilities in"
@@ -244,7 +234,7 @@ async def _send(
         if not isinstance(result, AnsweredRequest):
             return make_failure(topic, document_id, prompt, result)
         readings = builder.read_labels(result, prompt.origin(topic.id, document_id), whole)
-        thoughts = [chain.thought_key for chain in result.chains if chain.thought_key]
+        thoughts = [result.thought_key] if result.thought_key else []
         return _Reply(readings, result.key, result.sample, thoughts, cut, topic)
 
     results = await map_in_order(send, requests, builder.concurrency)

@@ -258,11 +258,10 @@ def describe_exchange(trial: Trial) -> dict[str, Any]:
     """Return the messages of a request, the answer and the reasoning, as they were sent and received."""
     messages = [{"role": message.role, "text": message.content} for message in trial.messages]
     if isinstance(trial.result, AnsweredRequest):
-        thoughts = [chain.thought for chain in trial.result.chains if chain.thought_key]
         return {
             "messages": messages,
             "answer": trial.result.answer.text,
-            "thought": "\n\n".join(thoughts),
+            "thought": trial.result.thought,
         }
     last = trial.result.attempts[-1] if trial.result.attempts else None
     return {"messages": messages, "answer": "" if last is None else last.text, "thought": ""}

@@ -6,7 +6,6 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from statistics import fmean
 
 from touche_llm.data.records import Reading
 from touche_llm.llm.answers import Layout, Token, Unusable
@@ -130,29 +129,6 @@ def _list_alternatives(token: Token) -> Sequence[tuple[str, float]]:
     if any(text == token.token for text, _ in token.top):
         return token.top
     return [*token.top, (token.token, token.logprob)]
-
-
-def average_readings(readings: Sequence[Reading], labels: Sequence[Label]) -> Reading:
-    """Return the mean of the readings of one field in the answers of several chains of reasoning.
-
-    If an answer has no probabilities, each answer counts as a vote for its label.
-    """
-    if len(readings) == 1:
-        return readings[0]
-    probabilities = [reading.probabilities for reading in readings]
-    known = [shares for shares in probabilities if shares is not None]
-    if len(known) < len(readings):
-        known = [{str(reading.answered): 1.0} for reading in readings]
-    means = {
-        name: _round(fmean([shares.get(name, 0.0) for shares in known]))
-        for name in map(str, labels)
-    }
-    return Reading(
-        answered=readings[0].answered,
-        probabilities=means,
-        off_label_mass=_round(fmean([reading.off_label_mass or 0.0 for reading in readings])),
-        shared=_round(fmean([reading.shared or 0.0 for reading in readings])),
-    )
 
 
 def _find_path(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic
 
-from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Attempt, Cut, Reading
 from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.llm.answers import (
@@ -48,7 +47,7 @@ _MAX_UNREAD = 32
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest(Generic[AnswerT]):
-    """Request with a usable answer, with the thought before it and its key, if any, and the answers of other chains."""
+    """Request with a usable answer, with the thought before it and its key, if any."""
 
     value: AnswerT
     answer: Answer
@@ -57,12 +56,6 @@ class AnsweredRequest(Generic[AnswerT]):
     sample: int
     thought: str = ""
     thought_key: str = ""
-    others: tuple[AnsweredRequest[AnswerT], ...] = ()
-
-    @property
-    def chains(self) -> tuple[AnsweredRequest[AnswerT], ...]:
-        """The answers of all chains; only this one without chains."""
-        return (self, *self.others)
 
 
 @dataclass(slots=True)
@@ -94,32 +87,14 @@ class ModelClient(TokenCountingClient):
     ) -> AnsweredRequest[AnswerT] | FailedRequest:
         """Return the answer to a request, from the cache or from the engine, after reasoning if it requests that.
 
-        Of several chains, all have to succeed. A replay miss is added to `misses`.
+        A replay miss is added to `misses`.
         """
         if request.thinking is None:
             return await self.request_one(request, model)
-        repeats = range(request.thinking.chains)
-        results = await map_in_order(
-            lambda repeat: self._request_chain(request, model, repeat), repeats, len(repeats)
-        )
-        answered = [result for result in results if isinstance(result, AnsweredRequest)]
-        if len(answered) == len(results):
-            return replace(answered[0], others=tuple(answered[1:]))
-        # A replay miss has no attempts.
-        return max(
-            (each for each in results if isinstance(each, FailedRequest)),
-            key=lambda each: len(each.attempts),
-        )
-
-    async def _request_chain(
-        self, request: Request, model: type[AnswerT], repeat: int
-    ) -> AnsweredRequest[AnswerT] | FailedRequest:
-        """Let the model reason, close its thought, and return the answer after it."""
-        assert request.thinking is not None
-        reasoned = await self.request_one(request_thought(request, repeat), FreeText)
+        reasoned = await self.request_one(request_thought(request), FreeText)
         if isinstance(reasoned, FailedRequest):
             return reasoned
-        continued = partial(continue_thought, request, repeat)
+        continued = partial(continue_thought, request)
         thought = request.thinking.clean(reasoned.value.text)
         # Encoded again, a text can have more tokens than the model generated.
         room = self.engine_info.context - request.sampling.max_tokens

@@ -314,7 +314,7 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
     thoughtful = replace(
         survey.build(), thinking=thinking, chat_template_kwargs=settings.chat_template_kwargs
     )
-    continued = [continue_thought(thoughtful, 0, thought) for thought in _THOUGHTS]
+    continued = [continue_thought(thoughtful, thought) for thought in _THOUGHTS]
     try:
         problem = await _compare_prompts(survey, thoughtful, continued)
     except (Rejected, BrokenReply) as error:

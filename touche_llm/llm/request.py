@@ -23,13 +23,12 @@ DELIMITERS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a model reasons before it answers: at most `budget` tokens, between delimiters, in several chains."""
+    """How a model reasons before it answers: at most `budget` tokens, between delimiters."""
 
     budget: int
     opening: str
     closing: str
     temperature: float
-    chains: int = 1
 
     @property
     def max_tokens(self) -> int:
@@ -211,7 +210,7 @@ class Request:
         return replace(self, sampling=sampling, sample=sample)
 
 
-def request_thought(request: Request, repeat: int) -> Request:
+def request_thought(request: Request) -> Request:
     """Return the request for the reasoning before an answer: free text that ends at the closing delimiter."""
     thinking = request.thinking
     assert thinking is not None
@@ -219,26 +218,23 @@ def request_thought(request: Request, repeat: int) -> Request:
         request,
         schema={},
         sampling=Sampling(
-            thinking.temperature,
-            request.sampling.seed + MAX_SAMPLES * repeat,
-            thinking.budget,
+            temperature=thinking.temperature,
+            seed=request.sampling.seed,
+            max_tokens=thinking.budget,
             top_logprobs=0,
         ),
-        repeat=repeat,
         stop=(thinking.closing.strip(),),
         thinking=None,
     )
 
 
-def continue_thought(request: Request, repeat: int, thought: str) -> Request:
+def continue_thought(request: Request, thought: str) -> Request:
     """Return the request for the answer after a thought: the same messages, and the thought, which it continues."""
     thinking = request.thinking
     assert thinking is not None
     return replace(
         request,
         messages=(*request.messages, Message("assistant", thinking.delimit(thought))),
-        sampling=replace(request.sampling, seed=request.sampling.seed + MAX_SAMPLES * repeat),
-        repeat=repeat,
         thinking=None,
     )
 

@@ -283,7 +283,6 @@ class ThinkingConfig(Section):
             for none.
         stance: The same for the stance prompt.
         compare: The same for prompts that compare documents.
-        chains: Number of thoughts for each answer, whose label probabilities are averaged.
         delimiters: Texts before and after a thought; a preset by the model, or the two texts.
         temperature: Temperature of thoughts; models that reason repeat themselves at 0.
         chat_template_kwargs: Switches of the chat template, in place of those of `sampling`.
@@ -292,24 +291,11 @@ class ThinkingConfig(Section):
     judge: _Budget = 0
     stance: _Budget = 0
     compare: _Budget = 0
-    chains: Annotated[int, Option("--chains", "Thoughts per answer, averaged", "Judging")] = Field(
-        1, ge=1, le=64
-    )
     delimiters: Annotated[tuple[_Delimiter, _Delimiter], BeforeValidator(_name_delimiters)] = (
         DELIMITERS["qwen3"]
     )
     temperature: float = Field(0.6, ge=0.0, le=2.0)
     chat_template_kwargs: dict[str, Any] = {"enable_thinking": True, "thinking": True}
-
-    @model_validator(mode="after")
-    def _check_chains(self) -> ThinkingConfig:
-        if self.chains > 1 and not self.budgets:
-            raise ValueError(
-                "chains: averages answers after reasoning, which is off; give a budget, as judge: 512"
-            )
-        if self.chains > 1 and not self.temperature:
-            raise ValueError("temperature: must be above 0 for chains, which would all be the same")
-        return self
 
     @property
     def budgets(self) -> dict[str, int]:
@@ -326,7 +312,7 @@ class ThinkingConfig(Section):
         None if it does not.
         """
         budget = self.budgets.get(_BUDGETS.get(purpose, ""), 0)
-        return Thinking(budget, *self.delimiters, self.temperature, self.chains) if budget else None
+        return Thinking(budget, *self.delimiters, self.temperature) if budget else None
 
 
 class SamplingConfig(Section):

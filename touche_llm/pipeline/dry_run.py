@@ -144,7 +144,7 @@ def _bound_comparisons(
             most = sum(
                 compared[place] if bound is None else bound for place, bound in bounds.items()
             )
-            yield prompt.name, most * (2 * thinking.chains if thinking else 1)
+            yield prompt.name, most * (2 if thinking else 1)
 
 
 @asynccontextmanager

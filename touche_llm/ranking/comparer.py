@@ -329,9 +329,6 @@ class Comparer:
 
 
 def _read_order(result: AnsweredRequest[AnswerModel]) -> list[str]:
-    """Return the labels by their mean place in the orders of all chains.
-
-    At equal places as in the first order.
-    """
-    orders = [chain.value.model_dump()["order"].split(ORDER_SEPARATOR) for chain in result.chains]
-    return sorted(orders[0], key=lambda label: sum(order.index(label) for order in orders))
+    """Return the labels in the order of an answer."""
+    order: str = result.value.model_dump()["order"]
+    return order.split(ORDER_SEPARATOR)
