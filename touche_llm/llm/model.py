@@ -28,6 +28,7 @@ from touche_llm.llm.answers import (
     parse_answer,
 )
 from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.client import EngineClient, describe_entry
 from touche_llm.llm.engine import Completion, Engine, Rejected, Transient
 from touche_llm.llm.logprobs import (
     LabelCounts,
@@ -37,7 +38,6 @@ from touche_llm.llm.logprobs import (
     select_label_tokens,
 )
 from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
-from touche_llm.llm.truncation import TokenCountingClient, describe_entry
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class AnsweredRequest(Generic[AnswerT]):
 
 
 @dataclass(slots=True)
-class ModelClient(TokenCountingClient):
+class ModelClient(EngineClient):
     """Client of one model with one answer cache.
 
     Attributes:

@@ -16,6 +16,7 @@ from touche_llm.data.records import JsonStruct
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import EntryMetadata, describe_resume
+from touche_llm.llm.client import EngineClient
 from touche_llm.llm.engine import (
     BrokenReply,
     EngineInfo,
@@ -26,7 +27,6 @@ from touche_llm.llm.engine import (
 )
 from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
-from touche_llm.llm.truncation import TokenCountingClient
 from touche_llm.text.passages import RankedPassages
 
 if TYPE_CHECKING:  # takes a while to load
@@ -53,7 +53,7 @@ _StoredT = TypeVar("_StoredT", Embedding, Score)
 
 
 @dataclass(slots=True)
-class PoolingClient(TokenCountingClient):
+class PoolingClient(EngineClient):
     """Client of one embedding model or cross-encoder.
 
     `dimensions` are those of its vectors, None for its own.

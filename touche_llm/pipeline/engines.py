@@ -14,6 +14,7 @@ from touche_llm.data.settings import read_settings
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.client import StartUp
 from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo, Rejected, Transient
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient, PoolingServer
@@ -30,7 +31,6 @@ from touche_llm.llm.settings import (
     check_model_folder,
     get_model_name,
 )
-from touche_llm.llm.truncation import StartUp
 from touche_llm.pipeline.progress import Progress, SilentProgress, default_progress
 
 if TYPE_CHECKING:

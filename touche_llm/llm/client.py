@@ -1,0 +1,220 @@
+"""Base of the clients of models: connection, retries, when to give up, token counts in the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from touche_llm.data.concurrency import retry
+from touche_llm.data.records import Attempt, Cut
+from touche_llm.errors import EngineError
+from touche_llm.llm.answers import FailedRequest
+from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
+from touche_llm.llm.engine import (
+    CountingEngine,
+    Counts,
+    EngineInfo,
+    Rejected,
+    Transient,
+    Unreachable,
+)
+from touche_llm.llm.request import Message, Request
+from touche_llm.llm.truncation import Fitting, Truncation, apply_truncation
+from touche_llm.text.passages import RankedPassages
+
+_LOG = logging.getLogger(__name__)
+_ResultT = TypeVar("_ResultT")
+
+# Connects to an engine.
+StartUp = Callable[[], Awaitable[EngineInfo]]
+# So many requests in a row without a reply are a fault of the server, not of the requests.
+_MAX_LOST_IN_A_ROW = 32
+
+
+@dataclass(slots=True)
+class EngineClient:
+    """Base of the clients of models: connection, retries, token counts, truncated documents.
+
+    Attributes:
+        engine_info: Description of the engine; from the cache until it is connected.
+        engine: None in a replay.
+        start_up: Connects to the engine before the first request; None if it is connected.
+        misses: Requests that a replay did not find in the cache.
+    """
+
+    engine_info: EngineInfo
+    engine: CountingEngine | None
+    cache: Cache
+    retry_for: float = 600.0
+    start_up: StartUp | None = None
+    counts: Counts = field(default_factory=Counts)
+    misses: list[Request] = field(default_factory=list)
+    # Requests in a row without a reply.
+    _lost_in_a_row: int = 0
+    # Tokens of the chat template by number of messages.
+    _overheads: dict[int, int] = field(default_factory=dict)
+    _overhead_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _start_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _start_failure: EngineError | None = None
+
+    async def truncate_document(
+        self,
+        build_request: Callable[[str], Request],
+        whole: Request,
+        document: str | RankedPassages,
+        room: int,
+    ) -> tuple[str, Cut | None] | FailedRequest:
+        """Return the text of a document with which a prompt has at most `room` tokens, and its truncation, if any.
+
+        Raises PromptError if the prompt alone leaves no room for the document.
+        """
+        bound = await self.bound_tokens(whole)
+        if isinstance(bound, FailedRequest):
+            return bound
+        if bound <= room:
+            return apply_truncation(document, Truncation(prompt_tokens=0))
+
+        async def fit(engine: CountingEngine) -> Truncation:
+            return await Fitting(
+                lambda text: self._retry(
+                    lambda: engine.counter.count_tokens(build_request(text).messages)
+                ),
+                lambda text, max_tokens: self._retry(
+                    lambda: engine.counter.truncate(text, max_tokens)
+                ),
+                room,
+                whole.origin.location,
+            ).fit(document)
+
+        # A number of passages is meaningful only with the passages and their order.
+        passages = {} if isinstance(document, str) else {"passages": document.preference}
+        truncation = await self._measure(whole, fit, room=room, **passages)
+        if isinstance(truncation, FailedRequest):
+            return truncation
+        self.counts.cut += not truncation.is_complete
+        return apply_truncation(document, truncation)
+
+    async def count_tokens(self, request: Request) -> int | FailedRequest:
+        """Return the number of prompt tokens of a request, as the engine counts them."""
+
+        async def count(engine: CountingEngine) -> Truncation:
+            tokens = await self._retry(lambda: engine.counter.count_tokens(request.messages))
+            return Truncation(prompt_tokens=tokens)
+
+        counted = await self._measure(request, count)
+        return counted if isinstance(counted, FailedRequest) else counted.prompt_tokens
+
+    async def _measure(
+        self,
+        request: Request,
+        measure: Callable[[CountingEngine], Awaitable[Truncation]],
+        **parameters: Any,
+    ) -> Truncation | FailedRequest:
+        """Return the measurement of a request from the cache or from the engine."""
+        key = request.make_key("fit", **parameters)
+        cached = self.cache.get(key, Truncation)
+        if cached is not None:
+            return cached
+        if self.engine is None:
+            self.misses.append(request)
+            return FailedRequest([])
+        try:
+            measured = await measure(self.engine)
+        except Rejected as rejected:
+            return self._fail([Attempt(sample=0, kind="server_error", reason=str(rejected))])
+        except Transient as transient:
+            return self._fail([self._record_lost(transient, 0)])
+        return await self.cache.store(describe_entry("fit", request, key), measured)
+
+    async def bound_tokens(self, request: Request) -> int | FailedRequest:
+        """Return an upper bound of the prompt tokens of a request: no token is shorter than a byte."""
+        overhead = await self._count_overhead(request)
+        if isinstance(overhead, FailedRequest):
+            return overhead
+        return overhead + sum(
+            len(message.content.encode("utf-8", "replace")) for message in request.messages
+        )
+
+    async def _count_overhead(self, request: Request) -> int | FailedRequest:
+        """Return the tokens that the chat template adds: known for a lone question, counted once for longer chats."""
+        size = len(request.messages)
+        if size <= 2 and request.messages[-1].role == "user":
+            return self.engine_info.overhead
+        async with self._overhead_lock:
+            if size not in self._overheads:
+                # Some templates refuse empty messages. The overhead does not depend on the topic.
+                short = tuple(Message(message.role, "x") for message in request.messages)
+                origin = replace(request.origin, topic_id="", document_id=None)
+                counted = await self.count_tokens(replace(request, messages=short, origin=origin))
+                if isinstance(counted, FailedRequest):
+                    return counted
+                self._overheads[size] = counted
+            return self._overheads[size]
+
+    def _fail(self, attempts: list[Attempt]) -> FailedRequest:
+        self.counts.failures += 1
+        return FailedRequest(attempts)
+
+    def _record_lost(self, transient: Transient, sample: int) -> Attempt:
+        """Return the attempt of a request without a reply.
+
+        Raise EngineError if the server is at fault.
+        """
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW or isinstance(transient, Unreachable):
+            raise EngineError(
+                f"the server does not reply to requests any more ({transient.reason}); check it; "
+                f"{self._describe_resume()}"
+            )
+        return Attempt(sample=sample, kind=transient.kind, reason=transient.reason)
+
+    def _describe_resume(self) -> str:
+        """Return where the results so far are and how to resume, for a message."""
+        return describe_resume(self.cache.path, self.cache.mode)
+
+    async def _retry(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
+        """Call the engine, and retry transient failures."""
+
+        def record(problem: Transient) -> None:
+            self.counts.retries += 1
+            self.counts.problem = str(problem)
+            # The text after the colon may be the server's and may quote the prompt.
+            _LOG.info("retry: %s: %s", problem.kind, problem.reason.partition(":")[0][:100])
+
+        await self.connect()
+        return await retry(call, self.retry_for, record)
+
+    async def connect(self) -> EngineInfo:
+        """Connect to the engine unless it is connected, and return its description.
+
+        A failure is raised again.
+        """
+        async with self._start_lock:
+            if self._start_failure is not None:
+                raise self._start_failure
+            if self.start_up is not None:
+                try:
+                    self.engine_info, self.start_up = await self.start_up(), None
+                except EngineError as error:
+                    self._start_failure = error
+                    raise
+            return self.engine_info
+
+
+def describe_entry(kind: str, request: Request, key: str) -> EntryMetadata:
+    """Return the metadata of the cache entry for the result of a request."""
+    origin = request.origin
+    return EntryMetadata(
+        key=key,
+        kind=kind,
+        model=request.model,
+        prompt=origin.prompt,
+        prompt_version=origin.prompt_version,
+        prompt_hash=origin.prompt_hash,
+        topic=origin.topic_id,
+        document=origin.document_id,
+        sample=request.sample,
+    )
