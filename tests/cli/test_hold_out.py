@@ -64,8 +64,8 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     for config in tmp_path.glob("*/config.yaml"):
         config.write_text(config.read_text().replace(str(made), str(tmp_path)))
-    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(make_engine()))
-    monkeypatch.setattr(prompts_trial, "open_model", opening(make_engine()))
+    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_client", opening(make_engine()))
+    monkeypatch.setattr(prompts_trial, "open_client", opening(make_engine()))
     return tmp_path
 
 

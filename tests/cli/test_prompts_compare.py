@@ -50,7 +50,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     for name, words in (("blunt", "BLUNT"), ("sharp", "SHARP")):
         wording(tmp_path / "mine" / f"{name}.jinja", words)
     found = Engine()
-    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(found))
+    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_client", opening(found))
     return found
 
 

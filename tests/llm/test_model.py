@@ -14,11 +14,12 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.judging.pointwise import make_failure
-from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import get_task
 from touche_llm.text import Analyzer
@@ -41,7 +42,12 @@ def model_with(
 ) -> tuple[ModelClient, ScriptedEngine]:
     scripted = ScriptedEngine(lambda _: ANSWER)
     info = FACTS.model_copy(update={"context": context, "overhead": 0})
-    return ModelClient(engine_info=info, engine=scripted if engine else None, cache=cache), scripted
+    return ModelClient(
+        engine_info=info,
+        engine=scripted if engine else None,
+        cache=cache,
+        sampling=SamplingConfig(),
+    ), scripted
 
 
 async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path) -> None:
@@ -163,7 +169,7 @@ async def test_a_replay_miss_names_the_first_request(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         model, _ = model_with(cache, engine=False)
         for missing in (request, request_about("y")):
-            assert await model.request(missing, ComparativeJudgment) == FailedRequest([])
+            assert await model.request(missing, ComparativeJudgment) == FailedRequest(missing, [])
         with pytest.raises(
             ReplayMiss, match=r"lacks 2 .*scripted .*judge version 1 \(aaaa\) .*document doc"
         ) as raised:
@@ -207,7 +213,9 @@ async def test_when_a_request_is_cancelled_no_task_waits_forever_and_it_can_be_s
 ) -> None:
     engine = Held()
     with Cache(tmp_path / "c.sqlite") as cache:
-        model = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
+        model = ModelClient(
+            engine_info=FACTS, engine=engine, cache=cache, sampling=SamplingConfig()
+        )
         first, waiter = (
             asyncio.create_task(model.request(request_about("tea"), ComparativeJudgment))
             for _ in range(2)
@@ -241,7 +249,12 @@ async def test_the_kind_of_a_failure_is_that_of_its_last_attempt(tmp_path: Path)
             )
 
     with Cache(tmp_path / "c.sqlite") as cache:
-        model = ModelClient(engine_info=FACTS, engine=Fickle(lambda _: ANSWER), cache=cache)
+        model = ModelClient(
+            engine_info=FACTS,
+            engine=Fickle(lambda _: ANSWER),
+            cache=cache,
+            sampling=SamplingConfig(),
+        )
         result = await model.request(request_about("tea"), ComparativeJudgment)
     assert isinstance(result, FailedRequest)
     assert [(each.sample, each.kind) for each in result.attempts] == [

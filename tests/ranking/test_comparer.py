@@ -23,6 +23,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Message, Request, Sampling
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (
@@ -118,7 +119,7 @@ def comparer_for(
     question = get_task(task).question
     facts = FACTS.model_copy(update={"context": engine.context, "overhead": 10})
     with Cache(Path("unused"), CacheMode.OFF) as off:
-        model = ModelClient(engine_info=facts, engine=engine, cache=off)
+        model = ModelClient(engine_info=facts, engine=engine, cache=off, sampling=SamplingConfig())
     return Comparer(
         step="listwise:20",
         topic=topic,

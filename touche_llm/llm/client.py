@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from touche_llm.data.concurrency import retry
 from touche_llm.data.records import Attempt, Cut
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
 from touche_llm.llm.engine import (
     CountingEngine,
@@ -26,6 +25,29 @@ from touche_llm.llm.truncation import Fitting, Truncation, apply_truncation
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """Request without a usable answer.
+
+    Attributes:
+        request: Request as it would be or was sent.
+        attempts: Attempts to get an answer; none of a replay, whose cache lacks the answer.
+        is_unmeasured: Whether the failure came before: the tokens of its document, which may be too
+            long, could not be counted.
+    """
+
+    request: Request
+    attempts: list[Attempt]
+    is_unmeasured: bool = False
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether it is a replay whose cache lacks the answer."""
+        return not self.attempts
+
+
 _ResultT = TypeVar("_ResultT")
 
 # Connects to an engine.
@@ -119,15 +141,16 @@ class EngineClient:
         if cached is not None:
             return cached
         if self.engine is None:
-            self.misses.append(request)
-            return FailedRequest([])
+            return replace(self._miss(request), is_unmeasured=True)
         try:
             measured = await measure(self.engine)
         except Rejected as rejected:
-            return self._fail([Attempt(sample=0, kind="server_error", reason=str(rejected))])
+            attempt = Attempt(sample=0, kind="server_error", reason=str(rejected))
         except Transient as transient:
-            return self._fail([self._record_lost(transient, 0)])
-        return await self.cache.store(describe_entry("fit", request, key), measured)
+            attempt = self._record_lost(transient, 0)
+        else:
+            return await self.cache.store(describe_entry("fit", request, key), measured)
+        return replace(self._fail(request, [attempt]), is_unmeasured=True)
 
     async def bound_tokens(self, request: Request) -> int | FailedRequest:
         """Return an upper bound of the prompt tokens of a request: no token is shorter than a byte."""
@@ -154,9 +177,15 @@ class EngineClient:
                 self._overheads[size] = counted
             return self._overheads[size]
 
-    def _fail(self, attempts: list[Attempt]) -> FailedRequest:
+    def _miss(self, request: Request) -> FailedRequest:
+        """Record a request whose answer the cache of a replay lacks."""
+        self.misses.append(request)
+        return FailedRequest(request, attempts=[])
+
+    def _fail(self, request: Request, attempts: list[Attempt]) -> FailedRequest:
+        """Count and return a failure."""
         self.counts.failures += 1
-        return FailedRequest(attempts)
+        return FailedRequest(request, attempts)
 
     def _record_lost(self, transient: Transient, sample: int) -> Attempt:
         """Return the attempt of a request without a reply.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,12 @@ from pathlib import Path
 from touche_llm.config import Config
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
+from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
+from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import assume_engine_info
+from touche_llm.pipeline.engines import assume_engine_info, open_client
+from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.provenance import check_settings
 from touche_llm.pipeline.rank import Ranking
@@ -78,11 +80,9 @@ async def estimate_cost(
     the outputs of earlier stages than `stages`.
     """
     result = DryRun()
-    directory, output = RunDirectory(folder or Path()), None
-    with (
-        RunContext(config, progress) as context,
-        open_known_answers(config.cache.file, config.cache.mode) as cache,
-    ):
+    directory = RunDirectory(folder or Path())
+    output: Candidates | Judgments | Ranking | None = None
+    with RunContext(config, progress) as context:
         if stages[0] == "retrieve":
             context.check_sources()
             if folder is not None:
@@ -93,24 +93,21 @@ async def estimate_cost(
                     overwrite=overwrite,
                 )
         context.progress = ForwardedProgress(progress, "dry run")
-        facts = assume_engine_info(config.engine, cache)
-        result.context = facts.context if facts.engine or config.engine.context else None
         answered: set[str] = set()
         for stage in stages:
             engine = make_dry_engine(task=context.task.name, answered=answered)
-            retry = config.cache.retry_failures
-            context.model = ModelClient(
-                engine_info=facts, engine=engine, cache=cache, retry_failures=retry
-            )
-            context.open_pooling = partial(_open_pooling, context.model)
-            earlier = None if isinstance(output, Ranking) else output
-            output = await compute_stage(stage, context, directory, earlier)
+            async with open_dry_client(config, engine) as model:
+                context.model = model
+                context.open_pooling = partial(_open_pooling, model)
+                earlier = None if isinstance(output, Ranking) else output
+                output = await compute_stage(stage, context, directory, earlier)
+                result.context = find_context(config, model)
             if config.expansion.use:
                 result.has_unknown_queries |= (
                     context.load_prompts("queries")["queries"].name in engine.usage
                 )
-            result.known[stage] = context.model.counts.cache_hits + engine.repeated
-            result.failed[stage] = context.model.counts.known_failures
+            result.known[stage] = model.counts.cache_hits + engine.repeated
+            result.failed[stage] = model.counts.known_failures
             bounds = {}
             if isinstance(output, Ranking):
                 bounds = dict(_bound_comparisons(context, output, engine.usage))
@@ -118,6 +115,19 @@ async def estimate_cost(
                 most = usage.scale(max(usage.requests, bounds.get(prompt, 0)))
                 result.costs.append(Cost(stage, prompt, usage, most))
     return result
+
+
+def open_dry_client(
+    config: Config, engine: RecordingEngine
+) -> AbstractAsyncContextManager[ModelClient]:
+    """Open a client with the settings of a run that sends and stores nothing."""
+    return open_client(config.engine, config.sampling, config.cache.read_only, answers=engine)
+
+
+def find_context(config: Config, model: ModelClient) -> int | None:
+    """Return the context of a model in tokens; None if neither settings nor cache know it."""
+    is_known = config.engine.context is not None or model.engine_info.engine
+    return model.engine_info.context if is_known else None
 
 
 def _bound_comparisons(

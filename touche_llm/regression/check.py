@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from difflib import unified_diff
 from functools import partial
@@ -23,19 +23,18 @@ from touche_llm.errors import (
     to_printable,
 )
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.llm.cache import Cache, CacheMode, ValueT, ValueType
+from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import (
     EstimatingTokenizer,
-    RecordingClient,
     RecordingEngine,
     run_until_pending,
 )
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import name_kind, replay_engine_info
+from touche_llm.pipeline.engines import name_kind, open_client, replay_engine_info
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RUN, RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
@@ -89,19 +88,22 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
     # The first stage is given, so no query is expanded.
     config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
     engine = RecordingEngine(lambda _: None, EstimatingTokenizer())
+    used_keys: set[str] = set()
     try:
         with RunContext(config, SilentProgress()) as context:
             prompts = context.load_prompts()
-            with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
-                facts = replay_engine_info(config.engine, cache)
-                resample_temperature = config.sampling.resample_temperature
-                context.model = RecordingClient(
-                    engine_info=facts,
-                    engine=engine,
-                    cache=cache,
-                    resample_temperature=resample_temperature,
-                )
-                context.open_pooling = partial(_open_recorded, cache)
+            cassette = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
+            opening = open_client(
+                config.engine,
+                config.sampling,
+                cassette,
+                answers=engine,
+                observe=used_keys.add,
+            )
+            async with opening as model:
+                facts = replay_engine_info(config.engine, model.cache)
+                context.model = model
+                context.open_pooling = partial(_open_recorded, model.cache, used_keys)
                 if await run_until_pending(judge_stage(context, directory)):
                     await run_until_pending(rank_stage(context, directory))
     except ToucheError as error:
@@ -117,30 +119,20 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
         missing.setdefault(purposes[request.origin.prompt, request.origin.prompt_hash], []).append(
             request
         )
-    return ReplayResult(directory, prompts, missing, cache.used, facts)
-
-
-class _RecordingCache(Cache):
-    """A cache that records the keys of the entries that were read."""
-
-    def __init__(self, path: Path, mode: CacheMode) -> None:
-        super().__init__(path, mode)
-        self.used: set[str] = set()
-
-    def get(self, key: str, model: ValueType[ValueT], *, refreshed: bool = False) -> ValueT | None:
-        value = super().get(key, model, refreshed=refreshed)
-        if value is not None:
-            self.used.add(key)
-        return value
+    return ReplayResult(directory, prompts, missing, used_keys, facts)
 
 
 @asynccontextmanager
 async def _open_recorded(
-    cache: _RecordingCache, purpose: PoolingPurpose, asked: PoolingConfig, answers: CacheConfig
+    cache: Cache,
+    used_keys: set[str],
+    purpose: PoolingPurpose,
+    asked: PoolingConfig,
+    answers: CacheConfig,
 ) -> AsyncIterator[PoolingClient]:
     """Open a cross-encoder whose scores are those of the cache."""
     facts = replay_engine_info(asked, cache, purpose)
-    cache.used |= {
+    used_keys |= {
         entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts
     }
     yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
