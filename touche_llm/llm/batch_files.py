@@ -174,58 +174,76 @@ async def answer_file(engine: EngineConfig, requests: Path, responses: Path, log
     export` writes them; the model of the engine's folder answers them whatever its name there. The
     runner's output is appended to `log`.
     """
-    models = [
+    model_names = [
         line.body.model
         for line in iterate_records(requests, _Request, "chat requests of `batch export`")
     ]
-    if len(set(models)) != 1:
-        raise DataError(
-            f"{requests}: requests for {len(set(models))} models; expected requests for one, as `touche-llm batch "
-            "export` writes them"
-        )
+    model_count = len(set(model_names))
+    if model_count != 1:
+        expected = "expected requests for one, as `touche-llm batch export` writes them"
+        raise DataError(f"{requests}: requests for {model_count} models; {expected}")
+
     folder = check_model_folder(engine.model).absolute()
     with open_scratch(responses) as place:
         written = place / responses.name
         if engine.runner is Runner.VLLM:
-            options = {"served_model_name": models[0], "max_model_len": engine.context}
-            command = [
-                find_vllm(),
-                "run-batch",
-                "-i",
-                str(requests),
-                "-o",
-                str(written),
-                "--model",
-                str(folder),
-            ]
-            command += to_flags(options | build_start_options(engine.options))
+            command = _build_vllm_command(engine, requests, written, folder, model_names[0])
         else:
-            command = _ray_job(engine, requests, written, folder)
+            command = _build_ray_command(engine, requests, written, folder)
+
         async with run_guarded(command, log) as (process, end_of_log):
             code = await asyncio.to_thread(process.wait)
         if code != 0 or not written.exists():
-            raise EngineError(
-                f"{requests}: {TITLES[engine.runner]} exited with code {code}; {end_of_log()}"
-            )
+            title = TITLES[engine.runner]
+            raise EngineError(f"{requests}: {title} exited with code {code}; {end_of_log()}")
         written.replace(responses)
-    return len(models)
+    return len(model_names)
 
 
-def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path) -> list[str]:
+def _build_vllm_command(
+    engine: EngineConfig,
+    requests: Path,
+    responses: Path,
+    folder: Path,
+    model_name: str,
+) -> list[str]:
+    files = ["-i", str(requests), "-o", str(responses)]
+    options = {"served_model_name": model_name, "max_model_len": engine.context}
+    options |= build_start_options(engine.options)
+    return [find_vllm(), "run-batch", *files, "--model", str(folder), *to_flags(options)]
+
+
+def _build_ray_command(
+    engine: EngineConfig,
+    requests: Path,
+    responses: Path,
+    folder: Path,
+) -> list[str]:
+    """Return the command of the Ray Data job.
+
+    Raises:
+        UsageError: The context is not set.
+    """
     if engine.context is None:
-        raise UsageError(
-            "engine.context: not set, and the Ray Data job needs the context in tokens"
-        )
-    vllm = build_start_options(
-        {name: value for name, value in engine.options.items() if name not in _RAY_OPTIONS}
-    )
+        problem = "not set, and the Ray Data job needs the context in tokens"
+        raise UsageError(f"engine.context: {problem}")
+
+    ray_options: dict[str, Any] = {}
+    vllm_options: dict[str, Any] = {}
+    for name, value in engine.options.items():
+        if name in _RAY_OPTIONS:
+            ray_options[name] = value
+        else:
+            vllm_options[name] = value
+
     settings = {
         "folder": str(folder),
-        "vllm": vllm | {"max_model_len": engine.context},
-        "ray": {name: value for name, value in engine.options.items() if name in _RAY_OPTIONS},
+        "vllm": build_start_options(vllm_options) | {"max_model_len": engine.context},
+        "ray": ray_options,
     }
-    job = [sys.executable, "-m", "touche_llm.llm.ray_job"]
-    return [*job, *map(os.path.abspath, (requests, responses)), orjson.dumps(settings).decode()]
+    program = [sys.executable, "-m", "touche_llm.llm.ray_job"]
+    files = [os.path.abspath(requests), os.path.abspath(responses)]
+    return [*program, *files, orjson.dumps(settings).decode()]
 
 
 class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
@@ -243,7 +261,10 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
 
         The runner's output is appended to `log`, beside which files of rounds are written.
         """
-        self._settings, self.counter, self._log, self._announce = settings, tokenizer, log, announce
+        self.counter = tokenizer
+        self._settings = settings
+        self._log = log
+        self._announce = announce
         self._waiting: dict[str, Request] = {}
         self._next: asyncio.Task[dict[str, Reply]] | None = None
         self._unfinished: set[asyncio.Task[dict[str, Reply]]] = set()
@@ -265,19 +286,31 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
         return read_reply(await asyncio.shield(self._next), request)
 
     async def _send_round(self) -> dict[str, Reply]:
+        """Send the requests that wait when the round begins, and return the replies by key."""
         async with self._turn:
-            known = 0
-            while known < len(self._waiting):
-                known = len(self._waiting)
-                await asyncio.sleep(_QUIET_SECONDS)
-            requests, self._waiting, self._next = list(self._waiting.values()), {}, None
+            await self._wait_for_requests()
+            requests = list(self._waiting.values())
+            # Requests that come from now on belong to the next round.
+            self._waiting = {}
+            self._next = None
             self._rounds += 1
-            self._announce(
-                f"round {self._rounds}: {len(requests):,} requests to {TITLES[self._settings.runner]}"
-            )
-            with open_scratch(self._log.with_name("batch")) as place:
-                file, responses = place / "requests.jsonl", place / "responses.jsonl"
-                with file.open("wb") as stream:
-                    stream.writelines(map(request_line, group_by_topic(requests)))
-                await answer_file(self._settings, file, responses, self._log)
-                return read_replies([responses], requests[0].model)
+            title = TITLES[self._settings.runner]
+            self._announce(f"round {self._rounds}: {len(requests):,} requests to {title}")
+            return await self._answer(requests)
+
+    async def _wait_for_requests(self) -> None:
+        """Wait until no request comes any more."""
+        count = 0
+        while count < len(self._waiting):
+            count = len(self._waiting)
+            await asyncio.sleep(_QUIET_SECONDS)
+
+    async def _answer(self, requests: Sequence[Request]) -> dict[str, Reply]:
+        """Answer requests to one model by a file of them."""
+        with open_scratch(self._log.with_name("batch")) as folder:
+            request_file = folder / "requests.jsonl"
+            response_file = folder / "responses.jsonl"
+            with request_file.open("wb") as stream:
+                stream.writelines(map(request_line, group_by_topic(requests)))
+            await answer_file(self._settings, request_file, response_file, self._log)
+            return read_replies([response_file], requests[0].model)
