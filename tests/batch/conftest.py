@@ -129,6 +129,11 @@ class Programs:
         """The calls of `vllm run-batch`: `argv`, `flags` and the `keys` of the requests."""
         return self._calls
 
+    def run_batch(self, words: Sequence[str]) -> None:
+        """Do as the user's command `vllm run-batch`, which the words are."""
+        assert words[:2] == ["vllm", "run-batch"]
+        self._answer(words[1:])
+
     def seen(self, what: str) -> list[Any]:
         """What the libraries of Ray were given."""
         return [value for name, value in self._seen if name == what]

@@ -51,6 +51,19 @@ def group_by_topic(requests: Iterable[Request]) -> list[Request]:
     )
 
 
+def build_run_batch_command(
+    requests: Path,
+    responses: Path,
+    model_name: str,
+    context: int,
+) -> list[str]:
+    """Return the command of vLLM that answers a file of requests, with FOLDER for the model's folder."""
+    files = ["-i", str(requests), "-o", str(responses)]
+    options = {"served_model_name": model_name, "max_model_len": context}
+    flags = to_flags(options | build_start_options({}))
+    return ["vllm", "run-batch", *files, "--model", "FOLDER", *flags]
+
+
 class _Response(msgspec.Struct):
     status_code: int
     body: msgspec.Raw = msgspec.Raw(b"null")
