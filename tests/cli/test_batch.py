@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests import batch_replies as b
-from tests.batch.conftest import Programs
+from tests.batch.conftest import FakeRay
 from tests.cli.conftest import Done, Touche
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -39,12 +39,21 @@ def retrieved(touche: Touche) -> None:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    return Programs(tmp_path, monkeypatch)
+def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return FakeRay(tmp_path, monkeypatch)
 
 
 def replied(requests: Path, text: str = GOOD) -> list[b.Line]:
     return [b.replied(line["custom_id"], b.body(text, model="served")) for line in b.read(requests)]
+
+
+def run_batch(words: list[str], text: str) -> dict[str, str]:
+    """Do as the command `vllm run-batch`, whose model says this text; the options by name."""
+    assert words[:2] == ["vllm", "run-batch"]
+    options = dict(zip(words[2:8:2], words[3:9:2], strict=True))
+    options |= dict(word.split("=", 1) for word in words[8:])
+    b.write(Path(options["-o"]), replied(Path(options["-i"]), text))
+    return options
 
 
 def commands_in(done: Done) -> list[list[str]]:
@@ -57,9 +66,8 @@ def commands_in(done: Done) -> list[list[str]]:
 
 @pytest.mark.usefixtures("retrieved")
 def test_following_the_printed_commands_ranks_as_was_exported(
-    touche: Touche, tmp_path: Path, programs: Programs
+    touche: Touche, tmp_path: Path
 ) -> None:
-    programs.behave(says='["C > B > A"]')
     settings = ["--set", "ranking.listwise.shuffles=2", "--set", "ranking.document_tokens=5000"]
     given = ["--rank", "judge,listwise:3", "--weight-quality", "0", *settings]
     assert touche(*EXPORT).returncode == 0
@@ -75,15 +83,14 @@ def test_following_the_printed_commands_ranks_as_was_exported(
         first, *others = commands_in(done)
         if not others:
             break
-        programs.run_batch(first)
+        options = run_batch(first, '["C > B > A"]')
         imported = touche(*others[0])
         assert imported.returncode == 0, imported.stderr
     assert commands_in(imported) == [first]
     assert touche(*" ".join(first).partition(",")[0].split(), *given).returncode == 0
-    flags = programs.calls()[0]["flags"]
-    assert (flags["-i"], flags["-o"]) == ("run/requests.jsonl", "responses.jsonl")
-    assert (flags["--served-model-name"], flags["--max-model-len"]) == ("served", "32768")
-    assert json.loads(flags["--structured-outputs-config"])["disable_any_whitespace"] is True
+    assert (options["-i"], options["-o"]) == ("run/requests.jsonl", "responses.jsonl")
+    assert (options["--served-model-name"], options["--max-model-len"]) == ("served", "32768")
+    assert json.loads(options["--structured-outputs-config"])["disable_any_whitespace"] is True
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (written["rank"], written["weights"]["quality"]) == (["judge", "listwise:3"], 0.0)
     assert written["ranking"]["listwise"]["shuffles"] == 2
@@ -203,7 +210,7 @@ def test_export_and_import_are_refused_while_another_command_writes_in_the_folde
 
 @pytest.mark.usefixtures("retrieved")
 def test_a_file_of_requests_is_answered_and_imported(
-    touche: Touche, tmp_path: Path, programs: Programs
+    touche: Touche, tmp_path: Path, ray: FakeRay
 ) -> None:
     assert touche(*EXPORT[:5], "--model", "models/tiny", *MODEL[2:]).returncode == 0
     answer = ["batch", "ray", "run/requests.jsonl", "-o", "responses.jsonl", *ON_RAY]
@@ -211,13 +218,13 @@ def test_a_file_of_requests_is_answered_and_imported(
     assert (done.returncode, done.stdout) == (0, "responses: responses.jsonl (3 requests)\n"), (
         done.stderr
     )
-    vllm_options = programs.seen("config")[0]["engine_kwargs"]
+    vllm_options = ray.seen("config")[0]["engine_kwargs"]
     assert (vllm_options["max_model_len"], vllm_options["tensor_parallel_size"]) == (32768, 2)
     assert touche("batch", "import", "responses.jsonl", "--out", "run").returncode == 0
 
     before = (tmp_path / "responses.jsonl").read_bytes()
     refused = touche(*answer)
-    assert (refused.returncode, len(programs.seen("config"))) == (2, 1)
+    assert (refused.returncode, len(ray.seen("config"))) == (2, 1)
     assert (tmp_path / "responses.jsonl").read_bytes() == before
     rows = json.loads(touche(*answer, "--overwrite", "--format", "json").stdout)
     assert rows == [{"file": "responses.jsonl", "requests": 3}]
@@ -225,7 +232,7 @@ def test_a_file_of_requests_is_answered_and_imported(
 
 @pytest.mark.usefixtures("retrieved")
 def test_what_cannot_be_answered_ends_the_command_before_ray_starts(
-    touche: Touche, tmp_path: Path, programs: Programs
+    touche: Touche, tmp_path: Path, ray: FakeRay
 ) -> None:
     assert touche(*EXPORT[:5], "--model", "models/tiny", *MODEL[2:]).returncode == 0
     answer = ["batch", "ray", "run/requests.jsonl", *ON_RAY]
@@ -239,7 +246,7 @@ def test_what_cannot_be_answered_ends_the_command_before_ray_starts(
         done = touche(*answer, *more)
         assert (done.returncode, done.stdout) == (2, ""), more
         assert "Traceback" not in done.stderr
-    assert programs.seen("init") == []
+    assert ray.seen("init") == []
     # Without a context, and on a machine without a GPU.
     assert touche(*answer[:5], "-o", "r.jsonl").returncode == 2
     done = touche(*answer[:7], "-o", "r.jsonl")
@@ -247,16 +254,16 @@ def test_what_cannot_be_answered_ends_the_command_before_ray_starts(
     assert not (tmp_path / "r.jsonl").exists()
 
 
-def test_one_command_makes_a_whole_run_by_files(
-    touche: Touche, tmp_path: Path, programs: Programs
+def test_one_command_makes_a_whole_run_with_ray(
+    touche: Touche, tmp_path: Path, ray: FakeRay
 ) -> None:
-    engine = ["--engine", "batch", "--model", "models/tiny", "--context", "32768"]
+    engine = ["--engine", "ray", *ON_RAY]
     given = [*DATA, "--out", "run", "--depth", "3", "--stance-depth", "0"]
     done = touche("run", *given, *engine)
     assert (done.returncode, "3 judgments" in done.stdout) == (0, True), done.stderr
-    assert [len(call["keys"]) for call in programs.calls()] == [3]
+    assert [len(rows) for rows in ray.seen("rows")] == [3]
     # Stage by stage: the answers are in the cache, and the ranking requests its own.
     assert touche("judge", *given[len(DATA) :]).returncode == 0
     assert touche("rank", "--out", "run", "--rank", "judge,pairwise:2").returncode == 0
-    assert len(programs.calls()) > 1
+    assert len(ray.seen("rows")) > 1
     assert len((tmp_path / "run" / "run.txt").read_text().splitlines()) == 3

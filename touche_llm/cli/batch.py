@@ -16,7 +16,7 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config
 from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError
-from touche_llm.llm.batch_files import answer_file, build_run_batch_command
+from touche_llm.llm.batch_files import RayJob, build_run_batch_command
 from touche_llm.llm.settings import EngineConfig
 from touche_llm.pipeline.batch import REQUESTS, export_requests, import_responses
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -105,15 +105,14 @@ def ray(
     """
     check_output(responses, overwrite, [requests])
     given = {
-        "engine.name": "batch",
-        "engine.runner": "ray",
+        "engine.name": "ray",
         "engine.model": str(model),
         "engine.context": context_tokens,
         "engine.options": _read_options(values or []),
     }
     settings = s.read_section(EngineConfig, given, "engine")
-    log = responses.with_name(f"{responses.name}.log")
-    work = answer_file(settings, requests, responses, log)
+    job = RayJob.from_settings(settings, responses.with_name(f"{responses.name}.log"))
+    work = job.answer_file(requests, responses)
     count = stages.until_interrupted(work, lambda: f"{responses} is not written")
     print_result(
         output,

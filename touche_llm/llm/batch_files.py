@@ -1,4 +1,4 @@
-"""Batch files: requests as their lines, responses, the programs that answer them, and the engine that uses these."""
+"""Batch files: requests as their lines, responses, the Ray Data job that answers them, and the engine that uses it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 import orjson
@@ -20,9 +20,9 @@ from touche_llm.errors import DataError, EngineError, UsageError, to_printable
 from touche_llm.llm.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion
 from touche_llm.llm.engine import Completion, Counter, Rejected, Transient
 from touche_llm.llm.http import extract_message
-from touche_llm.llm.managed import build_start_options, find_vllm, run_guarded, to_flags
+from touche_llm.llm.managed import build_start_options, run_guarded, to_flags
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import EngineConfig, Runner, check_model_folder
+from touche_llm.llm.settings import EngineConfig, check_model_folder
 
 _MAX_KIND = 40
 # Status codes that the request did not cause.
@@ -152,17 +152,16 @@ def _miss(reason: str) -> Transient:
     return Transient("server_error", reason, max_tries=2)
 
 
-TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
 # Options of `ray.data.llm.vLLMEngineProcessorConfig`; all others are vLLM's.
 _RAY_OPTIONS = (
-    *(
-        "accelerator_type",
-        "batch_size",
-        "concurrency",
-        "max_concurrent_batches",
-        "max_pending_requests",
-    ),
-    *("max_tasks_in_flight_per_actor", "placement_group_config", "runtime_env"),
+    "accelerator_type",
+    "batch_size",
+    "concurrency",
+    "max_concurrent_batches",
+    "max_pending_requests",
+    "max_tasks_in_flight_per_actor",
+    "placement_group_config",
+    "runtime_env",
 )
 # A round begins when no request has come for so many seconds; longer than the wait before a retry.
 _QUIET_SECONDS = 1.0
@@ -178,105 +177,115 @@ class _Request(JsonStruct, frozen=True, forbid_unknown_fields=False):
     body: _Body
 
 
-async def answer_file(engine: EngineConfig, requests: Path, responses: Path, log: Path) -> int:
-    """Answer a file of requests with the engine's runner; write all responses or none.
+@dataclass(frozen=True, slots=True)
+class RayJob:
+    """Ray Data job that answers files of requests.
 
-    Return the number of requests.
-
-    The requests are chat requests in the format of OpenAI's batch files, to one model, as `batch
-    export` writes them; the model of the engine's folder answers them whatever its name there. The
-    runner's output is appended to `log`.
+    Attributes:
+        folder: Folder of the model.
+        context: Context in tokens.
+        options: Options of vLLM and of `ray.data.llm.vLLMEngineProcessorConfig`, by name.
+        log: File to which the output of Ray and vLLM is appended.
     """
-    model_names = [
-        line.body.model
-        for line in iterate_records(requests, _Request, "chat requests of `batch export`")
-    ]
+
+    folder: Path
+    context: int
+    options: Mapping[str, Any]
+    log: Path
+
+    @classmethod
+    def from_settings(cls, engine: EngineConfig, log: Path) -> Self:
+        """Return the job with the settings of the engine.
+
+        Raises:
+            UsageError: The model is not a folder of one, or the context is not set.
+        """
+        folder = check_model_folder(engine.model)
+        if engine.context is None:
+            problem = "not set, and documents are truncated to fit"
+            raise UsageError(f"engine.context: {problem}; give the context in tokens")
+        return cls(folder=folder, context=engine.context, options=engine.options, log=log)
+
+    async def answer_file(self, requests: Path, responses: Path) -> int:
+        """Answer a file of requests, and write all responses or none.
+
+        Args:
+            requests: Chat requests to one model, as `batch export` writes them. The model of the
+                folder answers them whatever its name there.
+            responses: File to write, which is replaced.
+
+        Returns:
+            Number of requests.
+
+        Raises:
+            DataError: The file does not hold chat requests to one model.
+            EngineError: The job failed.
+        """
+        count = _count_requests(requests)
+        with open_scratch(responses) as place:
+            written = place / responses.name
+            command = self._build_command(requests, written)
+            async with run_guarded(command, self.log) as (process, end_of_log):
+                code = await asyncio.to_thread(process.wait)
+            if code != 0 or not written.exists():
+                problem = f"the Ray Data job exited with code {code}"
+                raise EngineError(f"{requests}: {problem}; {end_of_log()}")
+            written.replace(responses)
+        return count
+
+    def _build_command(self, requests: Path, responses: Path) -> list[str]:
+        ray_options: dict[str, Any] = {}
+        vllm_options: dict[str, Any] = {}
+        for name, value in self.options.items():
+            if name in _RAY_OPTIONS:
+                ray_options[name] = value
+            else:
+                vllm_options[name] = value
+
+        settings = {
+            # The replicas have another current folder.
+            "folder": str(self.folder.absolute()),
+            "vllm": build_start_options(vllm_options) | {"max_model_len": self.context},
+            "ray": ray_options,
+        }
+        program = [sys.executable, "-m", "touche_llm.llm.ray_job"]
+        files = [os.path.abspath(requests), os.path.abspath(responses)]
+        return [*program, *files, orjson.dumps(settings).decode()]
+
+
+def _count_requests(path: Path) -> int:
+    """Return the number of requests in a file.
+
+    Raises:
+        DataError: The file does not hold chat requests to one model.
+    """
+    lines = iterate_records(path, _Request, "chat requests of `batch export`")
+    model_names = [line.body.model for line in lines]
     model_count = len(set(model_names))
     if model_count != 1:
         expected = "expected requests for one, as `touche-llm batch export` writes them"
-        raise DataError(f"{requests}: requests for {model_count} models; {expected}")
-
-    folder = check_model_folder(engine.model).absolute()
-    with open_scratch(responses) as place:
-        written = place / responses.name
-        if engine.runner is Runner.VLLM:
-            command = _build_vllm_command(engine, requests, written, folder, model_names[0])
-        else:
-            command = _build_ray_command(engine, requests, written, folder)
-
-        async with run_guarded(command, log) as (process, end_of_log):
-            code = await asyncio.to_thread(process.wait)
-        if code != 0 or not written.exists():
-            title = TITLES[engine.runner]
-            raise EngineError(f"{requests}: {title} exited with code {code}; {end_of_log()}")
-        written.replace(responses)
+        raise DataError(f"{path}: requests for {model_count} models; {expected}")
     return len(model_names)
 
 
-def _build_vllm_command(
-    engine: EngineConfig,
-    requests: Path,
-    responses: Path,
-    folder: Path,
-    model_name: str,
-) -> list[str]:
-    files = ["-i", str(requests), "-o", str(responses)]
-    options = {"served_model_name": model_name, "max_model_len": engine.context}
-    options |= build_start_options(engine.options)
-    return [find_vllm(), "run-batch", *files, "--model", str(folder), *to_flags(options)]
-
-
-def _build_ray_command(
-    engine: EngineConfig,
-    requests: Path,
-    responses: Path,
-    folder: Path,
-) -> list[str]:
-    """Return the command of the Ray Data job.
-
-    Raises:
-        UsageError: The context is not set.
-    """
-    if engine.context is None:
-        problem = "not set, and the Ray Data job needs the context in tokens"
-        raise UsageError(f"engine.context: {problem}")
-
-    ray_options: dict[str, Any] = {}
-    vllm_options: dict[str, Any] = {}
-    for name, value in engine.options.items():
-        if name in _RAY_OPTIONS:
-            ray_options[name] = value
-        else:
-            vllm_options[name] = value
-
-    settings = {
-        "folder": str(folder),
-        "vllm": build_start_options(vllm_options) | {"max_model_len": engine.context},
-        "ray": ray_options,
-    }
-    program = [sys.executable, "-m", "touche_llm.llm.ray_job"]
-    files = [os.path.abspath(requests), os.path.abspath(responses)]
-    return [*program, *files, orjson.dumps(settings).decode()]
-
-
-class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
-    """Engine that answers requests in rounds: a file of all requests that wait.
+class RayEngine(AbstractAsyncContextManager["RayEngine"]):
+    """Engine that answers requests in rounds, each a Ray Data job for all requests that wait.
 
     Use as an asynchronous context manager.
 
     Requests that depend on answers come in a later round.
     """
 
-    def __init__(
-        self, settings: EngineConfig, tokenizer: Counter, log: Path, announce: Callable[[str], None]
-    ) -> None:
+    def __init__(self, job: RayJob, tokenizer: Counter, announce: Callable[[str], None]) -> None:
         """Initialise the engine.
 
-        The runner's output is appended to `log`, beside which files of rounds are written.
+        Args:
+            job: Job of each round; the files of a round are written beside its log.
+            tokenizer: Counter of the model's tokens.
+            announce: Function that is called with a line for each round.
         """
         self.counter = tokenizer
-        self._settings = settings
-        self._log = log
+        self._job = job
         self._announce = announce
         self._waiting: dict[str, Request] = {}
         self._next: asyncio.Task[dict[str, Reply]] | None = None
@@ -307,8 +316,7 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
             self._waiting = {}
             self._next = None
             self._rounds += 1
-            title = TITLES[self._settings.runner]
-            self._announce(f"round {self._rounds}: {len(requests):,} requests to {title}")
+            self._announce(f"round {self._rounds}: {len(requests):,} requests to a Ray Data job")
             return await self._answer(requests)
 
     async def _wait_for_requests(self) -> None:
@@ -320,10 +328,10 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
 
     async def _answer(self, requests: Sequence[Request]) -> dict[str, Reply]:
         """Answer requests to one model by a file of them."""
-        with open_scratch(self._log.with_name("batch")) as folder:
+        with open_scratch(self._job.log.with_name("ray")) as folder:
             request_file = folder / "requests.jsonl"
             response_file = folder / "responses.jsonl"
             with request_file.open("wb") as stream:
                 stream.writelines(map(request_line, group_by_topic(requests)))
-            await answer_file(self._settings, request_file, response_file, self._log)
+            await self._job.answer_file(request_file, response_file)
             return read_replies([response_file], requests[0].model)

@@ -42,7 +42,7 @@ Schemas = Sequence[Mapping[str, Any]]
 OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
 # Settings of an engine of chats or of a pooling model.
 _ModelSettings = EngineConfig | PoolingConfig
-# Log of a vLLM server that the program starts, beside the answer cache.
+# Log of a vLLM server or a Ray Data job that the program starts, beside the answer cache.
 LOG = "vllm.log"
 # Within which a server without a named model has to say who it is.
 _LOOK_SECONDS = 5.0
@@ -81,8 +81,8 @@ async def open_model(
         progress = progress or SilentProgress()
         async with AsyncExitStack() as stack:
             try:
-                if engine.name == "batch":
-                    opened = await _open_batch(stack, engine, sampling, cache, progress)
+                if engine.name == "ray":
+                    opened = await _open_ray(stack, engine, sampling, cache, progress)
                 else:
                     opened = await _open_server(stack, engine, sampling, schemas, cache, progress)
             except EngineError as error:
@@ -95,33 +95,29 @@ async def open_model(
             yield ModelClient(engine_info=facts, engine=server, start_up=start_up, **policy)
 
 
-async def _open_batch(
+async def _open_ray(
     stack: AsyncExitStack,
     engine: EngineConfig,
     sampling: SamplingConfig,
     cache: Cache,
     progress: Progress,
 ) -> tuple[Engine, EngineInfo, StartUp | None]:
-    from touche_llm.llm.batch_files import TITLES, BatchEngine
+    from touche_llm.llm.batch_files import RayEngine, RayJob
 
-    folder = check_model_folder(engine.model)
-    if engine.context is None:
-        raise UsageError(
-            "engine.context: not set, and documents are truncated to fit; give the context in tokens"
-        )
-    tokenizer = ChatTokenizer(folder, sampling.chat_template_kwargs)
+    job = RayJob.from_settings(engine, cache.path.with_name(LOG))
+    tokenizer = ChatTokenizer(job.folder, sampling.chat_template_kwargs)
     info = EngineInfo(
-        model=get_model_name(folder),
+        model=get_model_name(job.folder),
         revision=engine.revision,
-        context=engine.context,
+        context=job.context,
         overhead=await tokenizer.count_tokens(
             place_system_message(EMPTY_CHAT, sampling.system_message)
         ),
-        engine=f"batch files, {TITLES[engine.runner]}",
+        engine="Ray Data job",
     )
     store_engine_info(info, cache)
-    opened = BatchEngine(engine, tokenizer, cache.path.with_name(LOG), progress.warn)
-    return await stack.enter_async_context(opened), info, None
+    opened = await stack.enter_async_context(RayEngine(job, tokenizer, progress.warn))
+    return opened, info, None
 
 
 async def _open_server(
@@ -375,8 +371,8 @@ def make_request_builder(
             sampling.temperature, sampling.seed, sampling.max_tokens, sampling.top_logprobs
         ),
         chat_template_kwargs=sampling.chat_template_kwargs,
-        # A round of batch files holds all requests that do not depend on others.
-        concurrency=MAX_ROUND if engine.name == "batch" else engine.concurrency,
+        # A round holds all requests that do not depend on others.
+        concurrency=MAX_ROUND if engine.name == "ray" else engine.concurrency,
         thinking=sampling.thinking,
         system_message=sampling.system_message,
     )
