@@ -17,7 +17,7 @@ import pytest
 from tests.batch.stages import Waiting, export_stage, simple_config
 from tests.fake_server import fields_in, spell
 from tests.sample_runs import Silent, retrieve_stage
-from touche_llm.llm import batch_files, ray_job
+from touche_llm.llm import ray_engine, ray_job
 
 
 def read_labels(body: Mapping[str, Any]) -> str:
@@ -104,8 +104,8 @@ class FakeRay:
         self._jobs = 0
         self._seen: list[tuple[str, Any]] = []
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        monkeypatch.setattr(batch_files, "_QUIET_SECONDS", 0.05)
-        monkeypatch.setattr(batch_files, "run_guarded", self._run)
+        monkeypatch.setattr(ray_engine, "_QUIET_SECONDS", 0.05)
+        monkeypatch.setattr(ray_engine, "run_guarded", self._run)
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         monkeypatch.setattr(ray_job, "version", lambda _: "0.32.0+cpu")
         for name, content in self._list_libraries().items():

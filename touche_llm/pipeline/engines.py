@@ -102,7 +102,7 @@ async def _open_ray(
     cache: Cache,
     progress: Progress,
 ) -> tuple[Engine, EngineInfo, StartUp | None]:
-    from touche_llm.llm.batch_files import RayEngine, RayJob
+    from touche_llm.llm.ray_engine import RayEngine, RayJob
 
     job = RayJob.from_settings(engine, cache.path.with_name(LOG))
     tokenizer = ChatTokenizer(job.folder, sampling.chat_template_kwargs)
