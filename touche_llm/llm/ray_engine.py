@@ -120,7 +120,7 @@ class RayJob:
                 vllm_options[name] = value
 
         settings = {
-            # The replicas have another current folder.
+            # Replicas on other machines need the whole path.
             "folder": str(self.folder.absolute()),
             "vllm": build_start_options(vllm_options) | {"max_model_len": self.context},
             "ray": ray_options,
