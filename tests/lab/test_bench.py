@@ -114,6 +114,13 @@ async def test_a_page_that_goes_away_cancels_its_requests(folder: Path) -> None:
                     await asyncio.sleep(0.05)
 
 
+async def test_an_engine_that_answers_in_rounds_answers_no_single_requests(folder: Path) -> None:
+    async with open_lab(folder / "runs", settings={"engine.name": "ray"}) as lab:
+        text = await saved_text(lab)
+        *_, line = await lab.stream("/api/answers", **ASK, text=draft_of(text))
+    assert (line["state"], line["error"].partition(":")[0]) == ("invalid", "engine.name")
+
+
 async def test_a_server_that_stops_is_gone_and_the_cache_needs_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,14 +150,14 @@ class Bench:
 
         Raises:
             EngineError: The server cannot be used.
-            UsageError: The engine is one of batch files.
+            UsageError: The engine answers in rounds.
         """
         async with self._opening:
             if self._builder is None:
                 settings, cache = self.config.engine, self.config.cache
-                if settings.name == "batch" and cache.mode is not CacheMode.REPLAY:
+                if settings.name == "ray" and cache.mode is not CacheMode.REPLAY:
                     raise UsageError(
-                        "engine.name: batch sends no single requests; start the lab with a server"
+                        "engine.name: ray answers no single requests; start the lab with a server"
                     )
                 engine = settings.model_copy(
                     update={"retry_for": min(settings.retry_for, _RETRY_FOR)}

@@ -44,7 +44,7 @@ Schemas = Sequence[Mapping[str, Any]]
 OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
 # Settings of an engine of chats or of a pooling model.
 _ModelSettings = EngineConfig | PoolingConfig
-# Log of a vLLM server that the program starts, beside the answer cache.
+# Log of a vLLM server or a Ray Data job that the program starts, beside the answer cache.
 LOG = "vllm.log"
 # Within which a server without a named model has to say who it is.
 _LOOK_SECONDS = 5.0
@@ -134,8 +134,8 @@ async def open_client(
             start_up=opened.start_up,
             cache=stored,
             sampling=sampling,
-            # A round of batch files holds all requests that do not depend on others.
-            concurrency=MAX_ROUND if engine.name == "batch" else engine.concurrency,
+            # A round of a Ray job holds all requests that do not depend on others.
+            concurrency=MAX_ROUND if engine.name == "ray" else engine.concurrency,
             retry_for=engine.retry_for,
             retry_failures=cache.retry_failures,
         )
@@ -171,8 +171,8 @@ async def _open_configured(
 ) -> _OpenedEngine:
     """Open the engine of the settings; `stack` closes it."""
     try:
-        if engine.name == "batch":
-            return await _open_batch(stack, engine, sampling, cache, progress)
+        if engine.name == "ray":
+            return await _open_ray(stack, engine, sampling, cache, progress)
         return await _open_server(stack, engine, sampling, schemas, cache, progress)
     except EngineError as error:
         if not cache.find(name_kind(None)):
@@ -182,33 +182,29 @@ async def _open_configured(
         ) from error
 
 
-async def _open_batch(
+async def _open_ray(
     stack: AsyncExitStack,
     engine: EngineConfig,
     sampling: SamplingConfig,
     cache: Cache,
     progress: Progress,
 ) -> _OpenedEngine:
-    """Open the engine of batch files."""
-    from touche_llm.llm.batch_files import TITLES, BatchEngine
+    """Open the engine of Ray Data jobs."""
+    from touche_llm.llm.ray_engine import RayEngine, RayJob
 
-    folder = check_model_folder(engine.model)
-    if engine.context is None:
-        raise UsageError(
-            "engine.context: not set, and documents are truncated to fit; give the context in tokens"
-        )
-    tokenizer = ChatTokenizer(folder, sampling.chat_template_kwargs)
+    job = RayJob.from_settings(engine, cache.path.with_name(LOG))
+    tokenizer = ChatTokenizer(job.folder, sampling.chat_template_kwargs)
     empty_chat = place_system_message(EMPTY_CHAT, sampling.system_message)
     info = EngineInfo(
-        model=get_model_name(folder),
+        model=get_model_name(job.folder),
         revision=engine.revision,
-        context=engine.context,
+        context=job.context,
         overhead=await tokenizer.count_tokens(empty_chat),
-        engine=f"batch files, {TITLES[engine.runner]}",
+        engine="Ray Data job",
     )
     store_engine_info(info, cache)
-    batch = BatchEngine(engine, tokenizer, cache.path.with_name(LOG), progress.warn)
-    return _OpenedEngine(engine=await stack.enter_async_context(batch), info=info)
+    ray = await stack.enter_async_context(RayEngine(job, tokenizer, progress.warn))
+    return _OpenedEngine(engine=ray, info=info)
 
 
 async def _open_server(
