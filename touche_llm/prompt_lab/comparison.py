@@ -247,7 +247,7 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
             )
             builder = make_request_builder(model, config.engine, config.sampling)
             await (work.judge(part, variants, builder) if variants else work.find_objects(builder))
-            result.costs += [Cost(stage, prompt, use, use) for prompt, use in engine.usage.items()]
+            result.costs += [Cost(stage, prompt, usage) for prompt, usage in engine.usage.items()]
             repeated += engine.repeated
         result.known[part], result.failed[part] = (
             counts.cache_hits + repeated,
