@@ -261,9 +261,11 @@ def test_the_command_needs_no_server_and_prints_what_each_stage_and_all_of_it_wo
     assert done.returncode == 0, done.stderr
     rows = [re.split(r"  +", line.strip())[:3] for line in done.stdout.splitlines()[2:]]
     assert rows[:2] == [["judge", "judge", "5"], ["judge", "stance", "4"]]
-    # Three pairs of the first step are asked in both orders; the second step finds some of them in
-    # the cache.
-    assert rows[2][:2] == ["rank", "best"] and rows[3][0] == "all"
-    assert " to " in rows[2][2] and " to " in rows[3][1]
+    # The first step compares three pairs in both orders. The second one compares three pairs of
+    # neighbours, of which it has two from the first; other answers need up to six pairs.
+    assert rows[2] == ["rank", "best", "8", *rows[2][3:]]
+    assert rows[3][:2] == ["all", "17"]
+    assert "sliding:4 sends at most 12 requests" in done.stdout
+    assert "pairwise:3 sends" not in done.stdout
     assert "Nothing was sent." in done.stdout and "give it with --context" in done.stdout
     assert not (tmp_path / "o").exists() and not (tmp_path / ".touche-llm/answers.sqlite").exists()

@@ -9,7 +9,7 @@ import string
 import struct
 from bisect import bisect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from touche_llm.llm.answers import AnswerForm, Layout, Token, list_fields
@@ -48,12 +48,6 @@ class Usage:
     shared_tokens: int = 0
     completion_tokens: int = 0
     topics: set[str] = field(default_factory=set, compare=False)
-
-    def scale(self, requests: int) -> Usage:
-        """Return the usage of another number of requests that are as long on average."""
-        names = ("prompt_tokens", "shared_tokens", "completion_tokens")
-        tokens = {name: round(getattr(self, name) * requests / self.requests) for name in names}
-        return replace(self, requests=requests, **tokens)
 
 
 class RecordingEngine:

@@ -249,7 +249,7 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
                     await work.judge(part, [variant], builder)
                 result.context = find_context(config, model)
             for prompt, usage in engine.usage.items():
-                result.costs.append(Cost(stage, prompt, usage, usage))
+                result.costs.append(Cost(stage, prompt, usage))
             known += model.counts.cache_hits + engine.repeated
             failed += model.counts.known_failures
         result.known[part] = known
