@@ -16,6 +16,7 @@ from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
     Access,
     access_log,
+    describe_accesses,
     find_half,
     read_accesses,
     select_counted,
@@ -49,7 +50,7 @@ def describe_confirmation(benches: Benches, *, run: str, name: str) -> dict[str,
     return {
         "command": command,
         "topics": len(held_out),
-        "counted": len(counted),
+        "recorded": describe_accesses(earlier, counted),
         "accesses": [
             _describe_access(access, is_counted=access in counted) for access in reversed(earlier)
         ],

@@ -25,6 +25,7 @@ from touche_llm.prompt_lab.holdout import (
     Kind,
     access_log,
     check_log,
+    describe_accesses,
     record_access,
     select_counted,
 )
@@ -192,10 +193,7 @@ class PromptComparison:
         self.earlier_accesses = select_counted(earlier, winner.prompt.label)
 
         log = access_log(self.context.config.cache.file)
-        count = len(self.earlier_accesses)
-        self.note(
-            f"{log}: {count} earlier accesses to the held-out topics, each of which makes a confirmation weaker"
-        )
+        self.note(f"{log}: {describe_accesses(earlier, self.earlier_accesses)}")
 
 
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
