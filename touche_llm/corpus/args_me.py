@@ -24,8 +24,8 @@ from touche_llm.data.io import (
     read_lines,
     report_unreadable,
 )
+from touche_llm.data.recognize import recognize, require_kind
 from touche_llm.data.records import Document, Part
-from touche_llm.data.topics import recognize, require_kind
 from touche_llm.errors import BadLine, DataError
 
 HEADER = ["id", "conclusion", "premises", "context", "sentences"]

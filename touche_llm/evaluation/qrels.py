@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from touche_llm.data.io import ID_FORM, is_word, read_table_lines
-from touche_llm.data.topics import require_kind
+from touche_llm.data.recognize import require_kind
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten, to_printable
 from touche_llm.tasks import get_task

@@ -13,9 +13,10 @@ from pydantic import Field
 from touche_llm.corpus.args_me import read_whole_arguments
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.data.io import read_table_lines, report_unreadable
+from touche_llm.data.recognize import recognize
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.settings import load_yaml
-from touche_llm.data.topics import read_topics, recognize
+from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError
 from touche_llm.tasks.definition import TASK_FILE, Url
 from touche_llm.tasks.task import Task
