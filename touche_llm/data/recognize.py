@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -42,9 +42,12 @@ DESCRIPTIONS: Mapping[Kind, str] = {
 
 
 class FileStart(NamedTuple):
-    """Beginning of a file: its kind by its first record, or None; that record, shortened.
+    """Beginning of a file.
 
-    And its keys in JSON.
+    Attributes:
+        kind: Kind by the first record; None if it is of no known kind.
+        text: First record, shortened.
+        keys: Keys of the first record in JSON.
     """
 
     kind: Kind | None
@@ -57,32 +60,30 @@ def recognize(path: Path) -> FileStart:
     with report_unreadable(path), open_maybe_gzip(path) as stream:
         content = stream.read(_START)
     start = content.removeprefix(BOM_UTF8).lstrip()
-    line = start.partition(b"\n")[0]
-    columns = line[:1000].decode(errors="replace").split()
+    first_line = start.partition(b"\n")[0]
+    columns = first_line[:1000].decode(errors="replace").split()
     text = " ".join(columns)[:50]
+
     if start.startswith(b"PK\x03\x04"):
         return FileStart("archive", "PK")
     if start.startswith(b"id,conclusion,premises,") or content[257:262] == b"ustar":
         return FileStart("argument table", text)
     if start.startswith(b"<"):
-        return FileStart(
-            "topics"
-            if b"<topic" in start
-            else "page"
-            if b"<html" in start[:2000].lower()
-            else None,
-            text,
-        )
+        return FileStart(_recognize_markup(start), text)
     if re.match(rb'\{\s*"arguments"', start):
         return FileStart("arguments", text)
     if start.startswith(b"{"):
-        keys = frozenset(key.decode() for key in _KEY.findall(line))
+        keys = frozenset(key.decode() for key in _KEY.findall(first_line))
         return FileStart(_recognize_object(keys), text, keys)
-    if len(columns) >= 6 and all(map(_NUMERIC.fullmatch, columns[3:5])):
-        return FileStart("run", text)
-    is_beir = len(columns) == 3 and columns[2] == "score"
-    is_trec = len(columns) == 4 and _NUMERIC.fullmatch(columns[1].removeprefix("Q"))
-    return FileStart("qrels" if is_beir or is_trec else None, text)
+    return FileStart(_recognize_columns(columns), text)
+
+
+def _recognize_markup(start: bytes) -> Kind | None:
+    if b"<topic" in start:
+        return "topics"
+    if b"<html" in start[:2000].lower():
+        return "page"
+    return None
 
 
 def _recognize_object(keys: frozenset[str]) -> Kind | None:
@@ -94,14 +95,24 @@ def _recognize_object(keys: frozenset[str]) -> Kind | None:
     return "documents" if keys else None
 
 
+def _recognize_columns(columns: Sequence[str]) -> Kind | None:
+    if len(columns) >= 6 and all(map(_NUMERIC.fullmatch, columns[3:5])):
+        return "run"
+    is_beir = len(columns) == 3 and columns[2] == "score"
+    is_trec = len(columns) == 4 and _NUMERIC.fullmatch(columns[1].removeprefix("Q"))
+    return "qrels" if is_beir or is_trec else None
+
+
 def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> None:
     """Raise DataError if a file is recognized as one of another kind.
 
     A file of no known kind is left to its reader.
     """
-    found, text, _ = start or recognize(path)
-    if found is None or found in kinds:
+    start = start or recognize(path)
+    if start.kind is None or start.kind in kinds:
         return
+    found = DESCRIPTIONS[start.kind]
+    expected = DESCRIPTIONS[kinds[0]]
     raise DataError(
-        f"{path}: looks like {DESCRIPTIONS[found]}: {text!r}; expected {DESCRIPTIONS[kinds[0]]}; give another file"
+        f"{path}: looks like {found}: {start.text!r}; expected {expected}; give another file"
     )
