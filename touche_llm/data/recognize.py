@@ -66,7 +66,7 @@ def recognize(path: Path) -> FileStart:
 
     if start.startswith(b"PK\x03\x04"):
         return FileStart("archive", "PK")
-    if start.startswith(b"id,conclusion,premises,") or content[257:262] == b"ustar":
+    if start.startswith(b"id,conclusion,premises,") or is_tar(content):
         return FileStart("argument table", text)
     if start.startswith(b"<"):
         return FileStart(_recognize_markup(start), text)
@@ -98,9 +98,18 @@ def _recognize_object(keys: frozenset[str]) -> Kind | None:
 def _recognize_columns(columns: Sequence[str]) -> Kind | None:
     if len(columns) >= 6 and all(map(_NUMERIC.fullmatch, columns[3:5])):
         return "run"
-    is_beir = len(columns) == 3 and columns[2] == "score"
     is_trec = len(columns) == 4 and _NUMERIC.fullmatch(columns[1].removeprefix("Q"))
-    return "qrels" if is_beir or is_trec else None
+    return "qrels" if is_trec or is_beir_header(columns) else None
+
+
+def is_tar(content: bytes) -> bool:
+    """Return whether the beginning of a file, at least 262 bytes, is that of a tar archive."""
+    return content[257:262] == b"ustar"
+
+
+def is_beir_header(columns: Sequence[str]) -> bool:
+    """Return whether the columns of the first line are the names of those of BEIR's qrels."""
+    return len(columns) == 3 and columns[2] == "score"
 
 
 def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> None:
