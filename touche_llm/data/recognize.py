@@ -46,7 +46,7 @@ class FileStart(NamedTuple):
 
     Attributes:
         kind: Kind by the first record; None if it is of no known kind.
-        text: First record, shortened.
+        text: First line, shortened.
         keys: Keys of the first record in JSON.
     """
 
