@@ -269,12 +269,13 @@ class Comparison(JsonStruct, frozen=True, kw_only=True):
 class Objects(JsonStruct, frozen=True, kw_only=True):
     """Two objects that the model extracted from the title of a topic without objects.
 
-    `prompt` is empty in files of older runs.
+    Attributes:
+        prompt: Prompt of the request.
     """
 
     topic_id: str
     objects: tuple[str, str]
-    prompt: str = ""
+    prompt: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Queries(JsonStruct, frozen=True, kw_only=True):
