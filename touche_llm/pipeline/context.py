@@ -16,8 +16,9 @@ from touche_llm.corpus.ir_dataset import (
     topics_file,
 )
 from touche_llm.data.io import replace_folder
+from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import normalise_title, read_topics, require_kind, write_topics
+from touche_llm.data.topics import normalise_title, read_topics, write_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import BadLine, UsageError
 from touche_llm.evaluation.qrels import Qrels, find_qrels, qrels_file, read_qrels

@@ -24,6 +24,7 @@ from touche_llm.prompt_lab.holdout import (
     Kind,
     access_log,
     check_log,
+    describe_accesses,
     record_access,
     select_counted,
 )
@@ -177,19 +178,21 @@ class PromptComparison:
 
     async def confirm(self, builder: RequestBuilder) -> None:
         """Judge the held-out topics, if they are to be judged, with the first variant and the best."""
-        names = {self.variants[0].name, choose_winner(self.parts[0])}
-        if not self.samples.get(HOLD_OUT) or len(names) < 2:
+        if not self.samples.get(HOLD_OUT):
             return
-        finalists = [variant for variant in self.variants if variant.name in names]
+
+        baseline = self.variants[0]
+        winner_name = choose_winner(self.parts[0])
+        if winner_name == baseline.name:
+            return
+
+        winner = next(variant for variant in self.variants if variant.name == winner_name)
+        finalists = [baseline, winner]
         earlier = await self.measure("confirmation", HOLD_OUT, finalists, builder)
-        self.earlier_accesses = select_counted(
-            earlier, next(each.prompt.label for each in finalists if each is not self.variants[0])
-        )
+        self.earlier_accesses = select_counted(earlier, winner.prompt.label)
+
         log = access_log(self.context.config.cache.file)
-        count = len(self.earlier_accesses)
-        self.note(
-            f"{log}: {count} earlier accesses to the held-out topics, each of which makes a confirmation weaker"
-        )
+        self.note(f"{log}: {describe_accesses(earlier, self.earlier_accesses)}")
 
 
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
