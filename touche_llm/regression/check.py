@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from difflib import unified_diff
 from functools import partial
@@ -78,46 +78,99 @@ class ReplayResult:
 
 
 async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> ReplayResult:
-    """Judge and rank a first stage in the empty folder `work` with cached answers only, as far as these allow.
+    """Judge and rank a first stage with cached answers only, as far as these allow.
 
     Where the length of a prompt is not cached, it is estimated: such a prompt has no cached answer
-    either. Error messages name `place` instead of `work`.
+    either.
+
+    Args:
+        config: Configuration of the run, with the cache of its answers.
+        first_stage: Run file of the first stage.
+        work: Empty folder, where the replayed run remains.
+        place: Folder that error messages name instead of `work`.
     """
     directory = RunDirectory(work / "run")
     directory.path.mkdir(parents=True)
     shutil.copyfile(first_stage, directory.path / first_stage.name)
+
     # The first stage is given, so no query is expanded.
     config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
     engine = RecordingEngine(lambda _: None, EstimatingTokenizer())
+    with (
+        _naming_place(place, directory.path, work),
+        RunContext(config, SilentProgress()) as context,
+    ):
+        prompts = context.load_prompts()
+        with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
+            engine_info = replay_engine_info(config.engine, cache)
+            context.model = _make_replay_client(config, engine_info, engine, cache)
+            context.open_pooling = partial(_open_recorded, cache)
+            await _run_stages(context, directory)
+
+    return ReplayResult(
+        directory=directory,
+        prompts=prompts,
+        missing=_group_by_purpose(engine.pending.values(), prompts),
+        used_keys=cache.used,
+        facts=engine_info,
+    )
+
+
+@contextmanager
+def _naming_place(place: Path, *folders: Path) -> Iterator[None]:
+    """Replace temporary folders in error messages, where they say nothing to a reader.
+
+    Args:
+        place: Folder to name instead.
+        folders: Temporary folders, inner ones first.
+    """
     try:
-        with RunContext(config, SilentProgress()) as context:
-            prompts = context.load_prompts()
-            with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
-                facts = replay_engine_info(config.engine, cache)
-                resample_temperature = config.sampling.resample_temperature
-                context.model = RecordingClient(
-                    engine_info=facts,
-                    engine=engine,
-                    cache=cache,
-                    resample_temperature=resample_temperature,
-                )
-                context.open_pooling = partial(_open_recorded, cache)
-                if await run_until_pending(judge_stage(context, directory)):
-                    await run_until_pending(rank_stage(context, directory))
+        yield
     except ToucheError as error:
-        # The temporary folder says nothing to a reader.
-        error.args = (
-            str(error).replace(str(directory), str(place)).replace(str(work), str(place)),
-        )
+        message = str(error)
+        for folder in folders:
+            message = message.replace(str(folder), str(place))
+        error.args = (message,)
         raise
+
+
+def _make_replay_client(
+    config: Config,
+    engine_info: EngineInfo,
+    engine: RecordingEngine,
+    cache: Cache,
+) -> RecordingClient:
+    """Return a client that answers from the cache; the engine records all other requests."""
+    return RecordingClient(
+        engine_info=engine_info,
+        engine=engine,
+        cache=cache,
+        resample_temperature=config.sampling.resample_temperature,
+    )
+
+
+async def _run_stages(context: RunContext, directory: RunDirectory) -> None:
+    """Judge, then rank; stop after a stage that waits for missing answers."""
+    is_judged = await run_until_pending(judge_stage(context, directory))
+    if is_judged:
+        await run_until_pending(rank_stage(context, directory))
+
+
+def _group_by_purpose(requests: Iterable[Request], prompts: Mapping[str, Prompt]) -> Requests:
+    """Return requests by the purpose of their prompt.
+
+    Args:
+        requests: Requests to group.
+        prompts: Prompts of the run, by purpose.
+    """
     # Two templates from different folders can have one name.
     purposes = {(prompt.name, prompt.hash): purpose for purpose, prompt in prompts.items()}
-    missing: dict[str, list[Request]] = {}
-    for request in engine.pending.values():
-        missing.setdefault(purposes[request.origin.prompt, request.origin.prompt_hash], []).append(
-            request
-        )
-    return ReplayResult(directory, prompts, missing, cache.used, facts)
+
+    grouped: dict[str, list[Request]] = {}
+    for request in requests:
+        purpose = purposes[request.origin.prompt, request.origin.prompt_hash]
+        grouped.setdefault(purpose, []).append(request)
+    return grouped
 
 
 class _RecordingCache(Cache):
