@@ -396,26 +396,64 @@ def compare_rankings(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
 
     None stands for a document that is missing from a run.
     """
-    before, now = (
-        {
-            (topic, each.document_id): each.rank
-            for topic, ranking in run.rankings.items()
-            for each in ranking
-        }
-        for run in (old, new)
-    )
-    moved = [
-        RunDifference("rank", "", *key, old=rank, new=new_rank)
-        for key, rank, new_rank in _compare(before, now)
-    ]
-    longest = max(map(len, [*old.rankings.values(), *new.rankings.values()]), default=0)
+    return [*_compare_ranks(old, new), *_compare_stances(old, new)]
+
+
+def _compare_ranks(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
+    """Return the documents with different ranks, largest moves first."""
+    differences: list[RunDifference] = []
+    for key, old_rank, new_rank in _compare(_list_ranks(old), _list_ranks(new)):
+        topic_id, document_id = key
+        difference = RunDifference(
+            kind="rank",
+            topic=topic_id,
+            document=document_id,
+            old=old_rank,
+            new=new_rank,
+        )
+        differences.append(difference)
+
     # A document that only one run has counts as the furthest move.
-    moved.sort(key=lambda move: -abs((move.old or 2 * longest + 1) - (move.new or 2 * longest + 1)))
-    stances = ({key: run.stances.get(key) for key in before if key in now} for run in (old, new))
-    return moved + [
-        RunDifference("stance", "", *key, old=one, new=other)
-        for key, one, other in _compare(*stances)
-    ]
+    rankings = [*old.rankings.values(), *new.rankings.values()]
+    longest = max(map(len, rankings), default=0)
+    missing_rank = 2 * longest + 1
+
+    def distance(difference: RunDifference) -> int:
+        old_rank: int = difference.old or missing_rank
+        new_rank: int = difference.new or missing_rank
+        return abs(old_rank - new_rank)
+
+    return sorted(differences, key=distance, reverse=True)
+
+
+def _compare_stances(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
+    """Return the documents of both runs with different stances."""
+    new_ranks = _list_ranks(new)
+    shared = [key for key in _list_ranks(old) if key in new_ranks]
+    old_stances = {key: old.stances.get(key) for key in shared}
+    new_stances = {key: new.stances.get(key) for key in shared}
+
+    differences: list[RunDifference] = []
+    for key, old_stance, new_stance in _compare(old_stances, new_stances):
+        topic_id, document_id = key
+        difference = RunDifference(
+            kind="stance",
+            topic=topic_id,
+            document=document_id,
+            old=old_stance,
+            new=new_stance,
+        )
+        differences.append(difference)
+    return differences
+
+
+def _list_ranks(run: ParsedRun) -> dict[tuple[str, str], int]:
+    """Return the ranks of a run by topic and document."""
+    ranks: dict[tuple[str, str], int] = {}
+    for topic_id, ranking in run.rankings.items():
+        for candidate in ranking:
+            ranks[topic_id, candidate.document_id] = candidate.rank
+    return ranks
 
 
 def compare_measures(old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[RunDifference]:
