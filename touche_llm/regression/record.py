@@ -214,37 +214,72 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
     directory = RunDirectory(run)
     with (
         replace_folder(target, SNAPSHOT_FILES) as folder,
-        tempfile.TemporaryDirectory() as name,
+        tempfile.TemporaryDirectory() as work,
         RunContext(config, SilentProgress()) as context,
     ):
-        work, topics = Path(name), context.topics
         documents = await _write_documents(context, directory, folder)
         note = describe_restriction(documents)
         # Paths of templates are relative to the final folder.
         write_config(config, target, folder, note)
         copy_task(context.task, folder)
-        write_topics(topics, folder / TOPICS)
+        write_topics(context.topics, folder / TOPICS)
         if qrels is not None:
-            write_qrels(qrels, [topic.id for topic in topics], folder)
+            write_qrels(qrels, [topic.id for topic in context.topics], folder)
         shutil.copyfile(directory.run_file, folder / directory.run_file.name)
-        prompts = context.load_prompts(
-            *(purpose for purpose in purposes_of(context.task) if purpose != QUERIES)
-        )
-        for purpose, prompt in prompts.items():
-            copy_template(prompt, folder / PROMPTS / purpose)
-        templates = {purpose: prompt.path.name for purpose, prompt in prompts.items()}
+        templates = _copy_templates(context, folder)
         Manifest(settings=run_settings(config), templates=templates).write(folder)
-        (folder / CASSETTE).touch()
-        snapshot = open_snapshot(folder)
-        source = CacheConfig(file=config.cache.file, mode=CacheMode.REPLAY)
-        # With the recorded files, and the answers of the run.
-        source_config = snapshot.with_recorded_templates(snapshot.config()).model_copy(
-            update={"cache": source}
+        answers = await _write_answers(config, folder, Path(work), target)
+
+        return Recording(
+            size=_measure_size(folder),
+            topics=len(context.topics),
+            documents=len(documents),
+            answers=answers,
+            note=note,
         )
-        replayed = await _replay_equal(source_config, snapshot, work, target)
-        answers = write_cassette(replayed, source.file, work / "entries.sqlite", folder / CASSETTE)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        return Recording(size, len(topics), len(documents), answers, note)
+
+
+def _copy_templates(context: RunContext, folder: Path) -> dict[str, str]:
+    """Copy the templates that a run needs after its first stage.
+
+    Returns:
+        Names of the template files, by purpose.
+    """
+    purposes = [purpose for purpose in purposes_of(context.task) if purpose != QUERIES]
+    names: dict[str, str] = {}
+    for purpose, prompt in context.load_prompts(*purposes).items():
+        copy_template(prompt, folder / PROMPTS / purpose)
+        names[purpose] = prompt.path.name
+    return names
+
+
+async def _write_answers(config: Config, folder: Path, work: Path, target: Path) -> int:
+    """Write the answers of a run, once a replay of the recorded files with them gives the same run.
+
+    Args:
+        config: Configuration of the run.
+        folder: Folder with the other recorded files.
+        work: Empty folder for the replay.
+        target: Folder that error messages name.
+
+    Returns:
+        Number of cassette entries.
+    """
+    cassette = folder / CASSETTE
+    # A recorded folder has a cassette; this replay reads the answers of the run instead.
+    cassette.touch()
+    snapshot = open_snapshot(folder)
+    recorded_config = snapshot.with_recorded_templates(snapshot.config())
+    answers = CacheConfig(file=config.cache.file, mode=CacheMode.REPLAY)
+    replay_config = recorded_config.model_copy(update={"cache": answers})
+
+    replayed = await _replay_equal(replay_config, snapshot, work, target)
+    return write_cassette(replayed, answers.file, work / "entries.sqlite", cassette)
+
+
+def _measure_size(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 async def _write_documents(context: RunContext, directory: RunDirectory, folder: Path) -> set[str]:
@@ -296,9 +331,11 @@ async def _replay_equal(
 ) -> ReplayResult:
     """Replay a run that is being recorded; raise DataError if the replay gives another run."""
     replayed = await replay(config, snapshot.first_stage, work, target)
-    if differences := list_missing(replayed.missing) or compare_runs(
-        snapshot, replayed.directory.run_file
-    ):
+
+    differences = list_missing(replayed.missing)
+    if not differences:
+        differences = compare_runs(snapshot, replayed.directory.run_file)
+    if differences:
         raise DataError(
             f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "
             "another run; repeat the run, which sends only requests without an answer, then record it\n"
