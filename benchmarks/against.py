@@ -37,42 +37,75 @@ _TOPICS, _DOCUMENTS = range(1, 11), range(1000)
 
 
 def list_results(tree: Path, folder: Path, recorded: Path) -> dict[str, Any]:
-    """Return by name what a checkout gives: runs and answer keys of the demo, replays of recorded runs, measures."""
+    """Return the results of a checkout by name.
+
+    Args:
+        tree: Checkout.
+        folder: New folder for the runs of the demo.
+        recorded: Folder of recorded runs.
+    """
+    return {
+        **list_demo_results(tree, folder),
+        **list_replay_results(tree, recorded),
+        **list_measures(tree),
+    }
+
+
+def list_demo_results(tree: Path, folder: Path) -> dict[str, Any]:
+    """Return the runs of the demo, and the answer keys of their records."""
     run_command("demo", "--out", folder, folder=tree, tree=tree)
+
     results: dict[str, Any] = {}
     for run in sorted(folder.glob("*/run.txt")):
         task = run.parent.name
         results[f"demo, {task}: run.txt"] = run.read_bytes()
         for file in sorted(run.parent.glob("*.jsonl")):
             records = [json.loads(line) for line in file.read_text().splitlines()]
-            results[f"demo, {task}: keys of {file.stem}"] = [
-                each.get("key", each.get("keys")) for each in records
-            ]
-    replayed = run_command(
+            keys = [record.get("key", record.get("keys")) for record in records]
+            results[f"demo, {task}: keys of {file.stem}"] = keys
+    return results
+
+
+def list_replay_results(tree: Path, recorded: Path) -> dict[str, Any]:
+    """Return for each recorded run whether its replay gives the same run."""
+    output = run_command(
         "regress", "check", "--dir", recorded, folder=tree, tree=tree, codes=(0, 1)
     )
-    lines = [line for line in replayed.splitlines() if line and not line.startswith(" ")]
-    results |= {f"regress check, {line.split(': ')[0]}": line for line in lines}
-    if DATA.is_dir():
-        qrels = [
-            "--relevance",
-            DATA / "qrels-relevance.txt",
-            "--quality",
-            DATA / "qrels-quality.txt",
-        ]
-        command = [
-            "evaluate",
-            DATA / "candidates.run.txt",
-            "--task",
-            "comparative",
-            *qrels,
-            "--format",
-            "json",
-        ]
-        for row in json.loads(run_command(*command, folder=tree, tree=tree)):
-            results[f"evaluate: {row['measure']}"] = [
-                row[name] for name in ("value", "low", "high", "n", "topics")
-            ]
+
+    results: dict[str, Any] = {}
+    for line in output.splitlines():
+        # Indented lines are details of the difference above.
+        is_verdict = bool(line) and not line.startswith(" ")
+        if is_verdict:
+            name = line.split(": ")[0]
+            results[f"regress check, {name}"] = line
+    return results
+
+
+def list_measures(tree: Path) -> dict[str, Any]:
+    """Return the measures of the shared first stage, or none where its data are missing."""
+    if not DATA.is_dir():
+        return {}
+
+    output = run_command(
+        "evaluate",
+        DATA / "candidates.run.txt",
+        "--task",
+        "comparative",
+        "--relevance",
+        DATA / "qrels-relevance.txt",
+        "--quality",
+        DATA / "qrels-quality.txt",
+        "--format",
+        "json",
+        folder=tree,
+        tree=tree,
+    )
+
+    columns = ("value", "low", "high", "n", "topics")
+    results: dict[str, Any] = {}
+    for row in json.loads(output):
+        results[f"evaluate: {row['measure']}"] = [row[column] for column in columns]
     return results
 
 
