@@ -2,20 +2,19 @@
 
     python -m benchmarks.against dbfba99 [--rounds 5]
 
-Results: `demo` gives the same bytes of every `run.txt` from the same answer keys, the recorded runs
-    of the other
-revision replay, and `evaluate` gives the same values (it may give more).
+Results: `demo` gives the same bytes of every `run.txt` from the same answer keys, both checkouts
+    hold the same recorded runs and answers, and replay them, and `evaluate` gives the same values
+    (it may give more).
 Times: the processor seconds of `retrieve` (index and search of synthetic passages), `run` (2,000
-    judgments by a server
-that answers at once) and `evaluate`, in both checkouts by turns, in as many rounds; a ratio above 1
-means that this commit is slower. The server and the inputs are those of this checkout.
+    judgments by a server that answers at once) and `evaluate`, in both checkouts by turns, in as
+    many rounds; a ratio above 1 means that this commit is slower. The server and the inputs are
+    those of this checkout.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -36,16 +35,17 @@ DATA = ROOT.parent / "shared" / "data" / "comparative"
 _TOPICS, _DOCUMENTS = range(1, 11), range(1000)
 
 
-def list_results(tree: Path, folder: Path, recorded: Path) -> dict[str, Any]:
+def list_results(tree: Path, folder: Path) -> dict[str, Any]:
     """Return the results of a checkout by name.
 
     Args:
         tree: Checkout.
         folder: New folder for the runs of the demo.
-        recorded: Folder of recorded runs.
     """
+    recorded = tree / "tests" / "regress"
     return {
         **list_demo_results(tree, folder),
+        **list_recorded_files(recorded),
         **list_replay_results(tree, recorded),
         **list_measures(tree),
     }
@@ -63,6 +63,20 @@ def list_demo_results(tree: Path, folder: Path) -> dict[str, Any]:
             records = [json.loads(line) for line in file.read_text().splitlines()]
             keys = [record.get("key", record.get("keys")) for record in records]
             results[f"demo, {task}: keys of {file.stem}"] = keys
+    return results
+
+
+def list_recorded_files(recorded: Path) -> dict[str, Any]:
+    """Return the run and the answers of each recorded run.
+
+    Each checkout replays its own recordings, since their format may differ; with the same runs and
+    answers, both replay the same.
+    """
+    results: dict[str, Any] = {}
+    for run in sorted(recorded.glob("*/run.txt")):
+        name = run.parent.name
+        results[f"recorded, {name}: run.txt"] = run.read_bytes()
+        results[f"recorded, {name}: answers"] = (run.parent / "cassette.jsonl").read_bytes()
     return results
 
 
@@ -196,10 +210,7 @@ def main() -> None:
                 ["git", "worktree", "add", "--detach", "-q", tree, revision], cwd=ROOT, check=True
             )
         try:
-            recorded = shutil.copytree(trees[0] / "tests" / "regress", folder / "recorded")
-            old, new = (
-                list_results(tree, folder / f"demo-{tree.name}", recorded) for tree in trees
-            )
+            old, new = (list_results(tree, folder / f"demo-{tree.name}") for tree in trees)
             differs = show_results(old, new)
             print(
                 f"\nprocessor seconds, medians of {options.rounds} rounds: {options.revision}, this commit"
