@@ -1,7 +1,7 @@
 """Record the project's own regression runs anew: `make regress`, after `touche-llm regress check --dir tests/regress`.
 
-Needed after a wanted change of a sample, of a prompt, or of the ranking. What changes is printed
-first.
+Needed after a wanted change of a sample, of a prompt, or of the ranking; `git diff` shows what
+changes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,8 @@ from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.regression.check import (
-    compare_replay,
-    format_differences,
-    load_finished_run,
-    require_run,
-)
+from touche_llm.regression.check import load_finished_run
 from touche_llm.regression.record import record
-from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.tasks import get_task
 
 FOLDER = Path(__file__).parent / "regress"
@@ -99,27 +93,12 @@ def _known(config: Config, model: str, context: int) -> Config:
 
 
 async def main() -> None:
-    """Record the runs of all tasks, each with what changes."""
+    """Record the runs of all tasks in place of the older recordings."""
     for task in SAMPLE_TASKS:
         with tempfile.TemporaryDirectory() as name:
-            run, target = await make_run(task, Path(name)), FOLDER / task
-            if not target.exists():
-                print(
-                    task,
-                    await record(
-                        load_finished_run(run), run, target, made_up_qrels(task, run, Path(name))
-                    ),
-                )
-                continue
-            recorded = open_snapshot(target)
-            (work := Path(name) / "work").mkdir()
-            found = await compare_replay(recorded, work)
-            print(format_differences(task, found.differences))
-            if found.differences:
-                made = await record(
-                    found.config, require_run(recorded, found), target, recorded.qrels()
-                )
-                print(task, made)
+            run = await make_run(task, Path(name))
+            qrels = made_up_qrels(task, run, Path(name))
+            print(task, await record(load_finished_run(run), run, FOLDER / task, qrels))
 
 
 if __name__ == "__main__":

@@ -202,13 +202,13 @@ SCENARIOS = (
         (command("regress check first"),),
     ),
     Scenario(
-        "regress update",
+        "regress record, replaced",
         (
             *_STAGES,
             command("regress record run first"),
             command("rank --out run --weight-relevance 0.1"),
         ),
-        command("regress update first --run run --yes"),
+        command("regress record run first --overwrite"),
         (command("regress check first"),),
     ),
     Scenario(

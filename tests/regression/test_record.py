@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.expect import raises_at
-from tests.regression.conftest import checked, edit, overlay
+from tests.regression.conftest import checked, contents, edit, overlay
 from tests.sample_runs import Silent, judge_stage, rank_stage, run_directly
 from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
@@ -43,14 +43,6 @@ from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, F
 
 def recorded(run: Path, target: Path) -> Recording:
     return asyncio.run(record(load_finished_run(run), run, target, None))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Regression check: replay a recorded run, or take a new one, and list its differences from the recorded run."""
+"""Regression check: replay a recorded run, and list the differences from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import (
     DataError,
     ToucheError,
-    UsageError,
     describe_os_error,
     list_fields,
     to_printable,
@@ -37,13 +36,12 @@ from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import name_kind, replay_engine_info
 from touche_llm.pipeline.progress import SilentProgress
-from touche_llm.pipeline.run_directory import RUN, RunDirectory
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.templates import read_text
 from touche_llm.regression.snapshot import Snapshot, open_snapshot, run_settings
 from touche_llm.retrieval.base import ExpansionSettings
-from touche_llm.tasks import get_task
 
 # Requests by purpose of their prompt.
 Requests = Mapping[str, list[Request]]
@@ -283,46 +281,34 @@ def format_differences(name: str, differences: Iterable[RunDifference]) -> str:
     return to_printable("\n".join(lines))
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayComparison:
-    """A replay or a new run, its differences from the recorded run, and its folder.
-
-    None if the replay failed.
-    """
-
-    differences: list[RunDifference]
-    config: Config
-    run: Path | None
-
-
 async def check_folder(folder: Path) -> list[RunDifference]:
     """Return how a replay with the current program and templates differs from the recorded run of a folder.
 
     A run that cannot be read has that error as its only difference.
     """
     try:
-        with tempfile.TemporaryDirectory() as name:
-            return (await compare_replay(open_snapshot(folder), Path(name))).differences
+        with tempfile.TemporaryDirectory() as work:
+            return await _compare_replay(open_snapshot(folder), Path(work))
     except (ToucheError, OSError) as error:
         text = describe_os_error(error) if isinstance(error, OSError) else str(error)
         return [RunDifference("error", text=text)]
 
 
-async def compare_replay(snapshot: Snapshot, work: Path) -> ReplayComparison:
-    """Replay a recorded run in the empty folder `work`, where the run remains, and compare both."""
+async def _compare_replay(snapshot: Snapshot, work: Path) -> list[RunDifference]:
+    """Replay a recorded run in the empty folder `work`, and compare both."""
     config = snapshot.config().model_copy(update={"index": work / "index"})
     settings = _compare_settings(snapshot, config)
     try:
-        now = await replay(config, snapshot.first_stage, work, snapshot.folder)
+        replayed = await replay(config, snapshot.first_stage, work, snapshot.folder)
     except ToucheError as error:
-        return ReplayComparison([RunDifference("error", text=str(error)), *settings], config, None)
-    if now.missing:
-        prompts = _compare_prompts(snapshot, now)
-        return ReplayComparison([*settings, *prompts, *list_missing(now.missing)], config, None)
-    differences = compare_runs(snapshot, now.directory.run_file)
-    return ReplayComparison(
-        [*settings, *differences] if differences else [], config, now.directory.path
-    )
+        return [RunDifference("error", text=str(error)), *settings]
+
+    if replayed.missing:
+        prompts = _compare_prompts(snapshot, replayed)
+        return [*settings, *prompts, *list_missing(replayed.missing)]
+
+    differences = compare_runs(snapshot, replayed.directory.run_file)
+    return [*settings, *differences] if differences else []
 
 
 def _compare_settings(snapshot: Snapshot, config: Config) -> list[RunDifference]:
@@ -466,23 +452,3 @@ def compare_measures(old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[RunDi
         RunDifference("measure", name, old=before[name].value, new=now[name].value)
         for name in list_headline(qrels)
     ]
-
-
-def compare_new_run(snapshot: Snapshot, run: Path) -> ReplayComparison:
-    """Compare the settings, ranks and measures of a recorded run with those of a new run in the folder `run`."""
-    config = load_finished_run(run)
-    if (own := get_task(config.task).name) != snapshot.task.name:
-        raise UsageError(f"{run}: a run of {own}; {snapshot.folder} is one of {snapshot.task.name}")
-    return ReplayComparison(
-        [*_compare_settings(snapshot, config), *compare_runs(snapshot, run / RUN)], config, run
-    )
-
-
-def require_run(snapshot: Snapshot, compared: ReplayComparison) -> Path:
-    """Return the run that an update would store; raise UsageError if the replay gave none."""
-    if compared.run is None:
-        raise UsageError(
-            f"{snapshot.folder}: the recorded answers no longer suffice; make a new run of its topics, and give its "
-            "folder (`run: FOLDER`)"
-        )
-    return compared.run
