@@ -12,19 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.report.reports import write_qrels
 from tests.sample_runs import Silent, judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from touche_llm.cli.demo import SAMPLE_TASKS, sample_config
 from touche_llm.config import Config
-from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.regression.check import load_finished_run
 from touche_llm.regression.record import record
-from touche_llm.tasks import get_task
 
 FOLDER = Path(__file__).parent / "regress"
 # Few topics and documents, but every prompt; of the controversial task so little context that pages
@@ -81,11 +78,6 @@ async def make_run(task: str, folder: Path, script: Script | None = None, **more
     return folder / "run"
 
 
-def made_up_qrels(task: str, run: Path, folder: Path) -> Qrels | None:
-    """Judgments for the comparative run; they say nothing about anything."""
-    return read_qrels(write_qrels(run, folder), get_task(task)) if task == "comparative" else None
-
-
 def _known(config: Config, model: str, context: int) -> Config:
     return config.model_copy(
         update={"engine": config.engine.model_copy(update={"model": model, "context": context})}
@@ -97,8 +89,7 @@ async def main() -> None:
     for task in SAMPLE_TASKS:
         with tempfile.TemporaryDirectory() as name:
             run = await make_run(task, Path(name))
-            qrels = made_up_qrels(task, run, Path(name))
-            print(task, await record(load_finished_run(run), run, FOLDER / task, qrels))
+            print(task, await record(load_finished_run(run), run, FOLDER / task))
 
 
 if __name__ == "__main__":

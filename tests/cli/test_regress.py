@@ -11,7 +11,6 @@ import pytest
 
 from tests.cli.conftest import Touche
 from tests.regression.conftest import contents, edit, overlay, take_templates
-from tests.report.reports import write_qrels
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.regression.check import COLUMNS
 
@@ -29,15 +28,11 @@ def copies(tmp_path: Path) -> Path:
 
 def test_a_run_is_recorded_checked_and_not_recorded_twice(touche: Touche, tmp_path: Path) -> None:
     run = asyncio.run(make_run("comparative", tmp_path, depth=4))
-    qrels = write_qrels(run, tmp_path)
-    done = touche("regress", "record", str(run), "first", "--relevance", str(qrels["relevance"]))
+    done = touche("regress", "record", str(run), "first")
     assert done.returncode == 0, done.stderr
     size = sum(path.stat().st_size for path in (tmp_path / "regress").rglob("*") if path.is_file())
     assert done.stdout.startswith("recorded: regress/first (2 topics, 8 documents, ")
     assert done.stdout.endswith(f" cassette entries, {size:,} bytes)\n")
-    assert (tmp_path / "regress/first/qrels-relevance.txt").read_bytes() == qrels[
-        "relevance"
-    ].read_bytes()
     assert touche("regress", "check").stdout == "first: as recorded\n"
     again = touche("regress", "record", str(run), "first")
     assert again.returncode == 2 and "regress/first: " in again.stderr

@@ -42,7 +42,7 @@ from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, F
 
 
 def recorded(run: Path, target: Path) -> Recording:
-    return asyncio.run(record(load_finished_run(run), run, target, None))
+    return asyncio.run(record(load_finished_run(run), run, target))
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
         await judge_stage(config, tmp_path / "run", Silent(), model)
         await rank_stage(config, tmp_path / "run", Silent(), model)
     target = tmp_path / "regress" / "name"
-    await record(load_finished_run(tmp_path / "run"), tmp_path / "run", target, None)
+    await record(load_finished_run(tmp_path / "run"), tmp_path / "run", target)
     cache.unlink()
     assert not await check_folder(target)
     kept = [json.loads(line) for line in (target / "documents.jsonl").read_text().splitlines()]
@@ -299,7 +299,7 @@ async def test_a_recording_says_that_its_texts_may_not_be_redistributed(tmp_path
         None, flags | {"task": "comparative_2020", "cache.file": tmp_path / "answers.sqlite"}
     )
     await run_directly(config, tmp_path / "run", ScriptedEngine(lambda request: {"relevance": 2}))
-    made = await record(config, tmp_path / "run", tmp_path / "recorded", None)
+    made = await record(config, tmp_path / "run", tmp_path / "recorded")
     assert made.documents == 1 and "ClueWeb12" in made.note
     assert (
         (tmp_path / "recorded/config.yaml")

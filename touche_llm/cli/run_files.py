@@ -20,7 +20,6 @@ from touche_llm.data.io import check_output, is_word, recover
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates, read_run, write_run
 from touche_llm.errors import UsageError, shorten
-from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.corpora import open_local_corpus
@@ -240,9 +239,7 @@ regress_app = typer.Typer(
 
 
 @regress_app.command("record")
-@o.takes_qrels
 def record_(
-    qrels_files: o.QrelsFiles,
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     name: Annotated[
         str | None,
@@ -254,15 +251,13 @@ def record_(
 ) -> None:
     """Store a finished run with everything that a replay needs, in DIR/NAME.
 
-    Its first stage is copied and never repeated. With qrels, a check also reports how the measures
-    change.
+    Its first stage is copied and never repeated.
     """
     target = root / (run_dir.resolve().name if name is None else name)
     recover(target)
     _check_target(target, overwrite)
     config = load_finished_run(run_dir)
-    qrels = read_qrels(qrels_files, config.task) if qrels_files else None
-    made = asyncio.run(record(config, run_dir, target, qrels))
+    made = asyncio.run(record(config, run_dir, target))
     print_result(output, _describe(target, made), {"folder": target, **asdict(made)})
     if made.note:
         say(output, f"note: {target}: {made.note}")

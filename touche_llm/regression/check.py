@@ -21,7 +21,6 @@ from touche_llm.errors import (
     list_fields,
     to_printable,
 )
-from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.cache import Cache, CacheMode, ValueT, ValueType
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
@@ -45,7 +44,7 @@ from touche_llm.retrieval.base import ExpansionSettings
 
 # Requests by purpose of their prompt.
 Requests = Mapping[str, list[Request]]
-Kind = Literal["error", "setting", "prompt", "missing", "rank", "stance", "run", "measure"]
+Kind = Literal["error", "setting", "prompt", "missing", "rank", "stance", "run"]
 KeyT = TypeVar("KeyT")
 # Number of differences of these kinds that are printed, and the heading above them.
 _LISTED = 5
@@ -219,8 +218,8 @@ class RunDifference:
     Attributes:
         kind: `error`: the run cannot be replayed; `setting`: a value of the configuration;
             `prompt`: a template; `missing`: an answer; `rank` and `stance`: of a document in the
-            run; `run`: any other change of the run file; `measure`: a measure of the run.
-        name: Name of the setting or measure, or purpose of the prompt.
+            run; `run`: any other change of the run file.
+        name: Name of the setting, or purpose of the prompt.
         new: Current value, or label of the prompt.
         text: Unified diff of a template, or an error message.
     """
@@ -253,9 +252,6 @@ class RunDifference:
                 return f"{self.name}: {place}"
             case "run":
                 return f"run.txt: {self.text}"
-            case "measure":
-                values = f"{self.old:.4f} → {self.new:.4f} ({self.new - self.old:+.4f})"
-                return f"{self.name}, over the recorded topics: {values}"
             case "setting":
                 return f"setting {self.name}: {change}"
             case _:
@@ -367,14 +363,13 @@ def list_texts(prompt: Prompt) -> dict[str, str]:
 
 
 def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:
-    """Compare a run file with the recorded one; include measures if judgments were recorded."""
+    """Compare a run file with the recorded one."""
     if run.read_bytes() == snapshot.run.read_bytes():
         return []
     old, new = (read_run(file, snapshot.task.stances) for file in (snapshot.run, run))
     if not (differences := compare_rankings(old, new)):
         return [RunDifference("run", text="ranks and stances are equal, scores or the tag differ")]
-    qrels = snapshot.qrels()
-    return differences if qrels is None else [*differences, *compare_measures(old, new, qrels)]
+    return differences
 
 
 def compare_rankings(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
@@ -440,15 +435,3 @@ def _list_ranks(run: ParsedRun) -> dict[tuple[str, str], int]:
         for candidate in ranking:
             ranks[topic_id, candidate.document_id] = candidate.rank
     return ranks
-
-
-def compare_measures(old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[RunDifference]:
-    """Return nDCG@5 of each graded aspect and macro-F1 of the stances in both runs, changed or not."""
-    # Imported here because pandas is slow to load.
-    from touche_llm.evaluation.measures import evaluate_run, list_headline
-
-    before, now = (evaluate_run("run", ranking, qrels).estimates for ranking in (old, new))
-    return [
-        RunDifference("measure", name, old=before[name].value, new=now[name].value)
-        for name in list_headline(qrels)
-    ]

@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,8 +22,7 @@ from touche_llm.data.io import open_atomic, replace_folder
 from touche_llm.data.records import Document
 from touche_llm.data.settings import to_yaml
 from touche_llm.data.topics import write_topics
-from touche_llm.errors import DataError, shorten
-from touche_llm.evaluation.qrels import STANCE, Qrels, qrels_file
+from touche_llm.errors import DataError
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, EngineConfig
@@ -160,26 +159,6 @@ def _write_table(
     text.detach()
 
 
-def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
-    """Write the judgments of these topics, one file per aspect.
-
-    Raise DataError if an aspect has none.
-    """
-    judged: dict[str, Mapping[str, Mapping[str, float | str]]] = {**qrels.grades}
-    if qrels.stances:
-        judged[STANCE] = qrels.stances
-    for aspect, of_aspect in judged.items():
-        if not of_aspect.keys() & set(topics):
-            raise DataError(
-                f"the {aspect} qrels judge none of the run's topics: {shorten(topics)}; give those of these topics"
-            )
-        with open_atomic(folder / qrels_file(aspect)) as stream:
-            for topic in topics:
-                for document, value in of_aspect.get(topic, {}).items():
-                    text = value if isinstance(value, str) else f"{value:g}"
-                    stream.write(f"{topic} 0 {document} {text}\n".encode())
-
-
 def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: Path) -> int:
     """Write the entries that a replay read and the facts about its engine; return their number."""
     with Cache(source, CacheMode.REPLAY) as cache, Cache(work) as chosen:
@@ -205,11 +184,10 @@ class Recording:
     note: str
 
 
-async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -> Recording:
+async def record(config: Config, run: Path, target: Path) -> Recording:
     """Record a run in a folder that appears, or replaces an older one, once its replay gives the same run.
 
-    The same run gives the same bytes. The first stage is stored and never run again, and the
-    judgments of its topics are stored with it.
+    The same run gives the same bytes. The first stage is stored and never run again.
     """
     directory = RunDirectory(run)
     with (
@@ -223,8 +201,6 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         write_config(config, target, folder, note)
         copy_task(context.task, folder)
         write_topics(context.topics, folder / TOPICS)
-        if qrels is not None:
-            write_qrels(qrels, [topic.id for topic in context.topics], folder)
         shutil.copyfile(directory.run_file, folder / directory.run_file.name)
         templates = _copy_templates(context, folder)
         Manifest(settings=run_settings(config), templates=templates).write(folder)
