@@ -334,12 +334,11 @@ def _compare(old: Mapping[KeyT, Any], new: Mapping[KeyT, Any]) -> Iterator[tuple
 
 def _compare_prompts(snapshot: Snapshot, now: ReplayResult) -> Iterator[RunDifference]:
     """Yield the changed templates among those of requests without a recorded answer."""
-    templates = snapshot.read_templates()
     for purpose in now.missing:
         prompt = now.prompts[purpose]
         old, new = (
             [line for name in sorted(texts) for line in (f"[{name}]", *texts[name].splitlines())]
-            for texts in (templates[purpose], list_texts(prompt))
+            for texts in (snapshot.read_template(purpose), list_texts(prompt))
         )
         if old != new:
             text = "\n".join(unified_diff(old, new, "recorded", str(prompt.path), n=2, lineterm=""))
@@ -358,8 +357,10 @@ def list_missing(missing: Requests) -> list[RunDifference]:
 def list_texts(prompt: Prompt) -> dict[str, str]:
     """Return the texts of the files of a prompt by name, those of its examples included."""
     texts = {prompt.path.name: prompt.files.text, **prompt.files.texts}
-    examples = examples_path(prompt.path)
-    return texts | ({examples.name: read_text(examples)} if prompt.examples else {})
+    if prompt.examples:
+        examples = examples_path(prompt.path)
+        texts[examples.name] = read_text(examples)
+    return texts
 
 
 def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:

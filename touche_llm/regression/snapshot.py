@@ -100,27 +100,23 @@ class Snapshot:
             }
         )
 
-    def read_templates(self) -> dict[str, dict[str, str]]:
-        """Return the texts of the recorded files of the prompts, by purpose and name."""
-        folders = {purpose: self.folder / PROMPTS / purpose for purpose in self.manifest.templates}
-        return {
-            purpose: {
-                str(path.relative_to(folder)): read_text(path)
-                for path in folder.rglob("*")
-                if path.is_file()
-            }
-            for purpose, folder in folders.items()
-        }
+    def read_template(self, purpose: str) -> dict[str, str]:
+        """Return the texts of the recorded files of a prompt by name."""
+        folder = self.folder / PROMPTS / purpose
+        texts: dict[str, str] = {}
+        for path in folder.rglob("*"):
+            if path.is_file():
+                texts[str(path.relative_to(folder))] = read_text(path)
+        return texts
 
     def with_recorded_templates(self, config: Config) -> Config:
         """Return the configuration with the recorded templates."""
-        own = {
+        templates = {
             purpose: str(self.folder / PROMPTS / purpose / file)
             for purpose, file in self.manifest.templates.items()
         }
-        return config.model_copy(
-            update={"prompts": config.prompts.model_copy(update={"folder": None, **own})}
-        )
+        prompts = config.prompts.model_copy(update={"folder": None, **templates})
+        return config.model_copy(update={"prompts": prompts})
 
 
 def corpus_file(task: Task) -> str:
