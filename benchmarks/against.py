@@ -2,20 +2,19 @@
 
     python -m benchmarks.against dbfba99 [--rounds 5]
 
-Results: `demo` gives the same bytes of every `run.txt` from the same answer keys, the recorded runs
-    of the other
-revision replay, and `evaluate` gives the same values (it may give more).
+Results: `demo` gives the same bytes of every `run.txt` from the same answer keys, both checkouts
+    hold the same recorded runs and answers, and replay them, and `evaluate` gives the same values
+    (it may give more).
 Times: the processor seconds of `retrieve` (index and search of synthetic passages), `run` (2,000
-    judgments by a server
-that answers at once) and `evaluate`, in both checkouts by turns, in as many rounds; a ratio above 1
-means that this commit is slower. The server and the inputs are those of this checkout.
+    judgments by a server that answers at once) and `evaluate`, in both checkouts by turns, in as
+    many rounds; a ratio above 1 means that this commit is slower. The server and the inputs are
+    those of this checkout.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -36,43 +35,91 @@ DATA = ROOT.parent / "shared" / "data" / "comparative"
 _TOPICS, _DOCUMENTS = range(1, 11), range(1000)
 
 
-def list_results(tree: Path, folder: Path, recorded: Path) -> dict[str, Any]:
-    """Return by name what a checkout gives: runs and answer keys of the demo, replays of recorded runs, measures."""
+def list_results(tree: Path, folder: Path) -> dict[str, Any]:
+    """Return the results of a checkout by name.
+
+    Args:
+        tree: Checkout.
+        folder: New folder for the runs of the demo.
+    """
+    recorded = tree / "tests" / "regress"
+    return {
+        **list_demo_results(tree, folder),
+        **list_recorded_files(recorded),
+        **list_replay_results(tree, recorded),
+        **list_measures(tree),
+    }
+
+
+def list_demo_results(tree: Path, folder: Path) -> dict[str, Any]:
+    """Return the runs of the demo, and the answer keys of their records."""
     run_command("demo", "--out", folder, folder=tree, tree=tree)
+
     results: dict[str, Any] = {}
     for run in sorted(folder.glob("*/run.txt")):
         task = run.parent.name
         results[f"demo, {task}: run.txt"] = run.read_bytes()
         for file in sorted(run.parent.glob("*.jsonl")):
             records = [json.loads(line) for line in file.read_text().splitlines()]
-            results[f"demo, {task}: keys of {file.stem}"] = [
-                each.get("key", each.get("keys")) for each in records
-            ]
-    replayed = run_command(
+            keys = [record.get("key", record.get("keys")) for record in records]
+            results[f"demo, {task}: keys of {file.stem}"] = keys
+    return results
+
+
+def list_recorded_files(recorded: Path) -> dict[str, Any]:
+    """Return the run and the answers of each recorded run.
+
+    Each checkout replays its own recordings, since their format may differ; with the same runs and
+    answers, both replay the same.
+    """
+    results: dict[str, Any] = {}
+    for run in sorted(recorded.glob("*/run.txt")):
+        name = run.parent.name
+        results[f"recorded, {name}: run.txt"] = run.read_bytes()
+        results[f"recorded, {name}: answers"] = (run.parent / "cassette.jsonl").read_bytes()
+    return results
+
+
+def list_replay_results(tree: Path, recorded: Path) -> dict[str, Any]:
+    """Return for each recorded run whether its replay gives the same run."""
+    output = run_command(
         "regress", "check", "--dir", recorded, folder=tree, tree=tree, codes=(0, 1)
     )
-    lines = [line for line in replayed.splitlines() if line and not line.startswith(" ")]
-    results |= {f"regress check, {line.split(': ')[0]}": line for line in lines}
-    if DATA.is_dir():
-        qrels = [
-            "--relevance",
-            DATA / "qrels-relevance.txt",
-            "--quality",
-            DATA / "qrels-quality.txt",
-        ]
-        command = [
-            "evaluate",
-            DATA / "candidates.run.txt",
-            "--task",
-            "comparative",
-            *qrels,
-            "--format",
-            "json",
-        ]
-        for row in json.loads(run_command(*command, folder=tree, tree=tree)):
-            results[f"evaluate: {row['measure']}"] = [
-                row[name] for name in ("value", "low", "high", "n", "topics")
-            ]
+
+    results: dict[str, Any] = {}
+    for line in output.splitlines():
+        # Indented lines are details of the difference above.
+        is_verdict = bool(line) and not line.startswith(" ")
+        if is_verdict:
+            name = line.split(": ")[0]
+            results[f"regress check, {name}"] = line
+    return results
+
+
+def list_measures(tree: Path) -> dict[str, Any]:
+    """Return the measures of the shared first stage, or none where its data are missing."""
+    if not DATA.is_dir():
+        return {}
+
+    output = run_command(
+        "evaluate",
+        DATA / "candidates.run.txt",
+        "--task",
+        "comparative",
+        "--relevance",
+        DATA / "qrels-relevance.txt",
+        "--quality",
+        DATA / "qrels-quality.txt",
+        "--format",
+        "json",
+        folder=tree,
+        tree=tree,
+    )
+
+    columns = ("value", "low", "high", "n", "topics")
+    results: dict[str, Any] = {}
+    for row in json.loads(output):
+        results[f"evaluate: {row['measure']}"] = [row[column] for column in columns]
     return results
 
 
@@ -163,10 +210,7 @@ def main() -> None:
                 ["git", "worktree", "add", "--detach", "-q", tree, revision], cwd=ROOT, check=True
             )
         try:
-            recorded = shutil.copytree(trees[0] / "tests" / "regress", folder / "recorded")
-            old, new = (
-                list_results(tree, folder / f"demo-{tree.name}", recorded) for tree in trees
-            )
+            old, new = (list_results(tree, folder / f"demo-{tree.name}") for tree in trees)
             differs = show_results(old, new)
             print(
                 f"\nprocessor seconds, medians of {options.rounds} rounds: {options.revision}, this commit"

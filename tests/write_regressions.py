@@ -1,7 +1,7 @@
 """Record the project's own regression runs anew: `make regress`, after `touche-llm regress check --dir tests/regress`.
 
-Needed after a wanted change of a sample, of a prompt, or of the ranking. What changes is printed
-first.
+Needed after a wanted change of a sample, of a prompt, or of the ranking; `git diff` shows what
+changes.
 """
 
 from __future__ import annotations
@@ -12,25 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.report.reports import write_qrels
 from tests.sample_runs import Silent, judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from touche_llm.cli.demo import SAMPLE_TASKS, sample_config
 from touche_llm.config import Config
-from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.regression.check import (
-    compare_replay,
-    format_differences,
-    load_finished_run,
-    require_run,
-)
+from touche_llm.regression.check import load_finished_run
 from touche_llm.regression.record import record
-from touche_llm.regression.snapshot import open_snapshot
-from touche_llm.tasks import get_task
 
 FOLDER = Path(__file__).parent / "regress"
 # Few topics and documents, but every prompt; of the controversial task so little context that pages
@@ -90,11 +81,6 @@ async def make_run(task: str, folder: Path, script: Script | None = None, **more
     return folder / "run"
 
 
-def made_up_qrels(task: str, run: Path, folder: Path) -> Qrels | None:
-    """Judgments for the comparative run; they say nothing about anything."""
-    return read_qrels(write_qrels(run, folder), get_task(task)) if task == "comparative" else None
-
-
 def _known(config: Config, model: str, context: int) -> Config:
     return config.model_copy(
         update={"engine": config.engine.model_copy(update={"model": model, "context": context})}
@@ -102,27 +88,11 @@ def _known(config: Config, model: str, context: int) -> Config:
 
 
 async def main() -> None:
-    """Record the runs of all tasks, each with what changes."""
+    """Record the runs of all tasks in place of the older recordings."""
     for task in SAMPLE_TASKS:
         with tempfile.TemporaryDirectory() as name:
-            run, target = await make_run(task, Path(name)), FOLDER / task
-            if not target.exists():
-                print(
-                    task,
-                    await record(
-                        load_finished_run(run), run, target, made_up_qrels(task, run, Path(name))
-                    ),
-                )
-                continue
-            recorded = open_snapshot(target)
-            (work := Path(name) / "work").mkdir()
-            found = await compare_replay(recorded, work)
-            print(format_differences(task, found.differences))
-            if found.differences:
-                made = await record(
-                    found.config, require_run(recorded, found), target, recorded.qrels()
-                )
-                print(task, made)
+            run = await make_run(task, Path(name))
+            print(task, await record(load_finished_run(run), run, FOLDER / task))
 
 
 if __name__ == "__main__":

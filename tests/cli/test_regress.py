@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Touche
-from tests.regression.conftest import edit, overlay, take_templates
-from tests.report.reports import write_qrels
+from tests.regression.conftest import contents, edit, overlay, take_templates
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.regression.check import COLUMNS
 
@@ -29,18 +28,15 @@ def copies(tmp_path: Path) -> Path:
 
 def test_a_run_is_recorded_checked_and_not_recorded_twice(touche: Touche, tmp_path: Path) -> None:
     run = asyncio.run(make_run("comparative", tmp_path, depth=4))
-    qrels = write_qrels(run, tmp_path)
-    done = touche("regress", "record", str(run), "first", "--relevance", str(qrels["relevance"]))
+    done = touche("regress", "record", str(run), "first")
     assert done.returncode == 0, done.stderr
     size = sum(path.stat().st_size for path in (tmp_path / "regress").rglob("*") if path.is_file())
     assert done.stdout.startswith("recorded: regress/first (2 topics, 8 documents, ")
     assert done.stdout.endswith(f" cassette entries, {size:,} bytes)\n")
-    assert (tmp_path / "regress/first/qrels-relevance.txt").read_bytes() == qrels[
-        "relevance"
-    ].read_bytes()
     assert touche("regress", "check").stdout == "first: as recorded\n"
     again = touche("regress", "record", str(run), "first")
-    assert again.returncode == 2 and "exists; `touche-llm regress update first" in again.stderr
+    assert again.returncode == 2 and "regress/first: " in again.stderr
+    assert "--overwrite" in again.stderr
     other = touche("regress", "record", str(run), "--dir", "other", "--format", "json")
     assert json.loads(other.stdout)[0]["folder"] == "other/run"
 
@@ -67,18 +63,35 @@ def test_all_runs_are_checked_and_the_exit_code_tells(touche: Touche, copies: Pa
 
 
 @pytest.mark.parametrize("name", ["README.md", "prompts/note.txt"])
-def test_an_update_removes_no_file_of_the_user(touche: Touche, copies: Path, name: str) -> None:
+def test_overwriting_removes_no_file_of_the_user(
+    touche: Touche, copies: Path, tmp_path: Path, name: str
+) -> None:
+    run = asyncio.run(make_run("comparative", tmp_path))
     folder = copies / "comparative"
-    edit(folder / "config.yaml", "- pairwise:3\n", "")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("mine")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    done = touche("regress", "update", "comparative", "--yes")
+    before = contents(folder)
+    done = touche("regress", "record", str(run), "comparative", "--overwrite")
     assert done.returncode == 2 and name in done.stderr
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert contents(folder) == before
 
 
-def test_a_run_whose_update_was_killed_between_two_renames_is_put_back(
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_overwriting_replaces_nothing_but_a_folder(
+    touche: Touche, copies: Path, tmp_path: Path, kind: str
+) -> None:
+    run = asyncio.run(make_run("comparative", tmp_path))
+    target = copies / "mine"
+    if kind == "file":
+        target.write_text("mine")
+    else:
+        target.symlink_to(copies / "comparative")
+    done = touche("regress", "record", str(run), "mine", "--overwrite")
+    assert done.returncode == 2 and "regress/mine: " in done.stderr
+    assert target.is_symlink() or target.read_text() == "mine"
+
+
+def test_a_recording_whose_replacement_was_killed_between_two_renames_is_put_back(
     touche: Touche, copies: Path
 ) -> None:
     (copies / "comparative").rename(copies / ".comparative.old")
@@ -104,66 +117,32 @@ def test_findings_are_rows_for_other_programs(touche: Touche, copies: Path, tmp_
     assert touche(*given, "tsv").stdout.splitlines()[0].split("\t") == list(COLUMNS)
 
 
-def test_an_update_shows_the_difference_and_stores_the_replay_only_when_told_to(
-    touche: Touche, copies: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_recording_is_replaced_only_when_told_to(
+    touche: Touche, copies: Path, tmp_path: Path
 ) -> None:
     folder = copies / "comparative"
-    edit(folder / "config.yaml", "- pairwise:3\n", "")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
-    done = touche("regress", "update", "comparative")
-    assert (
-        done.returncode == 0 and "setting rank: " in done.stdout and "recorded:" not in done.stdout
-    )
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    shown = touche("regress", "check", "comparative").stdout
-    rows = json.loads(touche("regress", "update", "comparative", "--format", "json").stdout)
-    assert {row["kind"] for row in rows} == {"setting", "run"}
-    done = touche("regress", "update", "comparative", "--yes")
-    assert (
-        done.returncode == 0
-        and done.stdout.startswith(shown)
-        and "recorded: regress/comparative (" in done.stdout
-    )
-    assert touche("regress", "check").returncode == 0
-    assert [path.name for path in copies.parent.iterdir()] == ["regress"]
-    assert {path.name for path in copies.iterdir()} == {"comparative", "controversial"}
-    # What only the dropped step asked is gone, and judgments are still there.
-    assert "best" not in json.loads((folder / "recorded.json").read_text())["templates"]
-    assert (folder / "qrels-stance.txt").read_bytes() == before[folder / "qrels-stance.txt"]
-    done = touche("regress", "update", "comparative", "--yes")
-    assert done.stdout == "comparative: as recorded\nnothing to update\n"
+    before = contents(folder)
+    run = asyncio.run(make_run("comparative", tmp_path / "new", rank=("judge", "listwise:4")))
+    record = ("regress", "record", str(run), "comparative")
+    assert touche(*record).returncode == 2
+    assert contents(folder) == before
 
-
-def test_where_answers_are_missing_an_update_wants_a_new_run(
-    touche: Touche, copies: Path, tmp_path: Path
-) -> None:
-    mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
-    take_templates(copies / "controversial", mine)
-    given = ("regress", "update", "controversial", "--yes")
-    done = touche(*given)
-    assert (
-        done.returncode == 2 and "answers missing: 8\n" in done.stdout and "(--run)" in done.stderr
-    )
-    run = asyncio.run(
-        make_run("controversial", tmp_path / "new", prompts__folder=str(mine), depth=3)
-    )
-    done = touche(*given, "--run", str(run))
+    done = touche(*record, "--overwrite")
     assert done.returncode == 0, done.stderr
-    assert "setting depth: 4 → 3" in done.stdout
-    assert "ranks moved: 6\n" in done.stdout and "→ none\n" in done.stdout
-    assert touche("regress", "check", "controversial").returncode == 0
-    assert (copies / "controversial" / "run.txt").read_bytes() == (run / "run.txt").read_bytes()
+    assert (folder / "run.txt").read_bytes() == (run / "run.txt").read_bytes()
+    assert contents(folder) != before
+    assert touche("regress", "check").returncode == 0
+    assert {path.name for path in copies.iterdir()} == {"comparative", "controversial"}
+    # Only the omitted step sent requests of this prompt.
+    assert not (folder / "prompts" / "best").exists()
 
 
-def test_a_new_run_of_another_task_or_for_several_runs_is_wrong_usage(
+def test_a_run_that_cannot_be_recorded_leaves_the_older_recording(
     touche: Touche, copies: Path, tmp_path: Path
 ) -> None:
-    run = asyncio.run(make_run("sentence_pairs", tmp_path / "new"))
-    done = touche("regress", "update", "comparative", "--yes", "--run", str(run))
-    assert (
-        done.returncode == 2
-        and "a run of sentence_pairs; regress/comparative is one of comparative" in done.stderr
-    )
-    done = touche("regress", "update", "comparative", "controversial", "--yes", "--run", str(run))
-    assert done.returncode == 2 and "give a single NAME" in done.stderr
+    before = contents(copies)
+    run = asyncio.run(make_run("comparative", tmp_path / "new"))
+    edit(run / "run.txt", " regress\n", " other\n")
+    done = touche("regress", "record", str(run), "comparative", "--overwrite")
+    assert done.returncode == 1 and "not recorded" in done.stderr
+    assert contents(copies) == before

@@ -197,18 +197,18 @@ SCENARIOS = (
     ),
     Scenario(
         "regress record",
-        (*_STAGES, WRITE_QRELS),
-        command("regress record run first --relevance qrels/relevance"),
+        _STAGES,
+        command("regress record run first"),
         (command("regress check first"),),
     ),
     Scenario(
-        "regress update",
+        "regress record, replaced",
         (
             *_STAGES,
             command("regress record run first"),
             command("rank --out run --weight-relevance 0.1"),
         ),
-        command("regress update first --run run --yes"),
+        command("regress record run first --overwrite"),
         (command("regress check first"),),
     ),
     Scenario(

@@ -100,10 +100,7 @@ async def test_an_argument_is_shown_with_its_conclusion_and_its_side(
 
     # The recorded arguments keep their conclusion and side, without which the prompts would be
     # others.
-    qrels = tmp_path / "qrels.txt"
-    qrels.write_text("51 0 S1-A1 3\n51 0 S1-A2 -2\n52 0 S2-A1 1\n")
-    judged = tl.read_qrels({"quality": qrels}, "arguments_2021")
-    await record(config, tmp_path / "out", tmp_path / "recorded", judged)
+    await record(config, tmp_path / "out", tmp_path / "recorded")
     assert (
         "S1-A2,Schools should start later" in (tmp_path / "recorded" / "arguments.csv").read_text()
     )
@@ -153,5 +150,5 @@ async def test_files_of_beir_are_ranked_and_measured_as_published(tmp_path: Path
     run = evaluate_run("run", tl.read_run(tmp_path / "out" / "run.txt"), qrels)
     assert run.estimates["relevance nDCG@10"].value == 1.0
     # Recorded with and without a side.
-    await record(config, tmp_path / "out", tmp_path / "recorded", qrels)
+    await record(config, tmp_path / "out", tmp_path / "recorded")
     assert await check_folder(tmp_path / "recorded") == []

@@ -106,7 +106,7 @@ async def test_a_recorded_run_has_its_scores_and_no_address(tmp_path: Path) -> N
     out, target = tmp_path / "out", tmp_path / "recorded"
     await run_directly(short(tmp_path), out, ScriptedEngine(script_of("comparative")))
     await rank_on(FakePooling(), tmp_path)
-    await record(load_finished_run(out), out, target, None)
+    await record(load_finished_run(out), out, target)
     kinds = Counter(
         entry["kind"]
         for entry in map(json.loads, (target / "cassette.jsonl").read_text().splitlines())

@@ -155,12 +155,7 @@ def test_a_recorded_run_replays(tmp_path: Path) -> None:
     config = config_for(tmp_path, topic=("3",), depth=4, judge_per="field")
     asyncio.run(judged(config, tmp_path / "out"))
     asyncio.run(
-        record(
-            load_finished_run(tmp_path / "out"),
-            tmp_path / "out",
-            tmp_path / "regress/divided",
-            None,
-        )
+        record(load_finished_run(tmp_path / "out"), tmp_path / "out", tmp_path / "regress/divided")
     )
     assert checked(tmp_path / "regress/divided") == []
 

@@ -71,7 +71,7 @@ def test_a_changed_sentence_of_a_template_fails_with_the_diff_of_that_prompt_alo
     )
 
 
-def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
+def test_a_changed_weight_moves_ranks(copy_of: Copy) -> None:
     folder = copy_of("comparative")
     edit(
         folder / "config.yaml",
@@ -99,14 +99,8 @@ def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
     assert {(each.topic, each.document): (each.old, each.new) for each in found["rank"]} == wanted
     furthest = [abs(each.old - each.new) for each in found["rank"]]
     assert furthest == sorted(furthest, reverse=True)
-    assert [each.name for each in found["measure"]] == [
-        "relevance nDCG@5",
-        "quality nDCG@5",
-        "stance macro-F1",
-    ]
     text = format_differences("x", checked(folder))
     assert "setting weights.quality: 0.5 → 0.0" in text and f"ranks moved: {len(wanted)}\n" in text
-    assert "relevance nDCG@5, over the recorded topics: " in text
 
 
 def test_an_answer_that_is_not_there_is_told_with_topic_and_document(copy_of: Copy) -> None:

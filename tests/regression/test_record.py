@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.expect import raises_at
-from tests.regression.conftest import checked, edit, overlay
+from tests.regression.conftest import checked, contents, edit, overlay
 from tests.sample_runs import Silent, judge_stage, rank_stage, run_directly
 from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
@@ -42,15 +42,7 @@ from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, F
 
 
 def recorded(run: Path, target: Path) -> Recording:
-    return asyncio.run(record(load_finished_run(run), run, target, None))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    return asyncio.run(record(load_finished_run(run), run, target))
 
 
 @pytest.mark.slow
@@ -163,7 +155,7 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
         await judge_stage(config, tmp_path / "run", Silent(), model)
         await rank_stage(config, tmp_path / "run", Silent(), model)
     target = tmp_path / "regress" / "name"
-    await record(load_finished_run(tmp_path / "run"), tmp_path / "run", target, None)
+    await record(load_finished_run(tmp_path / "run"), tmp_path / "run", target)
     cache.unlink()
     assert not await check_folder(target)
     kept = [json.loads(line) for line in (target / "documents.jsonl").read_text().splitlines()]
@@ -310,7 +302,7 @@ async def test_a_recording_says_that_its_texts_may_not_be_redistributed(tmp_path
         None, flags | {"task": "comparative_2020", "cache.file": tmp_path / "answers.sqlite"}
     )
     await run_directly(config, tmp_path / "run", ScriptedEngine(lambda request: {"relevance": 2}))
-    made = await record(config, tmp_path / "run", tmp_path / "recorded", None)
+    made = await record(config, tmp_path / "run", tmp_path / "recorded")
     assert made.documents == 1 and "ClueWeb12" in made.note
     assert (
         (tmp_path / "recorded/config.yaml")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,6 @@ from touche_llm.data.io import check_output, is_word, recover
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates, read_run, write_run
 from touche_llm.errors import UsageError, shorten
-from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.corpora import open_local_corpus
@@ -29,14 +28,11 @@ from touche_llm.ranking.order import FusionSettings, fuse_runs
 from touche_llm.regression.check import (
     COLUMNS,
     check_folder,
-    compare_new_run,
-    compare_replay,
     format_differences,
     load_finished_run,
-    require_run,
 )
 from touche_llm.regression.record import Recording, record
-from touche_llm.regression.snapshot import find_snapshots, open_snapshot
+from touche_llm.regression.snapshot import find_snapshots
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
 
@@ -243,35 +239,40 @@ regress_app = typer.Typer(
 
 
 @regress_app.command("record")
-@o.takes_qrels
 def record_(
-    qrels_files: o.QrelsFiles,
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     name: Annotated[
         str | None,
         typer.Argument(help="Name of the recorded run (default: the name of the folder)."),
     ] = None,
     root: DirOption = _DEFAULT,
+    overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Store a finished run with everything that a replay needs, in DIR/NAME.
 
-    Its first stage is copied and never repeated. With qrels, a check also reports how the measures
-    change.
+    Its first stage is copied and never repeated.
     """
     target = root / (run_dir.resolve().name if name is None else name)
     recover(target)
-    if target.exists() or target.is_symlink():
-        raise UsageError(
-            f"{target}: exists; `touche-llm regress update {target.name} --dir {root} --run {run_dir}` shows "
-            "what would change and replaces it"
-        )
+    _check_target(target, overwrite)
     config = load_finished_run(run_dir)
-    qrels = read_qrels(qrels_files, config.task) if qrels_files else None
-    made = asyncio.run(record(config, run_dir, target, qrels))
+    made = asyncio.run(record(config, run_dir, target))
     print_result(output, _describe(target, made), {"folder": target, **asdict(made)})
     if made.note:
         say(output, f"note: {target}: {made.note}")
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    """Raise UsageError unless a run may be recorded in the folder `target`."""
+    if not os.path.lexists(target):
+        return
+    if target.is_symlink() or not target.is_dir():
+        raise UsageError(f"{target}: not a folder; give another name")
+    if not overwrite:
+        raise UsageError(
+            f"{target}: the folder exists; give another name, or replace it with `overwrite: true`"
+        )
 
 
 @regress_app.command("check")
@@ -291,48 +292,6 @@ def check_(
         print_rows(output, rows, COLUMNS)
     if rows:
         raise typer.Exit(1)
-
-
-@regress_app.command("update")
-def update_(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Recorded runs.")],
-    root: DirOption = _DEFAULT,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run",
-            metavar="RUN",
-            help="The folder of a new run, if answers are missing; for one NAME.",
-        ),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Store without asking.")] = False,
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """After an intended change: show what differs, ask, and store the new expectation.
-
-    If only the ranking changed, the replayed run is stored. If answers are missing, make a new run
-    and give its folder with --run.
-    """
-    if run is not None and len(names) > 1:
-        raise UsageError("--run: the new run of one recorded run; give a single NAME")
-    rows: list[dict[str, Any]] = []
-    for snapshot in [open_snapshot(folder) for folder in find_snapshots(root, names)]:
-        with tempfile.TemporaryDirectory() as work:
-            if run is None:
-                seen = asyncio.run(compare_replay(snapshot, Path(work)))
-            else:
-                seen = compare_new_run(snapshot, run)
-            rows += [each.row(snapshot.name) for each in seen.differences]
-            say(output, format_differences(snapshot.name, seen.differences))
-            if not seen.differences:
-                say(output, "nothing to update")
-                continue
-            new = require_run(snapshot, seen)
-            if yes or typer.confirm(f"store this as {snapshot.folder}?", err=True):
-                made = asyncio.run(record(seen.config, new, snapshot.folder, snapshot.qrels()))
-                say(output, _describe(snapshot.folder, made))
-    if output is not Format.TABLE:
-        print_rows(output, rows, COLUMNS)
 
 
 def _describe(target: Path, made: Recording) -> str:

@@ -50,7 +50,7 @@ DELIVERY = tuple(name for name in find_settings(Scope.DELIVERY) if name.startswi
 OF_RUN = tuple(dict.fromkeys(name for names in OF_STAGE.values() for name in names))
 _SETTINGS = {name for name, _ in list_fields(Config)}
 # Arguments of the library that are options of commands, but no settings.
-_ARGUMENTS = ("overwrite", "run")
+_ARGUMENTS = ("overwrite",)
 # A dotted setting in a message of the library, or any setting or argument with its value; other
 # words are commands.
 _NAMED = re.compile(r"`(?=[^`]*[.:])([a-z][a-z0-9_.]*)(?:: ([^`\n]+))?`")

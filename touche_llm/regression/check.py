@@ -1,11 +1,11 @@
-"""Regression check: replay a recorded run, or take a new one, and list its differences from the recorded run."""
+"""Regression check: replay a recorded run, and list the differences from it."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from difflib import unified_diff
 from functools import partial
@@ -17,12 +17,10 @@ from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import (
     DataError,
     ToucheError,
-    UsageError,
     describe_os_error,
     list_fields,
     to_printable,
 )
-from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
@@ -36,17 +34,16 @@ from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import name_kind, open_client, replay_engine_info
 from touche_llm.pipeline.progress import SilentProgress
-from touche_llm.pipeline.run_directory import RUN, RunDirectory
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.templates import read_text
 from touche_llm.regression.snapshot import Snapshot, open_snapshot, run_settings
 from touche_llm.retrieval.base import ExpansionSettings
-from touche_llm.tasks import get_task
 
 # Requests by purpose of their prompt.
 Requests = Mapping[str, list[Request]]
-Kind = Literal["error", "setting", "prompt", "missing", "rank", "stance", "run", "measure"]
+Kind = Literal["error", "setting", "prompt", "missing", "rank", "stance", "run"]
 KeyT = TypeVar("KeyT")
 # Number of differences of these kinds that are printed, and the heading above them.
 _LISTED = 5
@@ -77,49 +74,92 @@ class ReplayResult:
 
 
 async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> ReplayResult:
-    """Judge and rank a first stage in the empty folder `work` with cached answers only, as far as these allow.
+    """Judge and rank a first stage with cached answers only, as far as these allow.
 
     Where the length of a prompt is not cached, it is estimated: such a prompt has no cached answer
-    either. Error messages name `place` instead of `work`.
+    either.
+
+    Args:
+        config: Configuration of the run, with the cache of its answers.
+        first_stage: Run file of the first stage.
+        work: Empty folder, where the replayed run remains.
+        place: Folder that error messages name instead of `work`.
     """
     directory = RunDirectory(work / "run")
     directory.path.mkdir(parents=True)
     shutil.copyfile(first_stage, directory.path / first_stage.name)
+
     # The first stage is given, so no query is expanded.
     config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
     engine = RecordingEngine(lambda _: None, EstimatingTokenizer())
     used_keys: set[str] = set()
+    opening = open_client(
+        config.engine,
+        config.sampling,
+        config.cache.model_copy(update={"mode": CacheMode.REPLAY}),
+        answers=engine,
+        observe=used_keys.add,
+    )
+    with (
+        _naming_place(place, directory.path, work),
+        RunContext(config, SilentProgress()) as context,
+    ):
+        prompts = context.load_prompts()
+        async with opening as model:
+            engine_info = replay_engine_info(config.engine, model.cache)
+            context.model = model
+            context.open_pooling = partial(_open_recorded, model.cache, used_keys)
+            await _run_stages(context, directory)
+
+    return ReplayResult(
+        directory=directory,
+        prompts=prompts,
+        missing=_group_by_purpose(engine.pending.values(), prompts),
+        used_keys=used_keys,
+        facts=engine_info,
+    )
+
+
+@contextmanager
+def _naming_place(place: Path, *folders: Path) -> Iterator[None]:
+    """Replace temporary folders in error messages, where they say nothing to a reader.
+
+    Args:
+        place: Folder to name instead.
+        folders: Temporary folders, inner ones first.
+    """
     try:
-        with RunContext(config, SilentProgress()) as context:
-            prompts = context.load_prompts()
-            cassette = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
-            opening = open_client(
-                config.engine,
-                config.sampling,
-                cassette,
-                answers=engine,
-                observe=used_keys.add,
-            )
-            async with opening as model:
-                facts = replay_engine_info(config.engine, model.cache)
-                context.model = model
-                context.open_pooling = partial(_open_recorded, model.cache, used_keys)
-                if await run_until_pending(judge_stage(context, directory)):
-                    await run_until_pending(rank_stage(context, directory))
+        yield
     except ToucheError as error:
-        # The temporary folder says nothing to a reader.
-        error.args = (
-            str(error).replace(str(directory), str(place)).replace(str(work), str(place)),
-        )
+        message = str(error)
+        for folder in folders:
+            message = message.replace(str(folder), str(place))
+        error.args = (message,)
         raise
+
+
+async def _run_stages(context: RunContext, directory: RunDirectory) -> None:
+    """Judge, then rank; stop after a stage that waits for missing answers."""
+    is_judged = await run_until_pending(judge_stage(context, directory))
+    if is_judged:
+        await run_until_pending(rank_stage(context, directory))
+
+
+def _group_by_purpose(requests: Iterable[Request], prompts: Mapping[str, Prompt]) -> Requests:
+    """Return requests by the purpose of their prompt.
+
+    Args:
+        requests: Requests to group.
+        prompts: Prompts of the run, by purpose.
+    """
     # Two templates from different folders can have one name.
     purposes = {(prompt.name, prompt.hash): purpose for purpose, prompt in prompts.items()}
-    missing: dict[str, list[Request]] = {}
-    for request in engine.pending.values():
-        missing.setdefault(purposes[request.origin.prompt, request.origin.prompt_hash], []).append(
-            request
-        )
-    return ReplayResult(directory, prompts, missing, used_keys, facts)
+
+    grouped: dict[str, list[Request]] = {}
+    for request in requests:
+        purpose = purposes[request.origin.prompt, request.origin.prompt_hash]
+        grouped.setdefault(purpose, []).append(request)
+    return grouped
 
 
 @asynccontextmanager
@@ -160,8 +200,8 @@ class RunDifference:
     Attributes:
         kind: `error`: the run cannot be replayed; `setting`: a value of the configuration;
             `prompt`: a template; `missing`: an answer; `rank` and `stance`: of a document in the
-            run; `run`: any other change of the run file; `measure`: a measure of the run.
-        name: Name of the setting or measure, or purpose of the prompt.
+            run; `run`: any other change of the run file.
+        name: Name of the setting, or purpose of the prompt.
         new: Current value, or label of the prompt.
         text: Unified diff of a template, or an error message.
     """
@@ -194,9 +234,6 @@ class RunDifference:
                 return f"{self.name}: {place}"
             case "run":
                 return f"run.txt: {self.text}"
-            case "measure":
-                values = f"{self.old:.4f} → {self.new:.4f} ({self.new - self.old:+.4f})"
-                return f"{self.name}, over the recorded topics: {values}"
             case "setting":
                 return f"setting {self.name}: {change}"
             case _:
@@ -222,46 +259,34 @@ def format_differences(name: str, differences: Iterable[RunDifference]) -> str:
     return to_printable("\n".join(lines))
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayComparison:
-    """A replay or a new run, its differences from the recorded run, and its folder.
-
-    None if the replay failed.
-    """
-
-    differences: list[RunDifference]
-    config: Config
-    run: Path | None
-
-
 async def check_folder(folder: Path) -> list[RunDifference]:
     """Return how a replay with the current program and templates differs from the recorded run of a folder.
 
     A run that cannot be read has that error as its only difference.
     """
     try:
-        with tempfile.TemporaryDirectory() as name:
-            return (await compare_replay(open_snapshot(folder), Path(name))).differences
+        with tempfile.TemporaryDirectory() as work:
+            return await _compare_replay(open_snapshot(folder), Path(work))
     except (ToucheError, OSError) as error:
         text = describe_os_error(error) if isinstance(error, OSError) else str(error)
         return [RunDifference("error", text=text)]
 
 
-async def compare_replay(snapshot: Snapshot, work: Path) -> ReplayComparison:
-    """Replay a recorded run in the empty folder `work`, where the run remains, and compare both."""
+async def _compare_replay(snapshot: Snapshot, work: Path) -> list[RunDifference]:
+    """Replay a recorded run in the empty folder `work`, and compare both."""
     config = snapshot.config().model_copy(update={"index": work / "index"})
     settings = _compare_settings(snapshot, config)
     try:
-        now = await replay(config, snapshot.first_stage, work, snapshot.folder)
+        replayed = await replay(config, snapshot.first_stage, work, snapshot.folder)
     except ToucheError as error:
-        return ReplayComparison([RunDifference("error", text=str(error)), *settings], config, None)
-    if now.missing:
-        prompts = _compare_prompts(snapshot, now)
-        return ReplayComparison([*settings, *prompts, *list_missing(now.missing)], config, None)
-    differences = compare_runs(snapshot, now.directory.run_file)
-    return ReplayComparison(
-        [*settings, *differences] if differences else [], config, now.directory.path
-    )
+        return [RunDifference("error", text=str(error)), *settings]
+
+    if replayed.missing:
+        prompts = _compare_prompts(snapshot, replayed)
+        return [*settings, *prompts, *list_missing(replayed.missing)]
+
+    differences = compare_runs(snapshot, replayed.directory.run_file)
+    return [*settings, *differences] if differences else []
 
 
 def _compare_settings(snapshot: Snapshot, config: Config) -> list[RunDifference]:
@@ -291,12 +316,11 @@ def _compare(old: Mapping[KeyT, Any], new: Mapping[KeyT, Any]) -> Iterator[tuple
 
 def _compare_prompts(snapshot: Snapshot, now: ReplayResult) -> Iterator[RunDifference]:
     """Yield the changed templates among those of requests without a recorded answer."""
-    templates = snapshot.read_templates()
     for purpose in now.missing:
         prompt = now.prompts[purpose]
         old, new = (
             [line for name in sorted(texts) for line in (f"[{name}]", *texts[name].splitlines())]
-            for texts in (templates[purpose], list_texts(prompt))
+            for texts in (snapshot.read_template(purpose), list_texts(prompt))
         )
         if old != new:
             text = "\n".join(unified_diff(old, new, "recorded", str(prompt.path), n=2, lineterm=""))
@@ -315,19 +339,20 @@ def list_missing(missing: Requests) -> list[RunDifference]:
 def list_texts(prompt: Prompt) -> dict[str, str]:
     """Return the texts of the files of a prompt by name, those of its examples included."""
     texts = {prompt.path.name: prompt.files.text, **prompt.files.texts}
-    examples = examples_path(prompt.path)
-    return texts | ({examples.name: read_text(examples)} if prompt.examples else {})
+    if prompt.examples:
+        examples = examples_path(prompt.path)
+        texts[examples.name] = read_text(examples)
+    return texts
 
 
 def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:
-    """Compare a run file with the recorded one; include measures if judgments were recorded."""
+    """Compare a run file with the recorded one."""
     if run.read_bytes() == snapshot.run.read_bytes():
         return []
     old, new = (read_run(file, snapshot.task.stances) for file in (snapshot.run, run))
     if not (differences := compare_rankings(old, new)):
         return [RunDifference("run", text="ranks and stances are equal, scores or the tag differ")]
-    qrels = snapshot.qrels()
-    return differences if qrels is None else [*differences, *compare_measures(old, new, qrels)]
+    return differences
 
 
 def compare_rankings(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
@@ -335,55 +360,61 @@ def compare_rankings(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
 
     None stands for a document that is missing from a run.
     """
-    before, now = (
-        {
-            (topic, each.document_id): each.rank
-            for topic, ranking in run.rankings.items()
-            for each in ranking
-        }
-        for run in (old, new)
-    )
-    moved = [
-        RunDifference("rank", "", *key, old=rank, new=new_rank)
-        for key, rank, new_rank in _compare(before, now)
-    ]
-    longest = max(map(len, [*old.rankings.values(), *new.rankings.values()]), default=0)
-    # A document that only one run has counts as the furthest move.
-    moved.sort(key=lambda move: -abs((move.old or 2 * longest + 1) - (move.new or 2 * longest + 1)))
-    stances = ({key: run.stances.get(key) for key in before if key in now} for run in (old, new))
-    return moved + [
-        RunDifference("stance", "", *key, old=one, new=other)
-        for key, one, other in _compare(*stances)
-    ]
+    return [*_compare_ranks(old, new), *_compare_stances(old, new)]
 
 
-def compare_measures(old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[RunDifference]:
-    """Return nDCG@5 of each graded aspect and macro-F1 of the stances in both runs, changed or not."""
-    # Imported here because pandas is slow to load.
-    from touche_llm.evaluation.measures import evaluate_run, list_headline
-
-    before, now = (evaluate_run("run", ranking, qrels).estimates for ranking in (old, new))
-    return [
-        RunDifference("measure", name, old=before[name].value, new=now[name].value)
-        for name in list_headline(qrels)
-    ]
-
-
-def compare_new_run(snapshot: Snapshot, run: Path) -> ReplayComparison:
-    """Compare the settings, ranks and measures of a recorded run with those of a new run in the folder `run`."""
-    config = load_finished_run(run)
-    if (own := get_task(config.task).name) != snapshot.task.name:
-        raise UsageError(f"{run}: a run of {own}; {snapshot.folder} is one of {snapshot.task.name}")
-    return ReplayComparison(
-        [*_compare_settings(snapshot, config), *compare_runs(snapshot, run / RUN)], config, run
-    )
-
-
-def require_run(snapshot: Snapshot, compared: ReplayComparison) -> Path:
-    """Return the run that an update would store; raise UsageError if the replay gave none."""
-    if compared.run is None:
-        raise UsageError(
-            f"{snapshot.folder}: the recorded answers no longer suffice; make a new run of its topics, and give its "
-            "folder (`run: FOLDER`)"
+def _compare_ranks(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
+    """Return the documents with different ranks, largest moves first."""
+    differences: list[RunDifference] = []
+    for key, old_rank, new_rank in _compare(_list_ranks(old), _list_ranks(new)):
+        topic_id, document_id = key
+        difference = RunDifference(
+            kind="rank",
+            topic=topic_id,
+            document=document_id,
+            old=old_rank,
+            new=new_rank,
         )
-    return compared.run
+        differences.append(difference)
+
+    # A document that only one run has counts as the furthest move.
+    rankings = [*old.rankings.values(), *new.rankings.values()]
+    longest = max(map(len, rankings), default=0)
+    missing_rank = 2 * longest + 1
+
+    def distance(difference: RunDifference) -> int:
+        old_rank: int = difference.old or missing_rank
+        new_rank: int = difference.new or missing_rank
+        return abs(old_rank - new_rank)
+
+    return sorted(differences, key=distance, reverse=True)
+
+
+def _compare_stances(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
+    """Return the documents of both runs with different stances."""
+    new_ranks = _list_ranks(new)
+    shared = [key for key in _list_ranks(old) if key in new_ranks]
+    old_stances = {key: old.stances.get(key) for key in shared}
+    new_stances = {key: new.stances.get(key) for key in shared}
+
+    differences: list[RunDifference] = []
+    for key, old_stance, new_stance in _compare(old_stances, new_stances):
+        topic_id, document_id = key
+        difference = RunDifference(
+            kind="stance",
+            topic=topic_id,
+            document=document_id,
+            old=old_stance,
+            new=new_stance,
+        )
+        differences.append(difference)
+    return differences
+
+
+def _list_ranks(run: ParsedRun) -> dict[tuple[str, str], int]:
+    """Return the ranks of a run by topic and document."""
+    ranks: dict[tuple[str, str], int] = {}
+    for topic_id, ranking in run.rankings.items():
+        for candidate in ranking:
+            ranks[topic_id, candidate.document_id] = candidate.rank
+    return ranks

@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,8 +22,7 @@ from touche_llm.data.io import open_atomic, replace_folder
 from touche_llm.data.records import Document
 from touche_llm.data.settings import to_yaml
 from touche_llm.data.topics import write_topics
-from touche_llm.errors import DataError, shorten
-from touche_llm.evaluation.qrels import STANCE, Qrels, qrels_file
+from touche_llm.errors import DataError
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, EngineConfig
@@ -160,26 +159,6 @@ def _write_table(
     text.detach()
 
 
-def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
-    """Write the judgments of these topics, one file per aspect.
-
-    Raise DataError if an aspect has none.
-    """
-    judged: dict[str, Mapping[str, Mapping[str, float | str]]] = {**qrels.grades}
-    if qrels.stances:
-        judged[STANCE] = qrels.stances
-    for aspect, of_aspect in judged.items():
-        if not of_aspect.keys() & set(topics):
-            raise DataError(
-                f"the {aspect} qrels judge none of the run's topics: {shorten(topics)}; give those of these topics"
-            )
-        with open_atomic(folder / qrels_file(aspect)) as stream:
-            for topic in topics:
-                for document, value in of_aspect.get(topic, {}).items():
-                    text = value if isinstance(value, str) else f"{value:g}"
-                    stream.write(f"{topic} 0 {document} {text}\n".encode())
-
-
 def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: Path) -> int:
     """Write the entries that a replay read and the facts about its engine; return their number."""
     with Cache(source, CacheMode.REPLAY) as cache, Cache(work) as chosen:
@@ -205,46 +184,78 @@ class Recording:
     note: str
 
 
-async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -> Recording:
+async def record(config: Config, run: Path, target: Path) -> Recording:
     """Record a run in a folder that appears, or replaces an older one, once its replay gives the same run.
 
-    The same run gives the same bytes. The first stage is stored and never run again, and the
-    judgments of its topics are stored with it.
+    The same run gives the same bytes. The first stage is stored and never run again.
     """
     directory = RunDirectory(run)
     with (
         replace_folder(target, SNAPSHOT_FILES) as folder,
-        tempfile.TemporaryDirectory() as name,
+        tempfile.TemporaryDirectory() as work,
         RunContext(config, SilentProgress()) as context,
     ):
-        work, topics = Path(name), context.topics
         documents = await _write_documents(context, directory, folder)
         note = describe_restriction(documents)
         # Paths of templates are relative to the final folder.
         write_config(config, target, folder, note)
         copy_task(context.task, folder)
-        write_topics(topics, folder / TOPICS)
-        if qrels is not None:
-            write_qrels(qrels, [topic.id for topic in topics], folder)
+        write_topics(context.topics, folder / TOPICS)
         shutil.copyfile(directory.run_file, folder / directory.run_file.name)
-        prompts = context.load_prompts(
-            *(purpose for purpose in purposes_of(context.task) if purpose != QUERIES)
-        )
-        for purpose, prompt in prompts.items():
-            copy_template(prompt, folder / PROMPTS / purpose)
-        templates = {purpose: prompt.path.name for purpose, prompt in prompts.items()}
+        templates = _copy_templates(context, folder)
         Manifest(settings=run_settings(config), templates=templates).write(folder)
-        (folder / CASSETTE).touch()
-        snapshot = open_snapshot(folder)
-        source = CacheConfig(file=config.cache.file, mode=CacheMode.REPLAY)
-        # With the recorded files, and the answers of the run.
-        source_config = snapshot.with_recorded_templates(snapshot.config()).model_copy(
-            update={"cache": source}
+        answers = await _write_answers(config, folder, Path(work), target)
+
+        return Recording(
+            size=_measure_size(folder),
+            topics=len(context.topics),
+            documents=len(documents),
+            answers=answers,
+            note=note,
         )
-        replayed = await _replay_equal(source_config, snapshot, work, target)
-        answers = write_cassette(replayed, source.file, work / "entries.sqlite", folder / CASSETTE)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        return Recording(size, len(topics), len(documents), answers, note)
+
+
+def _copy_templates(context: RunContext, folder: Path) -> dict[str, str]:
+    """Copy the templates that a run needs after its first stage.
+
+    Returns:
+        Names of the template files, by purpose.
+    """
+    purposes = [purpose for purpose in purposes_of(context.task) if purpose != QUERIES]
+    names: dict[str, str] = {}
+    for purpose, prompt in context.load_prompts(*purposes).items():
+        copy_template(prompt, folder / PROMPTS / purpose)
+        names[purpose] = prompt.path.name
+    return names
+
+
+async def _write_answers(config: Config, folder: Path, work: Path, target: Path) -> int:
+    """Write the answers of a run, once a replay of the recorded files with them gives the same run.
+
+    Args:
+        config: Configuration of the run.
+        folder: Folder with the other recorded files.
+        work: Empty folder for the replay.
+        target: Folder that error messages name.
+
+    Returns:
+        Number of cassette entries.
+    """
+    cassette = folder / CASSETTE
+    # A recorded folder has a cassette; this replay reads the answers of the run instead.
+    cassette.touch()
+    snapshot = open_snapshot(folder)
+    recorded_config = snapshot.with_recorded_templates(snapshot.config())
+    answers = CacheConfig(file=config.cache.file, mode=CacheMode.REPLAY)
+    replay_config = recorded_config.model_copy(update={"cache": answers})
+
+    replayed = await _replay_equal(replay_config, snapshot, work, target)
+    return write_cassette(replayed, answers.file, work / "entries.sqlite", cassette)
+
+
+def _measure_size(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 async def _write_documents(context: RunContext, directory: RunDirectory, folder: Path) -> set[str]:
@@ -296,9 +307,11 @@ async def _replay_equal(
 ) -> ReplayResult:
     """Replay a run that is being recorded; raise DataError if the replay gives another run."""
     replayed = await replay(config, snapshot.first_stage, work, target)
-    if differences := list_missing(replayed.missing) or compare_runs(
-        snapshot, replayed.directory.run_file
-    ):
+
+    differences = list_missing(replayed.missing)
+    if not differences:
+        differences = compare_runs(snapshot, replayed.directory.run_file)
+    if differences:
         raise DataError(
             f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "
             "another run; repeat the run, which sends only requests without an answer, then record it\n"

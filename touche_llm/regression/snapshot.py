@@ -13,7 +13,6 @@ from touche_llm.config import Config, flatten, is_one_of
 from touche_llm.data.io import open_atomic, read_bounded, recover, remove_abandoned, shorten_path
 from touche_llm.data.records import Malformed, Model
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.qrels import Qrels, find_qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import CONFIG, COPY, find_task_folder, load_config
@@ -31,7 +30,7 @@ ARGUMENTS = "arguments.csv"
 # A folder with any of these files is a recorded run, though perhaps a damaged one.
 _MARKERS = (RECORDED, CONFIG, TOPICS, CASSETTE, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
 # All files that this program writes there; a file included by a template can have any name.
-SNAPSHOT_FILES = (*_MARKERS, "qrels-*.txt", f"{PROMPTS}/*/*", f"{COPY}/*", f"{COPY}/*/*")
+SNAPSHOT_FILES = (*_MARKERS, f"{PROMPTS}/*/*", f"{COPY}/*", f"{COPY}/*/*")
 QUERIES = "queries"
 _MAX_BYTES = 2**20
 # Settings that determine the run after the first stage, in the order of a configuration.
@@ -101,32 +100,23 @@ class Snapshot:
             }
         )
 
-    def read_templates(self) -> dict[str, dict[str, str]]:
-        """Return the texts of the recorded files of the prompts, by purpose and name."""
-        folders = {purpose: self.folder / PROMPTS / purpose for purpose in self.manifest.templates}
-        return {
-            purpose: {
-                str(path.relative_to(folder)): read_text(path)
-                for path in folder.rglob("*")
-                if path.is_file()
-            }
-            for purpose, folder in folders.items()
-        }
+    def read_template(self, purpose: str) -> dict[str, str]:
+        """Return the texts of the recorded files of a prompt by name."""
+        folder = self.folder / PROMPTS / purpose
+        texts: dict[str, str] = {}
+        for path in folder.rglob("*"):
+            if path.is_file():
+                texts[str(path.relative_to(folder))] = read_text(path)
+        return texts
 
     def with_recorded_templates(self, config: Config) -> Config:
         """Return the configuration with the recorded templates."""
-        own = {
+        templates = {
             purpose: str(self.folder / PROMPTS / purpose / file)
             for purpose, file in self.manifest.templates.items()
         }
-        return config.model_copy(
-            update={"prompts": config.prompts.model_copy(update={"folder": None, **own})}
-        )
-
-    def qrels(self) -> Qrels | None:
-        """Read the recorded judgments; return None if there are none."""
-        files = find_qrels(self.folder, self.task)
-        return read_qrels(files, self.task) if files else None
+        prompts = config.prompts.model_copy(update={"folder": None, **templates})
+        return config.model_copy(update={"prompts": prompts})
 
 
 def corpus_file(task: Task) -> str:
