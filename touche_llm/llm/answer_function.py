@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from touche_llm.errors import UsageError
 from touche_llm.llm.answers import Token, list_fields
 from touche_llm.llm.engine import Completion, Counter
-from touche_llm.llm.logprobs import Label
 from touche_llm.llm.recorder import EstimatingTokenizer, estimate_tokens
 from touche_llm.llm.request import Request
 
@@ -17,6 +16,10 @@ from touche_llm.llm.request import Request
 FUNCTION = "function"
 # Max excess of a sum of probabilities over 1 due to rounding.
 _ROUNDING = 1e-6
+
+
+# Probabilities by label: a grade, or a text.
+LabelShares = Mapping[int, float] | Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class FunctionAnswer:
     """
 
     text: str
-    probabilities: Mapping[str, Mapping[Label, float]] = field(default_factory=dict)
+    probabilities: Mapping[str, LabelShares] = field(default_factory=dict)
 
 
 # From a request to its answer; the labels of a text alone are certain.
@@ -114,7 +117,7 @@ def _make_label_tokens(answer: FunctionAnswer, request: Request) -> list[Token]:
 
 
 def _spell_shares(
-    probabilities: Mapping[Label, float], request: Request, name: str, allowed: Collection[str]
+    probabilities: LabelShares, request: Request, name: str, allowed: Collection[str]
 ) -> dict[str, float]:
     """Return the probabilities above 0 of a field's labels, by label as it is written."""
     shares: dict[str, float] = {}
