@@ -89,9 +89,19 @@ class EngineClient:
         document: str | RankedPassages,
         room: int,
     ) -> tuple[str, Cut | None] | FailedRequest:
-        """Return the text of a document with which a prompt has at most `room` tokens, and its truncation, if any.
+        """Truncate a document so that its prompt has at most `room` tokens.
 
-        Raises PromptError if the prompt alone leaves no room for the document.
+        Args:
+            build_request: Builds the request with a text in place of the document.
+            whole: Request with the complete document.
+            document: Text, or passages in the order in which they are kept.
+            room: Max number of prompt tokens.
+
+        Returns:
+            The text, and its truncation, None if it is complete.
+
+        Raises:
+            PromptError: The prompt alone leaves no room for the document.
         """
         bound = await self.bound_tokens(whole)
         if isinstance(bound, FailedRequest):
@@ -100,23 +110,26 @@ class EngineClient:
             return apply_truncation(document, Truncation(prompt_tokens=0))
 
         async def fit(engine: CountingEngine) -> Truncation:
-            return await Fitting(
-                lambda text: self._retry(
-                    lambda: engine.counter.count_tokens(build_request(text).messages)
-                ),
-                lambda text, max_tokens: self._retry(
-                    lambda: engine.counter.truncate(text, max_tokens)
-                ),
-                room,
-                whole.origin.location,
-            ).fit(document)
+            async def count(text: str) -> int:
+                messages = build_request(text).messages
+                return await self._retry(lambda: engine.counter.count_tokens(messages))
 
-        # A number of passages is meaningful only with the passages and their order.
-        passages = {} if isinstance(document, str) else {"passages": document.preference}
-        truncation = await self._measure(whole, fit, room=room, **passages)
+            async def truncate(text: str, max_tokens: int) -> str:
+                return await self._retry(lambda: engine.counter.truncate(text, max_tokens))
+
+            fitting = Fitting(count, truncate, room, whole.origin.location)
+            return await fitting.fit(document)
+
+        parameters: dict[str, Any] = {"room": room}
+        if not isinstance(document, str):
+            # A number of passages is meaningful only with the passages and their order.
+            parameters["passages"] = document.preference
+        truncation = await self._measure(whole, fit, **parameters)
         if isinstance(truncation, FailedRequest):
             return truncation
-        self.counts.cut += not truncation.is_complete
+
+        if not truncation.is_complete:
+            self.counts.cut += 1
         return apply_truncation(document, truncation)
 
     async def count_tokens(self, request: Request) -> int | FailedRequest:
@@ -157,15 +170,21 @@ class EngineClient:
         overhead = await self._count_overhead(request)
         if isinstance(overhead, FailedRequest):
             return overhead
-        return overhead + sum(
-            len(message.content.encode("utf-8", "replace")) for message in request.messages
-        )
+        content_bytes = 0
+        for message in request.messages:
+            content_bytes += len(message.content.encode("utf-8", "replace"))
+        return overhead + content_bytes
 
     async def _count_overhead(self, request: Request) -> int | FailedRequest:
-        """Return the tokens that the chat template adds: known for a lone question, counted once for longer chats."""
+        """Return the tokens that the chat template adds.
+
+        They are known for a lone question, and counted once for longer chats of a length.
+        """
         size = len(request.messages)
-        if size <= 2 and request.messages[-1].role == "user":
+        is_lone_question = size <= 2 and request.messages[-1].role == "user"
+        if is_lone_question:
             return self.engine_info.overhead
+
         async with self._overhead_lock:
             if size not in self._overheads:
                 # Some templates refuse empty messages. The overhead does not depend on the topic.
@@ -226,10 +245,11 @@ class EngineClient:
                 raise self._start_failure
             if self.start_up is not None:
                 try:
-                    self.engine_info, self.start_up = await self.start_up(), None
+                    self.engine_info = await self.start_up()
                 except EngineError as error:
                     self._start_failure = error
                     raise
+                self.start_up = None
             return self.engine_info
 
 
