@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -64,6 +65,41 @@ async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path) ->
     # Not more is lost than a fifth for the sentence end.
     assert cut.prompt_tokens > 0.7 * (context - 50)
     assert model.counts.cut == 1
+
+
+class ByteEngine(ScriptedEngine):
+    """An engine with a byte for each token, and forty tokens for the chat template."""
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        return 40 + sum(len(message.content.encode()) for message in messages)
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        return text[:max_tokens]
+
+
+@pytest.mark.parametrize("example", [(), (Message("user", "Q"), Message("assistant", "A"))])
+async def test_the_chat_template_counts_for_whether_a_whole_document_fits(
+    tmp_path: Path, example: tuple[Message, ...]
+) -> None:
+    engine, room = ByteEngine(lambda _: ANSWER), 250
+
+    def build_request(document: str) -> Request:
+        request = request_about(document)
+        system, user = request.messages
+        return replace(request, messages=(system, *example, user))
+
+    without_document = await engine.count_tokens(build_request("").messages)
+    fitting = room - without_document
+    info = FACTS.model_copy(update={"context": room + 50, "overhead": 40})
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model = ModelClient(engine_info=info, engine=engine, cache=cache)
+        # Without the template, documents with up to forty bytes more would fit.
+        for size in (fitting - 1, fitting, fitting + 1, fitting + 39):
+            document = SENTENCES[:size]
+            _, cut = await model.request_truncated(build_request, document, ComparativeJudgment)
+            sent = engine.requests[-1]
+            assert (cut is None) is (size <= fitting)
+            assert await engine.count_tokens(sent.messages) <= room
 
 
 async def test_refresh_forgets_old_samples_so_that_a_replay_finds_what_the_run_used(
