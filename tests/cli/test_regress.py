@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Touche
+from tests.data.scratches import leave_scratch
 from tests.regression.conftest import edit, overlay, take_templates
 from tests.report.reports import write_qrels
 from tests.write_regressions import FOLDER, make_run
@@ -81,7 +82,9 @@ def test_an_update_removes_no_file_of_the_user(touche: Touche, copies: Path, nam
 def test_a_run_whose_update_was_killed_between_two_renames_is_put_back(
     touche: Touche, copies: Path
 ) -> None:
-    (copies / "comparative").rename(copies / ".comparative.old")
+    left = leave_scratch(copies)
+    (left / "old").mkdir()
+    (copies / "comparative").rename(left / "old" / "comparative")
     done = touche("regress", "check")
     assert (done.returncode, done.stdout) == (
         0,

@@ -260,7 +260,7 @@ def record_(
     change.
     """
     target = root / (run_dir.resolve().name if name is None else name)
-    recover(target)
+    recover(target.parent)
     if target.exists() or target.is_symlink():
         raise UsageError(
             f"{target}: exists; `touche-llm regress update {target.name} --dir {root} --run {run_dir}` shows "
