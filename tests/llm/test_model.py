@@ -92,7 +92,7 @@ async def test_the_chat_template_counts_for_whether_a_whole_document_fits(
     fitting = room - without_document
     info = FACTS.model_copy(update={"context": room + 50, "overhead": 40})
     with Cache(tmp_path / "c.sqlite") as cache:
-        model = ModelClient(engine_info=info, engine=engine, cache=cache)
+        model = ModelClient(engine_info=info, engine=engine, cache=cache, sampling=SamplingConfig())
         # Without the template, documents with up to forty bytes more would fit.
         for size in (fitting - 1, fitting, fitting + 1, fitting + 39):
             document = SENTENCES[:size]
