@@ -41,10 +41,13 @@ DECISIVE = (
 
 
 class Manifest(Model):
-    """Settings that determine a recorded run, by dotted name, and the template file of each purpose."""
+    """Manifest of a recorded run.
 
-    format: Literal[1] = 1
-    settings: dict[str, Any]
+    Attributes:
+        templates: Names of the template files, by purpose of the prompt.
+    """
+
+    format: Literal[2] = 2
     templates: dict[str, str]
 
     def write(self, folder: Path) -> None:
@@ -101,7 +104,7 @@ class Snapshot:
         )
 
     def read_template(self, purpose: str) -> dict[str, str]:
-        """Return the texts of the recorded files of a prompt by name."""
+        """Return the texts of the recorded files of a prompt by name; none if it is not recorded."""
         folder = self.folder / PROMPTS / purpose
         texts: dict[str, str] = {}
         for path in folder.rglob("*"):
