@@ -46,6 +46,7 @@ from touche_llm.llm.chat import ChatReply, ChatServer, read_completion
 from touche_llm.llm.engine import Completion, Counter, Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import CANDIDATES, RunDirectory
@@ -231,7 +232,9 @@ def judge(part: str, folder: Path, depth: int) -> dict[str, Any]:
             if isinstance(engine, ChatServer):
                 await stack.enter_async_context(engine)
             cache = stack.enter_context(Cache(config.cache.file))
-            model = ModelClient(engine_info=_FACTS, engine=engine, cache=cache)
+            model = ModelClient(
+                engine_info=_FACTS, engine=engine, cache=cache, sampling=SamplingConfig()
+            )
             run_context = stack.enter_context(RunContext(config, watch, model))
             await judge_stage(run_context, RunDirectory(folder / part))
             return model.counts

@@ -30,6 +30,7 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import make_dry_engine
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import store_engine_info
@@ -77,7 +78,9 @@ async def make_run(folder: Path, depth: int) -> None:
     config, directory = load_config(None, given), RunDirectory(folder / "runs" / "large")
     with Cache(config.cache.file) as cache:
         store_engine_info(_FACTS, cache)
-        model = ModelClient(engine_info=_FACTS, engine=make_dry_engine(), cache=cache)
+        model = ModelClient(
+            engine_info=_FACTS, engine=make_dry_engine(), cache=cache, sampling=SamplingConfig()
+        )
         with RunContext(config, SilentProgress(), model) as context, context.using(model):
             await judge_stage(context, directory)
             await rank_stage(context, directory)

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.faults.tally import Tally
 
+pytest_plugins = ["tests.time_limits"]
 TOTALS: dict[str, Counter[str]] = {}
 PROPERTY = "tally"
 

@@ -20,6 +20,7 @@ from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request, Sampling
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_template_variables
 from touche_llm.ranking.steps import (
@@ -198,7 +199,12 @@ def _topics(ids: Iterable[str]) -> list[Topic]:
 @contextmanager
 def _builder(engine: OracleEngine) -> Iterator[RequestBuilder]:
     with Cache(Path("none.sqlite"), CacheMode.OFF) as off:
-        yield RequestBuilder(ModelClient(FACTS, engine, off), Sampling(), {}, _CONCURRENCY)
+        yield RequestBuilder(
+            ModelClient(engine_info=FACTS, engine=engine, cache=off, sampling=SamplingConfig()),
+            Sampling(),
+            {},
+            _CONCURRENCY,
+        )
 
 
 class _Texts:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -14,10 +14,11 @@ from xml.sax.saxutils import escape
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.llm.answers import list_fields
-from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.config_file import load_config
+from touche_llm.pipeline.engines import StoredAnswers, open_client
 from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT, find_half
 from touche_llm.prompts import prompt
 from touche_llm.prompts.prompt import Prompt
@@ -110,15 +111,14 @@ def reader(blind: Mapping[str, Callable[[str, int], bool]]) -> ScriptedEngine:
     return ScriptedEngine(answer)
 
 
-def opening(engine: ScriptedEngine) -> Opens:
-    """What stands in for `open_model`."""
+def opening(engine: ScriptedEngine | None) -> Opens:
+    """What stands in for `open_client`; without an engine, only stored answers count."""
+    answers = StoredAnswers() if engine is None else engine
 
-    @asynccontextmanager
-    async def opened(
-        _engine: Any, _sampling: Any, config: Any, **_: Any
-    ) -> AsyncIterator[ModelClient]:
-        with Cache(config.file, config.mode) as cache:
-            yield ModelClient(FACTS, engine, cache, retry_failures=config.retry_failures)
+    def opened(
+        settings: EngineConfig, sampling: SamplingConfig, cache: CacheConfig, **_: Any
+    ) -> AbstractAsyncContextManager[ModelClient]:
+        return open_client(settings, sampling, cache, answers=answers, info=FACTS)
 
     return opened
 

@@ -123,7 +123,12 @@ def scripted_model(
     with Cache(config.cache.file, config.cache.mode) as cache:
         answering = None if cache.mode is CacheMode.REPLAY else engine
         yield (
-            ModelClient(engine_info=FACTS, engine=answering, cache=cache, resample_temperature=1.0),
+            ModelClient(
+                engine_info=FACTS,
+                engine=answering,
+                cache=cache,
+                sampling=config.sampling.model_copy(update={"resample_temperature": 1.0}),
+            ),
             engine,
         )
 
@@ -145,7 +150,10 @@ async def run_directly(
     with Cache(config.cache.file, config.cache.mode) as cache:
         store_engine_info(facts, cache)
         await run_stages(
-            config, out, Silent(), ModelClient(engine_info=facts, engine=engine, cache=cache)
+            config,
+            out,
+            Silent(),
+            ModelClient(engine_info=facts, engine=engine, cache=cache, sampling=config.sampling),
         )
 
 

@@ -25,10 +25,14 @@ def test_the_license_is_apache_2_word_for_word_and_travels_with_the_package() ->
 
 def test_the_version_is_the_same_wherever_it_is_named() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
-    released = re.findall(
-        r"^## (\S+) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
-    )
-    assert released[0] == __version__
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## (\S+) (.+)$", changelog, re.MULTILINE)
+    assert newest is not None
+    version, date = newest.groups()
+    assert version == __version__.removesuffix(".dev0")
+    is_released = re.fullmatch(r"- \d{4}-\d\d-\d\d", date) is not None
+    assert is_released is not __version__.endswith(".dev0")
+    assert is_released or date == "(unreleased)"
 
 
 def test_the_workflow_runs_targets_of_the_makefile_on_each_supported_python() -> None:

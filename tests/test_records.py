@@ -7,11 +7,13 @@ import pkgutil
 from collections.abc import Iterator
 
 import msgspec
+import orjson
 import pydantic
+import pytest
 
 import touche_llm
 from touche_llm.data import records
-from touche_llm.data.records import JsonStruct
+from touche_llm.data.records import JsonStruct, Malformed, Objects
 
 
 def classes() -> Iterator[type]:
@@ -44,3 +46,15 @@ def test_records_that_are_written_and_settings_are_frozen() -> None:
     ]
     assert len(closed) > 15
     assert all(each.model_config.get("frozen") for each in closed)
+
+
+def test_objects_name_the_prompt_that_found_them() -> None:
+    record = Objects(topic_id="1", objects=("tea", "coffee"), prompt="comparative/objects@1-a")
+    fields = orjson.loads(record.to_json())
+    assert Objects.from_json(orjson.dumps(fields)) == record
+    for changed in ({"prompt": ""}, {"prompt": None}):
+        with pytest.raises(Malformed):
+            Objects.from_json(orjson.dumps(fields | changed))
+    del fields["prompt"]
+    with pytest.raises(Malformed):
+        Objects.from_json(orjson.dumps(fields))

@@ -27,6 +27,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.progress import ConsoleProgress
@@ -184,7 +185,9 @@ async def write(config: Config, cassette: Path, script: Script, out: Path) -> in
     await retrieve_stage(config, out, progress)
     with Cache(config.cache.file) as cache:
         store_engine_info(FACTS, cache)
-        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
+        model = ModelClient(
+            engine_info=FACTS, engine=ScriptedEngine(script), cache=cache, sampling=SamplingConfig()
+        )
         await judge_stage(config, out, progress, model)
         await rank_stage(config, out, progress, model)
         return cache.export_cassette(cassette)

@@ -70,7 +70,10 @@ async def make_run(task: str, folder: Path, script: Script | None = None, **more
     with Cache(config.cache.file) as cache:
         store_engine_info(facts, cache)
         model = ModelClient(
-            engine_info=facts, engine=ScriptedEngine(script or script_of(task)), cache=cache
+            engine_info=facts,
+            engine=ScriptedEngine(script or script_of(task)),
+            cache=cache,
+            sampling=config.sampling,
         )
         await retrieve_stage(config, folder / "run", Silent())
         await judge_stage(config, folder / "run", Silent(), model)

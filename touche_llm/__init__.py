@@ -22,7 +22,7 @@ import lazy_loader
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 # The only place of the version, so that a checkout on the path knows it without being installed.
-__version__ = "0.2.0"
+__version__ = "1.0.0.dev0"
 # The public names are those of __init__.pyi, imported at first use: every command imports this
 # package.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

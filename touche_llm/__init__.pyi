@@ -13,6 +13,7 @@ from .evaluation import evaluate as evaluate
 from .evaluation.qrels import read_qrels as read_qrels
 from .judging.labels import StanceSettings as StanceSettings
 from .judging.sentence_pairs import PairSettings as PairSettings
+from .llm.answer_function import FunctionAnswer as FunctionAnswer
 from .llm.settings import EngineConfig as EngineConfig
 from .llm.settings import SamplingConfig as SamplingConfig
 from .pipeline.candidates import Candidates as Candidates

@@ -1,4 +1,4 @@
-"""vLLM, Ray and transformers as objects of this process, in place of the programs that answer files of requests."""
+"""Ray and transformers as objects of this process, in place of the job that answers files of requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from typing import Any
 import orjson
 import pytest
 
-from tests import batch_replies as b
 from tests.batch.stages import Waiting, export_stage, simple_config
 from tests.fake_server import fields_in, spell
 from tests.sample_runs import Silent, retrieve_stage
-from touche_llm.llm import batch_files, ray_job
+from touche_llm.llm import ray_engine, ray_job
 
 
 def read_labels(body: Mapping[str, Any]) -> str:
@@ -88,11 +87,11 @@ def infer(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Programs:
-    """The runners, beside the folder of a model.
+class FakeRay:
+    """Ray's libraries and the program that runs its job, beside the folder of a model.
 
     Attributes:
-        is_hanging: Whether a runner hangs until it is stopped.
+        is_hanging: Whether a job hangs until it is stopped.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,16 +99,13 @@ class Programs:
         self.model.mkdir(parents=True)
         for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
             (self.model / name).write_text("{}")
-        (folder / "programs").mkdir()
-        (folder / "programs" / "vllm").touch(0o755)
         self.is_hanging = threading.Event()
-        self._how: dict[str, Any] = {}
-        self._calls: list[dict[str, Any]] = []
+        self._behaviour: dict[str, Any] = {}
+        self._jobs = 0
         self._seen: list[tuple[str, Any]] = []
-        monkeypatch.setenv("PATH", str(folder / "programs"))
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        monkeypatch.setattr(batch_files, "_QUIET_SECONDS", 0.05)
-        monkeypatch.setattr(batch_files, "run_guarded", self._run)
+        monkeypatch.setattr(ray_engine, "_QUIET_SECONDS", 0.05)
+        monkeypatch.setattr(ray_engine, "run_guarded", self._run)
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         monkeypatch.setattr(ray_job, "version", lambda _: "0.32.0+cpu")
         for name, content in self._list_libraries().items():
@@ -121,16 +117,17 @@ class Programs:
             sys.modules["ray.data"], "llm", sys.modules["ray.data.llm"], raising=False
         )
 
-    def behave(self, **how: Any) -> None:
-        """Go wrong in this way from now on."""
-        self._how = how
+    def behave(self, **behaviour: Any) -> None:
+        """Go wrong in this way from now on.
 
-    def calls(self) -> list[dict[str, Any]]:
-        """The calls of `vllm run-batch`: `argv`, `flags` and the `keys` of the requests."""
-        return self._calls
+        Args:
+            behaviour: `fails_in_job` for the number of a job that fails, `hangs`, `nothing` for
+                jobs that write no responses, or `errors`, those of the first rows of each job.
+        """
+        self._behaviour = behaviour
 
     def seen(self, what: str) -> list[Any]:
-        """What the libraries of Ray were given."""
+        """What the libraries were given."""
         return [value for name, value in self._seen if name == what]
 
     @asynccontextmanager
@@ -139,17 +136,15 @@ class Programs:
     ) -> AsyncIterator[tuple[Any, Callable[[], str]]]:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
-        stopped, problems = threading.Event(), list[str]()
+        stopped = threading.Event()
+        problems: list[str] = []
 
         def wait() -> int:
             try:
-                if command[1] == "run-batch":
-                    self._answer(command[1:])
-                else:
-                    ray_job.main(*command[3:])
+                self._run_job(command[3:])
             except Exception as error:
                 problems.append(f"{type(error).__name__}: {error}")
-            if self._how.get("hangs"):
+            if self._behaviour.get("hangs"):
                 self.is_hanging.set()
                 stopped.wait(60)
             return len(problems)
@@ -159,29 +154,19 @@ class Programs:
         finally:
             stopped.set()
 
-    def _answer(self, argv: Sequence[str]) -> None:
-        how, flags = self._how, dict(zip(argv[1:7:2], argv[2:8:2], strict=True))
-        flags |= dict(flag.split("=", 1) for flag in argv[7:] if "=" in flag)
-        requests = b.read(Path(flags["-i"]))
-        self._calls.append(
-            {"argv": argv, "flags": flags, "keys": [line["custom_id"] for line in requests]}
-        )
-        calls = len(self._calls)
-        if calls == how.get("fails_in_call", calls if how.get("fails") else None):
+    def _run_job(self, arguments: Sequence[str]) -> None:
+        self._jobs += 1
+        if self._jobs == self._behaviour.get("fails_in_job"):
             raise ValueError("not enough memory")
-        lines = []
-        for line in requests:
-            reply = b.body(
-                how.get("says") or read_labels(line["body"]), model=flags["--served-model-name"]
-            )
-            if not line["body"].get("logprobs"):
-                reply["choices"][0]["logprobs"] = None
-            lines.append(b.replied(line["custom_id"], reply))
-        for line in lines[: how.get("broken", 0) if calls > how.get("good_calls", 0) else 0]:
-            body = {"error": {"message": "out of memory"}}
-            line["response"] = {"status_code": how.get("status", 500), "body": body}
-        if not how.get("nothing"):
-            b.write(Path(flags["-o"]), lines)
+        if not self._behaviour.get("nothing"):
+            ray_job.main(*arguments)
+
+    def _answer(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        answers = [{"key": row["key"], **infer(row)} for row in rows]
+        errors = self._behaviour.get("errors", [])
+        for answer, error in zip(answers, errors, strict=False):
+            answer["__inference_error__"] = error
+        return answers
 
     def _list_libraries(self) -> dict[str, dict[str, Any]]:
         see = self._seen.append
@@ -193,9 +178,7 @@ class Programs:
             return rows
 
         def build_processor(_: Any) -> Callable[[list[Any]], Any]:
-            return lambda rows: SimpleNamespace(
-                iter_rows=lambda: [{"key": row["key"], **infer(row)} for row in rows]
-            )
+            return lambda rows: SimpleNamespace(iter_rows=lambda: self._answer(rows))
 
         generation = SimpleNamespace(
             to_diff_dict=lambda: {"top_k": 2, "temperature": 0.9, "eos_token_id": [0, 7]}
@@ -222,8 +205,8 @@ class Programs:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    return Programs(tmp_path, monkeypatch)
+def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return FakeRay(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -288,7 +288,7 @@ def test_judgments_of_a_held_out_topic_are_shown_on_request_and_counted(
         ]
         page.get_by_role("link", name="Confirm").click()
         expect(page.locator("main tbody tr")).to_contain_text("evaluation")
-        expect(page.locator("main")).to_contain_text("1 in the log")
+        expect(page.locator("main")).to_contain_text("1 earlier look by")
 
 
 def test_a_template_is_saved_and_a_change_by_others_is_kept(

@@ -46,7 +46,7 @@ def written(folder: Path, engine: ScriptedEngine, words: dict[str, str], text: s
     qrels = read_qrels({aspect: files[aspect] for aspect in ASPECTS}, get_task("comparative"))
     plan = Plan(split="all")
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as other:
-        patch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(engine))
+        patch.setattr("touche_llm.prompt_lab.comparison.open_client", opening(engine))
         work = compare_prompts(
             ComparisonInputs(config_of(folder, files), names, qrels, plan), Silent()
         )

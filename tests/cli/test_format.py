@@ -89,8 +89,7 @@ class Case:
     code: int = 0
 
 
-_COSTS = "requests prompt_tokens shared_tokens completion_tokens"
-_COST_KEYS = " ".join(f"{name}_{end}" for name in _COSTS.split() for end in ("least", "most"))
+_COST_KEYS = "requests prompt_tokens shared_tokens completion_tokens"
 _QRELS = "--relevance relevance --stance stance"
 CASES = {
     "index": Case(

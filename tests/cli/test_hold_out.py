@@ -1,4 +1,4 @@
-"""Commands that show human judgments of held-out topics, and the confirmation that counts them."""
+"""Accesses to held-out topics by commands and the lab, and the confirmation that counts them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Touche
+from tests.expect import raises_at
 from tests.prompt_variants import collection, config_of, opening, reader, title_of, wording
 from tests.sample_runs import run_directly
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.cli import prompts_trial
+from touche_llm.errors import DataError
+from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.lab.workplace import LabInputs, Workplace
 from touche_llm.prompt_lab.holdout import Access, read_accesses
 
 LOG = Path("hold_out_accesses.jsonl")
@@ -60,12 +64,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the runs, and an engine for `prompts`."""
+    """The working folder: a copy of the runs, with an engine for `prompts`."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     for config in tmp_path.glob("*/config.yaml"):
         config.write_text(config.read_text().replace(str(made), str(tmp_path)))
-    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(make_engine()))
-    monkeypatch.setattr(prompts_trial, "open_model", opening(make_engine()))
+    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_client", opening(make_engine()))
+    monkeypatch.setattr(prompts_trial, "open_client", opening(make_engine()))
     return tmp_path
 
 
@@ -84,44 +89,62 @@ def logged() -> list[Access]:
     return read_accesses(LOG)
 
 
+@pytest.mark.parametrize("damaged", [False, True])
 @pytest.mark.parametrize(
     "command",
     [
         ("evaluate", "sharp/run.txt", *RELEVANCE, "--per-topic"),
         ("report", "sharp", *RELEVANCE),
         ("compare", "blunt", "sharp", *RELEVANCE),
+        ("show", "sharp"),
     ],
 )
-def test_the_evaluation_of_a_run_with_the_prompt_is_an_access(
-    touche: Touche, folder: Path, command: tuple[str, ...]
+def test_a_command_that_measures_or_shows_neither_writes_nor_reads_the_log(
+    touche: Touche, folder: Path, command: tuple[str, ...], damaged: bool
 ) -> None:
-    for _ in range(2):
-        assert touche(*command).returncode == 0
-    (access,) = (each for each in logged() if (each.run or "").startswith("sharp@"))
+    if damaged:
+        LOG.write_text("{}\n")
+    done = touche(*command)
+    assert done.returncode == 0 and LOG.name not in done.stderr
+    assert LOG.exists() is damaged
+    if damaged:
+        assert LOG.read_text() == "{}\n"
+
+
+def look_in_lab(*runs: str, qrels: str = "relevance") -> None:
+    """Show the judgments of runs in the lab, over all topics."""
+    lab = Workplace(LabInputs(Path()), warn=pytest.fail)
+    for run in runs:
+        lab.log_evaluation(run, read_qrels({"relevance": Path(qrels)}, "comparative"))
+    lab.close()
+
+
+def test_a_look_of_the_lab_at_a_run_with_the_prompt_is_an_access(
+    touche: Touche, folder: Path
+) -> None:
+    look_in_lab("sharp", "sharp")
+    (access,) = logged()
     assert access.kind == "evaluation" and len(access.prompts) == 1
+    assert access.run is not None and access.run.startswith("sharp@")
     assert access.topics == [title_of(str(number)).strip() for number in range(1, 5)]
     assert count_earlier(touche) == 1
 
 
-def test_only_topics_that_were_measured_are_accessed(touche: Touche, folder: Path) -> None:
+def test_only_topics_with_judgments_are_accessed(touche: Touche, folder: Path) -> None:
     lines = Path("relevance").read_text().splitlines(keepends=True)
     Path("some").write_text("".join(line for line in lines if int(line.split()[0]) % 2))
-    assert touche("evaluate", "sharp", "--relevance", "some").returncode == 0
-    accesses = logged()
-    # Shown again, and of the baseline, it is not counted.
-    for command in (("show", "sharp"), ("report", "sharp"), ("evaluate", "./sharp")):
-        assert touche(*command).returncode == 0
-    assert logged() == accesses and len(accesses) == 1
-    assert touche("evaluate", "blunt", *RELEVANCE).returncode == 0
+    look_in_lab("sharp", qrels="some")
+    (access,) = logged()
+    assert access.topics == [title_of(topic).strip() for topic in ("1", "3")]
+    # A look at a run with other prompts is logged, and does not count.
+    look_in_lab("blunt")
     assert count_earlier(touche) == 0
 
 
-def test_a_first_stage_and_runs_of_other_programs_are_no_access(
-    touche: Touche, folder: Path
-) -> None:
-    Path("other.txt").write_text(Path("sharp/run.txt").read_text())
-    for run in ("sharp/candidates.run.txt", "other.txt"):
-        assert touche("evaluate", run, "--task", "comparative", *RELEVANCE).returncode == 0
+def test_a_run_without_prompts_is_no_access(folder: Path) -> None:
+    metadata = Path("sharp/ir-metadata.yml")
+    metadata.write_text(metadata.read_text().replace("prompts:", "other:"))
+    look_in_lab("sharp")
     assert not LOG.exists()
 
 
@@ -151,24 +174,20 @@ def test_a_trial_on_an_unjudged_document_is_no_access(touche: Touche, folder: Pa
     assert done.returncode == 0 and not LOG.exists()
 
 
-@pytest.mark.parametrize("problem", ["damaged", "topics"])
-def test_an_access_that_cannot_be_logged_is_a_warning(
-    touche: Touche, folder: Path, problem: str
+def test_an_access_of_a_trial_that_cannot_be_logged_is_a_warning(
+    touche: Touche, folder: Path
 ) -> None:
-    if problem == "damaged":
-        LOG.write_text("{}\n")
-    else:
-        Path("topics.xml").unlink()
-    place = "topics.xml" if problem == "topics" else str(LOG)
-    done = touche("evaluate", "sharp", *RELEVANCE, "--format", "json")
-    assert done.returncode == 0 and json.loads(done.stdout)
-    (warning,) = (line for line in done.stderr.splitlines() if place in line)
-    assert "sharp" in warning
-    if problem != "topics":
-        tried = touche(
-            "prompts", "try", WORDINGS[1], "--topic", "2", "--doc", "2-1", *DATA, *RELEVANCE
-        )
-        assert tried.returncode == 0 and place in tried.stderr
-        confirmed = touche("prompts", "compare", *WORDINGS, *DATA, *RELEVANCE, "--confirm")
-        assert confirmed.returncode != 0 and place in confirmed.stderr
-        assert "Traceback" not in confirmed.stderr
+    LOG.write_text("{}\n")
+    about = ("--topic", "2", "--doc", "2-1")
+    tried = touche("prompts", "try", WORDINGS[1], *about, *DATA, *RELEVANCE)
+    assert tried.returncode == 0 and str(LOG) in tried.stderr
+    confirmed = touche("prompts", "compare", *WORDINGS, *DATA, *RELEVANCE, "--confirm")
+    assert confirmed.returncode != 0 and str(LOG) in confirmed.stderr
+    assert "Traceback" not in confirmed.stderr
+
+
+def test_the_lab_shows_nothing_that_it_cannot_log(folder: Path) -> None:
+    Path("topics.xml").unlink()
+    with raises_at(DataError, "sharp"):
+        look_in_lab("sharp")
+    assert not LOG.exists()

@@ -32,7 +32,7 @@ def test_a_run_sends_what_the_dry_run_says_and_its_pages_show_all_answers(
     touche: Touche, tmp_path: Path
 ) -> None:
     costs = json.loads(touche(*RUN, *EACH, "--dry-run", "--format", "json").stdout)
-    assert [(row["prompt"], row["requests_most"]) for row in costs] == [("comparative/judge", 9)]
+    assert [(row["prompt"], row["requests"]) for row in costs] == [("comparative/judge", 9)]
     with FakeServer().in_thread() as server:
         done = touche(*RUN, *EACH, "--base-url", server.url)
         assert done.returncode == 0, done.stderr

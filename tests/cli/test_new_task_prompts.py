@@ -37,7 +37,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     """Engine of both commands."""
     engine = ScriptedEngine(answer)
     for module in ("touche_llm.prompt_lab.comparison", "touche_llm.cli.prompts_trial"):
-        monkeypatch.setattr(f"{module}.open_model", opening(engine))
+        monkeypatch.setattr(f"{module}.open_client", opening(engine))
     return engine
 
 

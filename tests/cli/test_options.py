@@ -36,7 +36,7 @@ COMMANDS = dict(commands(get_command(cli.app)))
 
 
 @pytest.mark.parametrize(
-    "path", [(), ("run",), ("prompts",), ("prompts", "try"), ("batch", "run"), ("tira",)]
+    "path", [(), ("run",), ("prompts",), ("prompts", "try"), ("batch", "ray"), ("tira",)]
 )
 def test_the_help_fits_80_columns_and_cuts_no_name(
     touche: Touche, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.engines import store_engine_info
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.pipeline.engines import open_client, store_engine_info
 from touche_llm.tasks import prompts_folder
 
 SAMPLE = SAMPLES / "comparative"
@@ -52,14 +53,12 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], list[Request
     def install(script: Script) -> list[Request]:
         engine = ScriptedEngine(script)
 
-        @asynccontextmanager
-        async def opened(
-            _engine: Any, _sampling: Any, config: Any, **_: Any
-        ) -> AsyncIterator[ModelClient]:
-            with Cache(config.file, config.mode) as cache:
-                yield ModelClient(engine_info=FACTS, engine=engine, cache=cache)
+        def opened(
+            settings: EngineConfig, sampling: SamplingConfig, cache: CacheConfig, **_: Any
+        ) -> AbstractAsyncContextManager[ModelClient]:
+            return open_client(settings, sampling, cache, answers=engine, info=FACTS)
 
-        monkeypatch.setattr(prompts_trial, "open_model", opened)
+        monkeypatch.setattr(prompts_trial, "open_client", opened)
         return engine.requests
 
     return install
@@ -190,7 +189,9 @@ async def asked_by_a_run(task: str, folder: Path, context: int, **flags: Any) ->
     await retrieve_stage(config, out, Silent())
     with Cache(config.cache.file) as cache:
         store_engine_info(facts, cache)
-        model = ModelClient(engine_info=facts, engine=engine, cache=cache)
+        model = ModelClient(
+            engine_info=facts, engine=engine, cache=cache, sampling=SamplingConfig()
+        )
         await judge_stage(config, out, Silent(), model)
         await rank_stage(config, out, Silent(), model)
     return engine.requests

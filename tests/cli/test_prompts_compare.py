@@ -50,7 +50,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     for name, words in (("blunt", "BLUNT"), ("sharp", "SHARP")):
         wording(tmp_path / "mine" / f"{name}.jinja", words)
     found = Engine()
-    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(found))
+    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_client", opening(found))
     return found
 
 
@@ -85,13 +85,13 @@ def test_a_dry_run_sends_and_writes_nothing_and_counts_what_would_be_sent(
     assert dry.returncode == 0, dry.stderr
     assert not engine.requests and {path.name for path in Path().iterdir()} - before == {"index"}
     rows = json.loads(dry.stdout)
-    assert sum(row["requests_least"] for row in rows) == 72 and "Held-out" in dry.stderr
-    assert all(row["prompt_tokens_most"] > 0 for row in rows) and len(rows) == 2
+    assert sum(row["requests"] for row in rows) == 72 and "Held-out" in dry.stderr
+    assert all(row["prompt_tokens"] > 0 for row in rows) and len(rows) == 2
     assert compare(touche).returncode == 0 and len(engine.requests) == 72
     with Cache(Path("answers.sqlite")) as cache:
         store_engine_info(FACTS, cache)
     again = compare(touche, "--dry-run", "--format", "json")
-    assert sum(row["requests_most"] for row in json.loads(again.stdout)) == 0
+    assert sum(row["requests"] for row in json.loads(again.stdout)) == 0
     assert len(engine.requests) == 72
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.llm.answers import list_fields
-from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import CacheConfig
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline import stages as pipeline
+from touche_llm.pipeline.engines import open_client
 from touche_llm.pipeline.stages import run_all
 from touche_llm.tasks import get_task
 
@@ -215,14 +215,12 @@ def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_i
             }
         return answers(request)
 
-    @asynccontextmanager
-    async def scripted(
-        _engine: Any, _sampling: Any, stored: CacheConfig, *_: Any
-    ) -> AsyncIterator[ModelClient]:
-        with Cache(stored.file, stored.mode) as cache:
-            yield ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
+    def scripted(
+        settings: EngineConfig, sampling: SamplingConfig, cache: CacheConfig, **_: Any
+    ) -> AbstractAsyncContextManager[ModelClient]:
+        return open_client(settings, sampling, cache, answers=ScriptedEngine(script), info=FACTS)
 
-    monkeypatch.setattr(pipeline, "open_model", scripted)
+    monkeypatch.setattr(pipeline, "open_client", scripted)
     stance = ["--stance-depth", "1"]
     assert touche("retrieve", *DATA, "--out", "o", "--query-expansion", "--dry-run").returncode == 0
     assert not (tmp_path / "o").exists()
@@ -263,9 +261,11 @@ def test_the_command_needs_no_server_and_prints_what_each_stage_and_all_of_it_wo
     assert done.returncode == 0, done.stderr
     rows = [re.split(r"  +", line.strip())[:3] for line in done.stdout.splitlines()[2:]]
     assert rows[:2] == [["judge", "judge", "5"], ["judge", "stance", "4"]]
-    # Three pairs of the first step are asked in both orders; the second step finds some of them in
-    # the cache.
-    assert rows[2][:2] == ["rank", "best"] and rows[3][0] == "all"
-    assert " to " in rows[2][2] and " to " in rows[3][1]
+    # The first step compares three pairs in both orders. The second one compares three pairs of
+    # neighbours, of which it has two from the first; other answers need up to six pairs.
+    assert rows[2] == ["rank", "best", "8", *rows[2][3:]]
+    assert rows[3][:2] == ["all", "17"]
+    assert "sliding:4 sends at most 12 requests" in done.stdout
+    assert "pairwise:3 sends" not in done.stdout
     assert "Nothing was sent." in done.stdout and "give it with --context" in done.stdout
     assert not (tmp_path / "o").exists() and not (tmp_path / ".touche-llm/answers.sqlite").exists()

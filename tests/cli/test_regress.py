@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Touche
+from tests.data.scratches import leave_scratch
 from tests.regression.conftest import contents, edit, overlay, take_templates
 from tests.write_regressions import FOLDER, make_run
 
@@ -94,7 +95,9 @@ def test_overwriting_replaces_nothing_but_a_folder(
 def test_a_recording_whose_replacement_was_killed_between_two_renames_is_put_back(
     touche: Touche, copies: Path
 ) -> None:
-    (copies / "comparative").rename(copies / ".comparative.old")
+    left = leave_scratch(copies)
+    (left / "old").mkdir()
+    (copies / "comparative").rename(left / "old" / "comparative")
     done = touche("regress", "check")
     assert (done.returncode, done.stdout) == (
         0,

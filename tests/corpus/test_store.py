@@ -149,6 +149,16 @@ def test_the_folder_of_another_corpus_or_of_foreign_files_is_refused_and_kept(
     assert (stores.folder / "thesis.tex").read_text() == "precious"
 
 
+def test_a_store_with_a_foreign_file_is_not_replaced(corpus: Path, stores: Stores) -> None:
+    stores.ensure(corpus)
+    (stores.folder / "documents.ids.npy").write_text("precious")
+    before = stores.state()
+    corpus.write_text(corpus.read_text().replace("first", "another"))
+    with raises_at(UsageError, stores.folder, "documents.ids.npy"):
+        stores.ensure(corpus)
+    assert stores.state() == before
+
+
 def fails(error: BaseException) -> Reader:
     def read(
         path: Path, on_bad_line: Callable[[BadLine], None] | None = None
@@ -192,7 +202,6 @@ def test_an_index_of_another_version_is_built_again_with_the_corpus_at_hand(
         with raises_at(DataError, manifest, "`touche-llm index`"):
             opening(stores.folder)
     assert hash_corpus(corpus, stores.folder) == hashlib.sha256(corpus.read_bytes()).hexdigest()
-    (stores.folder / "documents.ids.npy").touch()  # a file of an earlier version
     assert stores.ensure(corpus).get("a").text == TEXTS["a"]
     assert stores.notices[0].startswith(str(manifest)) and manifest.read_text() == written
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.scratches import leave_scratch
 from tests.expect import raises_at
 from touche_llm.data.io import (
     open_atomic,
-    open_scratch,
     read_record,
     read_records,
     replace_folder,
@@ -136,12 +136,43 @@ def test_a_folder_with_a_file_of_the_user_is_not_replaced(tmp_path: Path, name: 
 
 
 def test_what_a_killed_build_left_in_the_folder_is_no_file_of_the_user(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with open_scratch(folder / "part") as place:
-        name = place.name
-    (folder / name).mkdir()
-    (folder / name / "half").touch()
-    with replace_folder(folder, ["new"]):
+    path = tmp_path / "folder"
+    path.mkdir()
+    left = leave_scratch(path)
+    (left / "new" / "half").touch()
+    with replace_folder(path, ["new"]):
         pass
-    assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [path] and list(path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["folder", ".touche-llm-0123456789abcdef"])
+def test_a_folder_of_the_user_in_it_keeps_a_folder_from_being_replaced(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "folder"
+    (path / name).mkdir(parents=True)
+    (path / name / "mine").touch()
+    with raises_at(UsageError, path, f"{name}/mine"), replace_folder(path, ["new"]):
+        pytest.fail("nothing is built")
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path / name / "mine"]
+
+
+def test_a_file_of_the_user_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with raises_at(UsageError, path), replace_folder(path, ["*"]):
+        pytest.fail("nothing is built")
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("file", "mine")]
+
+
+def test_a_link_to_a_folder_is_replaced_and_its_folder_stays(tmp_path: Path) -> None:
+    path = tmp_path / "link"
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "old").touch()
+    path.symlink_to(linked)
+    with replace_folder(path, ["*"]) as building:
+        (building / "new").touch()
+    assert not path.is_symlink() and list(path.iterdir()) == [path / "new"]
+    assert list(linked.iterdir()) == [linked / "old"]
+    assert {each.name for each in tmp_path.iterdir()} == {"link", "linked"}

@@ -22,7 +22,7 @@ PROGRAM: Any = get_command(cli.app)
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OTHER_PROGRAMS = {"vllm", "llama-server", "pip", "pytest", "cp", "."}
 BEYOND = re.compile(
-    r"vllm serve|llama-server|run-batch|batch run|--engine (managed|batch|ray)|benchmarks\.gpu|touche-llm tira"
+    r"vllm serve|llama-server|run-batch|batch ray|--engine (managed|ray)|benchmarks\.gpu|touche-llm tira"
     r"|--retriever (chatnoir|elasticsearch)"
 )
 TRANSCRIPTS = sorted({block.page for block in BLOCKS if block.language == "console"})

@@ -153,6 +153,7 @@ def stance_reading(topic: str, document: str, probabilities: dict[str, float]) -
         topic_id=topic,
         document_id=document,
         probabilities=probabilities,
+        source="probabilities",
         orders=2,
         prompt="stance",
         keys=["a", "b"],

@@ -44,8 +44,8 @@ _FILE_EVENTS = {
     "os.link",
     "os.symlink",
 }
-# What tempfile adds to a name.
-_RANDOM = re.compile(r"^(\..*[.-])[a-z0-9_]{8}$")
+# What tempfile and `open_scratch` add to a name.
+_RANDOM = re.compile(r"^(\..*[.-])(?:[a-z0-9_]{8}|[0-9a-f]{16})$")
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -24,10 +24,11 @@ from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import Answer, FailedRequest, parse_answer
+from touche_llm.llm.answers import Answer, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -127,7 +128,13 @@ async def answers(
     """
     found: list[Result] = []
     for start in range(0, len(numbers), BATCH):
-        model = ModelClient(engine_info=facts, engine=server, cache=cache, retry_for=retry_for)
+        model = ModelClient(
+            engine_info=facts,
+            engine=server,
+            cache=cache,
+            retry_for=retry_for,
+            sampling=SamplingConfig(),
+        )
         batch = [
             model.request(request_for(number), ComparativeJudgment)
             for number in numbers[start : start + BATCH]
@@ -185,7 +192,7 @@ async def check_replay(
     with Cache(cache, CacheMode.REPLAY) as stored:
         for entry in stored.find("answer"):
             parse_answer(entry.read(Answer).text, ComparativeJudgment)
-        model = ModelClient(engine_info=facts, engine=None, cache=stored)
+        model = ModelClient(engine_info=facts, engine=None, cache=stored, sampling=SamplingConfig())
         for number, result in zip(numbers, results, strict=True):
             again = await model.request(request_for(number), ComparativeJudgment)
             if isinstance(result, AnsweredRequest):
@@ -327,7 +334,13 @@ async def test_a_reply_without_end_is_given_up_in_bounded_memory(
     server = FuzzServer(plan)
     async with server.running(), connected(server, timeout=2.0) as (client, facts):
         with Cache(tmp_path / "answers.sqlite") as cache:
-            model = ModelClient(engine_info=facts, engine=client, cache=cache, retry_for=0.0)
+            model = ModelClient(
+                engine_info=facts,
+                engine=client,
+                cache=cache,
+                retry_for=0.0,
+                sampling=SamplingConfig(),
+            )
             tracemalloc.start()
             try:
                 result = await model.request(request_for(1), ComparativeJudgment)

@@ -155,11 +155,7 @@ def _snapshot(folder: Path) -> Snapshot:
     ]
     names = {path: str(path.relative_to(folder)) for path in paths}
     contents = {path: None if is_temporary(name) else _read(path) for path, name in names.items()}
-    return {
-        names[path]: content
-        for path, content in contents.items()
-        if path.name != _ACCESSES or content
-    }
+    return {names[path]: content for path, content in contents.items()}
 
 
 def _read(path: Path) -> Any:
@@ -169,10 +165,9 @@ def _read(path: Path) -> Any:
     if path.name == _METADATA:
         return _timeless(yaml.safe_load(path.read_bytes()))
     if path.name == _ACCESSES:
-        # A comparison that is repeated is logged again, and the harness evaluates.
-        accesses = [json.loads(line) for line in path.read_bytes().splitlines()]
-        kept = [_timeless(access) for access in accesses if access["kind"] != "evaluation"]
-        return sorted({json.dumps(access, sort_keys=True) for access in kept})
+        # A comparison that is repeated is logged again.
+        accesses = [_timeless(json.loads(line)) for line in path.read_bytes().splitlines()]
+        return sorted({json.dumps(access, sort_keys=True) for access in accesses})
     if path.suffix == ".html":
         # Times and memory are among the numbers of a page.
         return re.sub(rb"[0-9][0-9,.]*", b"0", path.read_bytes())

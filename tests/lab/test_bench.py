@@ -12,7 +12,13 @@ from aiohttp import web
 from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer
 from tests.lab.labs import LabClient, open_lab, reading
-from touche_llm.prompt_lab.holdout import Access, access_log, read_accesses, record_access
+from touche_llm.prompt_lab.holdout import (
+    Access,
+    access_log,
+    describe_accesses,
+    read_accesses,
+    record_access,
+)
 from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import get_task
 
@@ -112,6 +118,13 @@ async def test_a_page_that_goes_away_cancels_its_requests(folder: Path) -> None:
                 asking.cancel()
                 while server.open_now:
                     await asyncio.sleep(0.05)
+
+
+async def test_an_engine_that_answers_in_rounds_answers_no_single_requests(folder: Path) -> None:
+    async with open_lab(folder / "runs", settings={"engine.name": "ray"}) as lab:
+        text = await saved_text(lab)
+        *_, line = await lab.stream("/api/answers", **ASK, text=draft_of(text))
+    assert (line["state"], line["error"].partition(":")[0]) == ("invalid", "engine.name")
 
 
 async def test_a_server_that_stops_is_gone_and_the_cache_needs_none(
@@ -318,15 +331,18 @@ async def test_the_confirmation_counts_earlier_accesses(
         text = draft_of(template["text"])
         mine = (await lab.post("/api/save", **RUN, text=text, hash=template["hash"]))["name"]
         found = await lab.get("/api/confirm", run="first", name=mine)
-        assert (found["topics"], found["counted"], found["accesses"]) == (8, 0, [])
+        assert (found["topics"], found["accesses"]) == (8, [])
+        assert found["recorded"] == describe_accesses([], [])
         words = found["command"].split()
         assert (
             words[:5] == ["touche-llm", "prompts", "compare", "judge", mine]
             and words[-1] == "--confirm"
         )
         await lab.post("/api/reveal", run="first", topics=["2"])
-        (access,) = (await lab.get("/api/confirm", run="first", name=mine))["accesses"]
+        found = await lab.get("/api/confirm", run="first", name=mine)
+        (access,) = found["accesses"]
         assert (access["kind"], access["topics"], access["counted"]) == ("evaluation", 1, False)
+        assert found["recorded"].startswith("1 ")
         assert (await lab.get("/api/confirm", run="first", name="judge"))["command"] == ""
         # A confirmed prompt is marked.
         label = next(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,12 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.judging.pointwise import make_failure
-from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import get_task
 from touche_llm.text import Analyzer
@@ -41,7 +43,12 @@ def model_with(
 ) -> tuple[ModelClient, ScriptedEngine]:
     scripted = ScriptedEngine(lambda _: ANSWER)
     info = FACTS.model_copy(update={"context": context, "overhead": 0})
-    return ModelClient(engine_info=info, engine=scripted if engine else None, cache=cache), scripted
+    return ModelClient(
+        engine_info=info,
+        engine=scripted if engine else None,
+        cache=cache,
+        sampling=SamplingConfig(),
+    ), scripted
 
 
 async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path) -> None:
@@ -58,6 +65,41 @@ async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path) ->
     # Not more is lost than a fifth for the sentence end.
     assert cut.prompt_tokens > 0.7 * (context - 50)
     assert model.counts.cut == 1
+
+
+class ByteEngine(ScriptedEngine):
+    """An engine with a byte for each token, and forty tokens for the chat template."""
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        return 40 + sum(len(message.content.encode()) for message in messages)
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        return text[:max_tokens]
+
+
+@pytest.mark.parametrize("example", [(), (Message("user", "Q"), Message("assistant", "A"))])
+async def test_the_chat_template_counts_for_whether_a_whole_document_fits(
+    tmp_path: Path, example: tuple[Message, ...]
+) -> None:
+    engine, room = ByteEngine(lambda _: ANSWER), 250
+
+    def build_request(document: str) -> Request:
+        request = request_about(document)
+        system, user = request.messages
+        return replace(request, messages=(system, *example, user))
+
+    without_document = await engine.count_tokens(build_request("").messages)
+    fitting = room - without_document
+    info = FACTS.model_copy(update={"context": room + 50, "overhead": 40})
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model = ModelClient(engine_info=info, engine=engine, cache=cache, sampling=SamplingConfig())
+        # Without the template, documents with up to forty bytes more would fit.
+        for size in (fitting - 1, fitting, fitting + 1, fitting + 39):
+            document = SENTENCES[:size]
+            _, cut = await model.request_truncated(build_request, document, ComparativeJudgment)
+            sent = engine.requests[-1]
+            assert (cut is None) is (size <= fitting)
+            assert await engine.count_tokens(sent.messages) <= room
 
 
 async def test_refresh_forgets_old_samples_so_that_a_replay_finds_what_the_run_used(
@@ -163,7 +205,7 @@ async def test_a_replay_miss_names_the_first_request(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         model, _ = model_with(cache, engine=False)
         for missing in (request, request_about("y")):
-            assert await model.request(missing, ComparativeJudgment) == FailedRequest([])
+            assert await model.request(missing, ComparativeJudgment) == FailedRequest(missing, [])
         with pytest.raises(
             ReplayMiss, match=r"lacks 2 .*scripted .*judge version 1 \(aaaa\) .*document doc"
         ) as raised:
@@ -207,7 +249,9 @@ async def test_when_a_request_is_cancelled_no_task_waits_forever_and_it_can_be_s
 ) -> None:
     engine = Held()
     with Cache(tmp_path / "c.sqlite") as cache:
-        model = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
+        model = ModelClient(
+            engine_info=FACTS, engine=engine, cache=cache, sampling=SamplingConfig()
+        )
         first, waiter = (
             asyncio.create_task(model.request(request_about("tea"), ComparativeJudgment))
             for _ in range(2)
@@ -241,7 +285,12 @@ async def test_the_kind_of_a_failure_is_that_of_its_last_attempt(tmp_path: Path)
             )
 
     with Cache(tmp_path / "c.sqlite") as cache:
-        model = ModelClient(engine_info=FACTS, engine=Fickle(lambda _: ANSWER), cache=cache)
+        model = ModelClient(
+            engine_info=FACTS,
+            engine=Fickle(lambda _: ANSWER),
+            cache=cache,
+            sampling=SamplingConfig(),
+        )
         result = await model.request(request_about("tea"), ComparativeJudgment)
     assert isinstance(result, FailedRequest)
     assert [(each.sample, each.kind) for each in result.attempts] == [

@@ -12,11 +12,12 @@ from tests.answer_models import ComparativeJudgment, PairJudgment, judge_request
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.data.records import Topic
 from touche_llm.llm.answers import AnswerModel, get_labels
-from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache import Cache
 from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
+from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.llm.request import Origin, Request, Sampling
+from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.tasks.features import objects_answer
 
 
@@ -42,9 +43,13 @@ def request_for(
 
 
 def dry_model(path: Path, **facts: Any) -> tuple[ModelClient, RecordingEngine]:
-    engine, cache = make_dry_engine(), open_known_answers(path, CacheMode.REUSE)
+    engine, known = make_dry_engine(), CacheConfig(file=path).read_only
+    cache = Cache(known.file, known.mode)
     return ModelClient(
-        engine_info=FACTS.model_copy(update=facts), engine=engine, cache=cache
+        engine_info=FACTS.model_copy(update=facts),
+        engine=engine,
+        cache=cache,
+        sampling=SamplingConfig(),
     ), engine
 
 
@@ -128,9 +133,9 @@ async def fill(path: Path) -> AnsweredRequest[Any]:
     """Write a cache with one answer and the description of the engine."""
     engine = ScriptedEngine(lambda _: {"relevance": 3, "quality": 2, "stance": "NEUTRAL"})
     with Cache(path) as cache:
-        result = await ModelClient(engine_info=FACTS, engine=engine, cache=cache).request(
-            request_for(ComparativeJudgment), ComparativeJudgment
-        )
+        result = await ModelClient(
+            engine_info=FACTS, engine=engine, cache=cache, sampling=SamplingConfig()
+        ).request(request_for(ComparativeJudgment), ComparativeJudgment)
     assert isinstance(result, AnsweredRequest)
     return result
 

@@ -12,11 +12,12 @@ from tests.answer_models import ComparativeJudgment
 from tests.llm.test_model import ANSWER, request_about
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request
+from touche_llm.llm.settings import SamplingConfig
 
 LIMIT = 32
 
@@ -45,7 +46,13 @@ Model = Callable[[], ModelClient]
 def made(tmp_path: Path) -> Iterator[Model]:
     """Models with an engine each and one cache."""
     with Cache(tmp_path / "c.sqlite") as cache:
-        yield lambda: ModelClient(engine_info=FACTS, engine=Faulty(), cache=cache, retry_for=0.0)
+        yield lambda: ModelClient(
+            engine_info=FACTS,
+            engine=Faulty(),
+            cache=cache,
+            retry_for=0.0,
+            sampling=SamplingConfig(),
+        )
 
 
 async def send(

@@ -17,7 +17,7 @@ from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import DELIMITERS, Message, Request, Sampling, Thinking
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig, ThinkingConfig
-from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.engines import open_client
 
 THINKING = Thinking(48, *DELIMITERS["qwen3"], temperature=0.6)
 
@@ -34,7 +34,7 @@ async def send(
     server: FakeServer, cache: Path, request: Request
 ) -> AnsweredRequest[ComparativeJudgment]:
     asked = EngineConfig(base_url=server.url, retry_for=0.0)
-    async with open_model(asked, SamplingConfig(), CacheConfig(file=cache)) as model:
+    async with open_client(asked, SamplingConfig(), CacheConfig(file=cache)) as model:
         result = await model.request(request, ComparativeJudgment)
     assert isinstance(result, AnsweredRequest)
     return result
@@ -91,7 +91,7 @@ async def test_a_thought_acts_as_no_chat_control(tmp_path: Path) -> None:
 
 def model_with(cache: Cache, context: int = 32768, engine: Any = None) -> ModelClient:
     info = FACTS.model_copy(update={"context": context, "overhead": 0})
-    return ModelClient(engine_info=info, engine=engine, cache=cache)
+    return ModelClient(engine_info=info, engine=engine, cache=cache, sampling=SamplingConfig())
 
 
 def judged(_: Request) -> Mapping[str, int | str]:

@@ -53,7 +53,9 @@ async def test_a_small_context_shows_the_argument_in_the_middle_and_says_where(
     await retrieve_stage(config, tmp_path / "out", Silent())
     with Cache(config.cache.file) as cache:
         small = FACTS.model_copy(update={"context": 1500})
-        model = ModelClient(engine_info=small, engine=ScriptedEngine(noting), cache=cache)
+        model = ModelClient(
+            engine_info=small, engine=ScriptedEngine(noting), cache=cache, sampling=config.sampling
+        )
         await judge_stage(config, tmp_path / "out", Silent(), model)
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     cuts = {each.document_id: each.cut for each in judgments if each.cut}

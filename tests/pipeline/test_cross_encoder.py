@@ -77,12 +77,11 @@ async def test_the_dry_run_counts_the_requests_that_are_sent(tmp_path: Path) -> 
     config, server = crossing(tmp_path, ranking__cross_encoder__batch=4), FakePooling()
     (cost,) = (await estimate_cost(config, tmp_path / "out", ("rank",), Silent())).costs
     assert (cost.stage, cost.prompt) == ("rank", "comparative/cross_encoder")
-    assert (
-        cost.least.requests == cost.most.requests == 4
-    )  # two topics, six documents in two requests
-    assert cost.least.prompt_tokens > 100
+    # Two topics, six documents in two requests.
+    assert cost.usage.requests == 4
+    assert cost.usage.prompt_tokens > 100
     await rank_on(server, tmp_path, ranking__cross_encoder__batch=4)
-    assert len(server.sent) == PROBES + cost.least.requests
+    assert len(server.sent) == PROBES + cost.usage.requests
     after = await estimate_cost(config, tmp_path / "out", ("rank",), Silent())
     assert (after.costs, after.known) == ([], {"rank": 12})
 

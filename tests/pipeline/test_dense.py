@@ -95,7 +95,7 @@ async def test_the_dry_run_counts_the_requests_that_are_sent_and_writes_no_vecto
 ) -> None:
     config, server = dense(tmp_path, name="hybrid", dense__batch=8), server_of()
     result = await estimate_cost(config, None, ("retrieve", "judge"), Silent())
-    said = {cost.prompt: cost.least.requests for cost in result.costs}
+    said = {cost.prompt: cost.usage.requests for cost in result.costs}
     assert not list((tmp_path / "index").glob("dense-*"))
     await retrieve(server, tmp_path, name="hybrid", dense__batch=8)
     assert said["comparative/embeddings"] == len(server.sent) - PROBES

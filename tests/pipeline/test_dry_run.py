@@ -47,10 +47,10 @@ async def real(config: Config, out: Path, script: Script) -> Counter[str]:
 
 def requests(result: DryRun) -> Counter[str]:
     """The requests of each prompt, where the answers do not change how many there are."""
+    assert result.max_requests == {}
     found: Counter[str] = Counter()
     for cost in result.costs:
-        assert cost.least.requests == cost.most.requests
-        found[cost.prompt] += cost.least.requests
+        found[cost.prompt] += cost.usage.requests
     return found
 
 
@@ -104,7 +104,7 @@ async def test_thoughts_are_counted_as_they_are_sent(tmp_path: Path) -> None:
     assert requests(said) == {
         prompt: count * (1 if "objects" in prompt else 2) for prompt, count in plain.items()
     }
-    (judge,) = (cost.least for cost in said.costs if cost.prompt == "comparative/judge")
+    (judge,) = (cost.usage for cost in said.costs if cost.prompt == "comparative/judge")
     assert judge.completion_tokens == plain["comparative/judge"] * (100 + 64)
     assert requests(said) == await real(
         config, tmp_path / "out", script_with_queries("comparative")
@@ -140,13 +140,13 @@ async def test_documents_are_cut_to_a_context_that_is_known(tmp_path: Path) -> N
     cut = await dry(short(tmp_path, "controversial", engine__context=1200))
     assert (whole.context, cut.context) == (None, 1200)
     assert requests(cut) == requests(whole)
-    assert cut.costs[0].least.prompt_tokens < whole.costs[0].least.prompt_tokens
+    assert cut.costs[0].usage.prompt_tokens < whole.costs[0].usage.prompt_tokens
 
 
 async def test_where_the_answers_decide_how_often_is_compared_there_is_a_maximum(
     tmp_path: Path,
 ) -> None:
-    for step, thinking, least, most in (
+    for step, thinking, expected, maximum in (
         # Pairs in both orders. Answers that confirm leave the neighbours: every later pass knows
         # its pairs already. Answers that turn it round make every pass ask anew.
         ("sliding:6", {}, 2 * 5, 2 * (6 * 5 // 2)),
@@ -157,5 +157,21 @@ async def test_where_the_answers_decide_how_often_is_compared_there_is_a_maximum
         config = short(
             tmp_path, rank=("judge", step), stance__depth=0, sampling={"thinking": thinking}
         )
-        (cost,) = (cost for cost in (await dry(config)).costs if cost.stage == "rank")
-        assert (cost.least.requests, cost.most.requests) == (2 * least, 2 * most)  # two topics
+        result = await dry(config)
+        (cost,) = (cost for cost in result.costs if cost.stage == "rank")
+        # Two topics.
+        assert cost.usage.requests == 2 * expected
+        assert result.max_requests == {step: 2 * maximum}
+
+
+async def test_each_step_has_a_maximum_of_its_own_if_the_answers_decide_and_are_not_known(
+    tmp_path: Path,
+) -> None:
+    steps = ("judge", "pairwise:3", "sliding:4", "setwise:7")
+    config = short(tmp_path, rank=steps, stance__depth=0)
+    # Three, two and one pair in both orders, or ten questions, of each topic.
+    assert (await dry(config)).max_requests == {"sliding:4": 2 * 12, "setwise:7": 2 * 10}
+    one_topic = config.model_copy(update={"topic": ("3",)})
+    await real(one_topic, tmp_path / "out", script_of("comparative"))
+    assert (await dry(one_topic)).max_requests == {}
+    assert (await dry(config)).max_requests == {"sliding:4": 12, "setwise:7": 10}

@@ -72,6 +72,19 @@ async def test_a_document_that_only_another_query_finds_comes_in(tmp_path: Path)
     )
 
 
+async def test_the_weight_decides_how_much_the_other_queries_count(tmp_path: Path) -> None:
+    await retrieve_stage(expanded(tmp_path, expansion__use=False), tmp_path / "own", Silent())
+    own = candidates(tmp_path / "own", "3")
+    first: dict[str, list[str]] = {}
+    for name, weight in (("little", 0.001), ("much", 1000.0)):
+        config = expanded(tmp_path, expansion__weight=weight)
+        await retrieved(config, tmp_path / name, answers())
+        first[name] = candidates(tmp_path / name, "3")[: len(own)]
+    assert first["little"] == own
+    # Documents that only the other queries find displace some that the topic's own query finds.
+    assert len(set(first["much"]) & set(own)) < len(own)
+
+
 async def test_a_topic_whose_queries_cannot_be_used_keeps_its_own_and_the_failure_is_told(
     tmp_path: Path,
 ) -> None:

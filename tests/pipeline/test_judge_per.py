@@ -139,7 +139,13 @@ async def test_a_document_without_one_of_its_answers_is_not_judged_and_the_other
     assert len(failures) == 4 and all(failure.prompt.endswith(":quality") for failure in failures)
     engine = ScriptedEngine(script_of("comparative"))
     with Cache(config.cache.file, CacheMode.REUSE) as cache:
-        model = ModelClient(FACTS, engine, cache, retry_failures=True)
+        model = ModelClient(
+            engine_info=FACTS,
+            engine=engine,
+            cache=cache,
+            retry_failures=True,
+            sampling=config.sampling,
+        )
         result = await judge_stage(config, tmp_path / "out", Silent(), model)
     assert len(result.judgments) == 4
     assert [list(list_fields(request.schema)) for request in engine.requests] == [["quality"]] * 4

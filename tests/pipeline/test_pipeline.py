@@ -48,6 +48,7 @@ async def test_the_ranking_follows_the_grades_and_carries_the_stances(tmp_path: 
     assert {each.source for each in judgments} == {"probabilities"}
     (found,) = read_records(tmp_path / "out" / "objects.jsonl", Objects, "objects")
     assert (found.topic_id, found.objects) == ("20", ("tea", "coffee"))
+    assert found.prompt.startswith("comparative/objects@")
 
 
 async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judged_ones(

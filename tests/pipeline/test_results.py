@@ -36,7 +36,13 @@ def judgment(document: str = "d", **given: Any) -> Judgment:
 
 
 def reading(**given: Any) -> StanceReading:
-    fields: dict[str, Any] = {"probabilities": OTHER_SHARES, "orders": 2, "prompt": "s", "keys": []}
+    fields: dict[str, Any] = {
+        "probabilities": OTHER_SHARES,
+        "source": "probabilities",
+        "orders": 2,
+        "prompt": "s",
+        "keys": [],
+    }
     return StanceReading(topic_id="1", document_id="d", **{**fields, **given})
 
 

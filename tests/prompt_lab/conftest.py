@@ -49,7 +49,7 @@ class Bench:
         **plan: Any,
     ) -> PromptComparison:
         self.monkeypatch.setattr(
-            "touche_llm.prompt_lab.comparison.open_model", opening(self.engine)
+            "touche_llm.prompt_lab.comparison.open_client", opening(self.engine)
         )
         self.monkeypatch.chdir(self.folder)
         config = config_of(self.folder, self.files, task=self.task, **self.flags)

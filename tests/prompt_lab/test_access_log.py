@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from touche_llm.prompt_lab.holdout import (
     Access,
     access_log,
     check_log,
+    describe_accesses,
     read_accesses,
     record_access,
     select_counted,
@@ -75,6 +77,14 @@ def test_runs_with_other_prompts_are_not_counted(
 ) -> None:
     past = access(kind=kind, prompts=prompts)
     assert select_counted([past], MINE) == [past] * counts
+
+
+def test_the_note_has_both_numbers_and_what_the_log_covers() -> None:
+    logged = [access(number) for number in range(3)]
+    numbers = re.findall(r"\d+", describe_accesses(logged, logged[:2]))
+    assert numbers == ["3", "2"]
+    covered = re.findall("`.*?`", describe_accesses([], []))
+    assert covered == ["`prompts compare`", "`prompts try`"]
 
 
 @pytest.mark.parametrize("damaged", [b"{}\n", b"\n", access().to_json()[:40], b"\xff\n"])

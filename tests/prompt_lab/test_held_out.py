@@ -65,9 +65,7 @@ async def test_each_access_is_logged_and_the_next_confirmation_lists_it(
     bench: Bench, blunt: Path, sharp: Path
 ) -> None:
     first = await bench.compare(blunt, sharp, confirm=True)
-    assert any(
-        "0 earlier accesses" in notice and str(bench.log) in notice for notice in bench.notices
-    )
+    assert any("0 earlier looks" in notice and str(bench.log) in notice for notice in bench.notices)
     bench.wording("sharp", f"{SHARP} and better")
     second = await bench.compare(blunt, sharp, confirm=True)
     choice, one, again, two = read_accesses(bench.log)

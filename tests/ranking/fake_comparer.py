@@ -7,9 +7,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+from tests.answer_models import judge_request
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
 from touche_llm.judging.pointwise import RequestBuilder
-from touche_llm.llm.answers import FailedRequest
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
 from touche_llm.prompts.prompt import Prompt
@@ -80,7 +81,7 @@ class FakeComparer(Comparer):
             answer = self.order_of(documents)
             order = list(answer) if answer is not None else None
         if best is None and order is None:
-            return FailedRequest([])
+            return FailedRequest(judge_request(" ".join(documents)), attempts=[])
         return Comparison(
             topic_id="1",
             step=self.step,

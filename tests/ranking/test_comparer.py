@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -23,6 +24,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Message, Request, Sampling
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (
@@ -118,7 +120,7 @@ def comparer_for(
     question = get_task(task).question
     facts = FACTS.model_copy(update={"context": engine.context, "overhead": 10})
     with Cache(Path("unused"), CacheMode.OFF) as off:
-        model = ModelClient(engine_info=facts, engine=engine, cache=off)
+        model = ModelClient(engine_info=facts, engine=engine, cache=off, sampling=SamplingConfig())
     return Comparer(
         step="listwise:20",
         topic=topic,
@@ -258,3 +260,31 @@ async def test_what_cannot_be_measured_is_a_failure_of_each_question_that_needs_
         ]
         attempt = Attempt(sample=0, kind="server_error", reason="no such route")
         assert all(each.attempts == [attempt] for each in comparer.failures)
+
+
+async def test_a_failed_measurement_ends_its_comparison_and_is_repeated_for_the_next_one() -> None:
+    class UnmeasuredOnce(StrictEngine):
+        async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+            if not self.counted:
+                self.counted += 1
+                raise Rejected(400, "busy")
+            return await super().count_tokens(messages)
+
+    engine = UnmeasuredOnce(first_shown)
+    comparer = comparer_for(engine)
+    assert await comparer.estimate_best(["a", "long"]) is None
+    assert engine.counted == 1
+    # The failed comparison is known, to the steps after this one too.
+    later = replace(comparer_for(engine), unanswered=comparer.unanswered)
+    for step in (comparer, later):
+        assert await step.estimate_best(["a", "long"]) is None
+    assert engine.counted == 1 and not engine.requests
+    # The document can be measured now.
+    assert await comparer.estimate_best(["b", "long"]) is not None
+    counted = engine.counted
+    assert counted > 1
+    assert [failure.document_id for failure in comparer.failures] == ["a long"]
+    assert [comparison.documents for comparison in comparer.comparisons] == [["b", "long"]]
+    # A measurement that succeeded is not repeated.
+    assert await comparer.estimate_best(["c", "long"]) is not None
+    assert engine.counted == counted

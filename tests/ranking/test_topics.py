@@ -14,6 +14,7 @@ from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Request, Sampling
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.purposes import LABELS
 from touche_llm.ranking.steps import RankingPlan, RankingSettings, parse_steps, rank_topics
 from touche_llm.tasks import get_task
@@ -73,7 +74,12 @@ async def rank(
             documents=Held({each: f"Text of {each}." for each in ids}),
             prompts=load_prompts("comparative"),
             builder=RequestBuilder(
-                ModelClient(engine_info=FACTS, engine=engine, cache=cache), Sampling(), {}, 3
+                ModelClient(
+                    engine_info=FACTS, engine=engine, cache=cache, sampling=SamplingConfig()
+                ),
+                Sampling(),
+                {},
+                3,
             ),
         ),
         lambda: None,

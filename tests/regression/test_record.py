@@ -147,7 +147,10 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
     with Cache(config.cache.file) as opened:
         store_engine_info(FACTS, opened)
         model = ModelClient(
-            engine_info=FACTS, engine=ScriptedEngine(script_of("controversial")), cache=opened
+            engine_info=FACTS,
+            engine=ScriptedEngine(script_of("controversial")),
+            cache=opened,
+            sampling=config.sampling,
         )
         await judge_stage(config, tmp_path / "run", Silent(), model)
         await rank_stage(config, tmp_path / "run", Silent(), model)

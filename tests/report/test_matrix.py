@@ -43,7 +43,7 @@ async def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = ""
     monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 20)
     blind: dict[str, Callable[[str, int], bool]] = {"BLUNT": lambda topic, number: number in (0, 2)}
     monkeypatch.setattr(
-        "touche_llm.prompt_lab.comparison.open_model", opening(Refusing(reader(blind).script))
+        "touche_llm.prompt_lab.comparison.open_client", opening(Refusing(reader(blind).script))
     )
     files = collection(folder, topics=4, text=text)
     words = {"blunt": "BLUNT", "sharp": "SHARP", "keen": "KEEN"}

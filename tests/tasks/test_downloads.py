@@ -1,10 +1,9 @@
-"""Downloaded files are recognised by their checksum or their first topic, and what is wrong with them is found."""
+"""Downloaded files are compared with the published ones by size and checksum."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,6 @@ import pytest
 
 from touche_llm.tasks import TASKS, published
 from touche_llm.tasks.published import PublishedFile, check_file, read_published
-
-BEIR = "webis_touche2020_v2 webis_touche2020_v3"
 
 
 @pytest.fixture
@@ -37,45 +34,29 @@ def published_file(name: str, content: bytes, **given: Any) -> PublishedFile:
 
 
 @pytest.mark.parametrize(
-    ("first", "tasks"),
+    ("content", "kind"),
     [
-        ("2 Which is better, a laptop or a desktop?", "comparative"),
-        ("1 Should Teachers Get Tenure?", f"sentence_pairs controversial arguments_2020 {BEIR}"),
-        ("51 Do we need sex education in schools?", "arguments_2021"),
+        (
+            "<topics><topic><number>2</number>"
+            "<title>Which is better, a laptop or a desktop?</title></topic></topics>",
+            "topics",
+        ),
+        ('{"_id": "1", "text": "Should teachers get tenure?", "metadata": {}}\n', "topics"),
+        ('{"_id": "c67482ba", "title": "Tea", "text": "Hot.", "metadata": {}}\n', "arguments"),
+        ('{"id": "clueweb12-0000tw-00-00000___1", "contents": "text"}\n', "documents"),
+        ("query-id\tcorpus-id\tscore\n1\tc67482ba\t2\n", "qrels"),
+        ("2 Q0 clueweb12-0000tw-00-00000___1 1 2.0 t\n", "run"),
     ],
 )
-def test_topics_are_those_of_the_tasks_with_this_first_topic(
-    first: str, tasks: str, tmp_path: Path
+def test_another_file_than_the_published_ones_has_a_kind_and_no_task(
+    content: str, kind: str, tmp_path: Path
 ) -> None:
-    number, title = first.split(" ", 1)
-    topic = f"<topic><number>{number}</number><title>{title}</title></topic>"
-    (tmp_path / "renamed.xml").write_text(
-        f"<topics>{topic}<topic><number>99</number><title>?</title></topic></topics>"
-    )
-    found = check_file(tmp_path / "renamed.xml")
-    assert (found["kind"], found["tasks"], found["problem"], found["first"]) == (
-        "topics",
-        tasks,
-        None,
-        first,
-    )
-
-
-def test_files_of_beir_are_a_corpus_topics_and_judgments(tmp_path: Path) -> None:
-    argument = {
-        "_id": "c67482ba-2019-04-18T13:32:05Z-00000-000",
-        "title": "Tea",
-        "text": "Hot.",
-        "metadata": {},
-    }
-    (tmp_path / "corpus.jsonl").write_text(json.dumps(argument))
-    (tmp_path / "queries.jsonl").write_text(
-        '{"_id": "1", "text": "Should teachers get tenure?", "metadata": {}}\n'
-    )
-    (tmp_path / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n1\t{argument['_id']}\t2\n")
-    found = [check_file(tmp_path / name) for name in ("corpus.jsonl", "queries.jsonl", "test.tsv")]
-    assert [row["kind"] for row in found] == ["corpus", "topics", "qrels"]
-    assert BEIR in found[1]["tasks"]
+    (tmp_path / "topics.xml").write_text(content)
+    found = check_file(tmp_path / "topics.xml")
+    assert (found["kind"], found["tasks"], found["roles"]) == (kind, None, None)
+    assert not found["published"]
+    # The published file of this name is another one, which matters unless these are topics too.
+    assert (found["problem"] is None) is (kind == "topics")
 
 
 def test_a_file_with_the_published_checksum_is_published(
@@ -86,9 +67,22 @@ def test_a_file_with_the_published_checksum_is_published(
     (tmp_path / "renamed").write_bytes(lines)
     found = check_file(tmp_path / "renamed")
     assert (found["published"], found["problem"], found["roles"]) == (True, None, "corpus")
-    assert found["first"] == "clueweb12-0000tw-00-00000___1 text"
-    (tmp_path / "renamed").write_bytes(lines.replace(b"text", b"test"))
+    assert (found["kind"], found["tasks"]) == ("documents", "comparative")
+    assert found["first"].startswith('{"id": "clueweb12-0000tw-00-00000___1"')
+
+
+def test_a_file_of_the_published_name_and_size_with_another_checksum_is_damaged(
+    publish: Callable[..., None], tmp_path: Path
+) -> None:
+    lines = b'{"id": "a", "contents": "text"}\n'
+    publish(published_file("passages.jsonl", lines))
+    for name in ("passages.jsonl", "renamed"):
+        (tmp_path / name).write_bytes(lines.replace(b"text", b"test"))
     assert not check_file(tmp_path / "renamed")["published"]
+    assert check_file(tmp_path / "renamed")["problem"] is None
+    found = check_file(tmp_path / "passages.jsonl")
+    assert not found["published"]
+    assert "https://example.org/passages.jsonl" in found["problem"]
 
 
 def test_a_download_that_was_cut_off_is_compared_with_the_published_size(
@@ -110,7 +104,7 @@ def test_a_download_that_was_cut_off_is_compared_with_the_published_size(
         assert f"https://example.org/{name}" in problem and f"{len(content):,}" in problem
 
 
-@pytest.mark.parametrize("content", [b"", b"some text\n", b"PK\x03\x04other", b"<topics></topics>"])
+@pytest.mark.parametrize("content", [b"", b"some text\n", b"PK\x03\x04other", b"<html></html>"])
 def test_a_file_of_another_kind_is_a_problem(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     found = check_file(tmp_path / "file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.managed import build_start_options
+from touche_llm.llm.managed import to_flags
 
 pytestmark = pytest.mark.vllm
 MOST_ROUNDS = 4
@@ -28,8 +29,19 @@ MOST_ROUNDS = 4
 CLOSE = 1e-4
 
 
-def export(*arguments: object) -> list[dict[str, int]]:
-    """Export requests with the Python of vLLM, where transformers is, which counts tokens."""
+@dataclass(frozen=True)
+class Export:
+    """Number of the exported requests, and the printed command of vLLM that answers them."""
+
+    requests: int
+    answer_command: list[str]
+
+
+def export(*arguments: object) -> Export | None:
+    """Export requests with the Python of vLLM, where transformers is, which counts tokens.
+
+    None if nothing is pending.
+    """
     command = [
         VENV / "bin" / "python",
         "-m",
@@ -43,31 +55,29 @@ def export(*arguments: object) -> list[dict[str, int]]:
     with vllm_environment():
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    found: list[dict[str, int]] = json.loads(done.stdout)
-    return found
+    rows = json.loads(done.stdout)
+    if not rows:
+        return None
+    (line,) = [line for line in done.stderr.splitlines() if "vllm run-batch " in line]
+    return Export(rows[0]["requests"], shlex.split(line))
 
 
-def run_batch(model: Path, requests: Path, replies: Path) -> None:
-    """Answer a file of requests as a job of a queue would, with the settings that the export names."""
-    options = {"dtype": OPTIONS["dtype"], "served-model-name": MODEL_NAME, "max-model-len": CONTEXT}
-    command = [
-        str(VENV / "bin" / "vllm"),
-        "run-batch",
-        "-i",
-        str(requests),
-        "-o",
-        str(replies),
-        "--model",
-        str(model),
-    ]
-    command += [f"--{name}={value}" for name, value in options.items()] + ["--enforce-eager"]
-    command += [
-        "--structured-outputs-config",
-        json.dumps(build_start_options({})["structured_outputs_config"]),
-    ]
+def run_batch(printed: list[str], model: Path, folder: Path) -> Path:
+    """Answer a file of requests in a folder, by the command that the export prints.
+
+    Returns the file of the responses.
+    """
+    command = [str(model) if word == "FOLDER" else word for word in printed]
     with vllm_environment():
-        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+        done = subprocess.run(
+            [*command, *to_flags(OPTIONS)],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=dict(os.environ),
+        )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return folder / "responses.jsonl"
 
 
 @dataclass(frozen=True)
@@ -100,16 +110,15 @@ class Place:
         The number of requests of each round.
         """
         rounds: list[int] = []
-        requests, replies = self.folder / "files" / "requests.jsonl", self.folder / "replies.jsonl"
         out, cache = ("--out", self.folder / "files"), ("--cache", self.folder / "files.sqlite")
         engine = ("--model", MODEL_NAME, "--context", CONTEXT, "--tokenizer", self.model, *cache)
-        while found := export(stage, *out, *engine, *more):
+        while exported := export(stage, *out, *engine, *more):
             assert len(rounds) < MOST_ROUNDS
-            run_batch(self.model, requests, replies)
+            responses = run_batch(exported.answer_command, self.model, self.folder)
             imported = json.loads(
-                touche("batch", "import", replies, *out, "--format", "json").stdout
+                touche("batch", "import", responses, *out, "--format", "json").stdout
             )
-            rounds.append(found[0]["requests"])
+            rounds.append(exported.requests)
             assert {each["outcome"]: each["count"] for each in imported} == {"stored": rounds[-1]}
         touche(stage, *out, "--cache-mode", "replay", *cache, *more)
         return rounds

@@ -102,7 +102,9 @@ async def test_grades_need_no_more_alternatives_than_their_labels(
     with Cache(tmp_path / "none.sqlite", CacheMode.OFF) as off:
         async with connection as server:
             info = await connect(Survey(server, EngineConfig(), SamplingConfig()))
-            client = ModelClient(info, server, off)
+            client = ModelClient(
+                engine_info=info, engine=server, cache=off, sampling=SamplingConfig()
+            )
             for _, document in islice(
                 task.read_corpus(input_of("comparative", tmp_path).corpus, None), PASSAGES
             ):

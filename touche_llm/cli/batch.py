@@ -1,4 +1,4 @@
-"""Commands for batch files: export requests, answer them, and import the responses into the cache."""
+"""Commands for batch files: export requests, answer them with Ray, and import the responses into the cache."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config
 from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError
-from touche_llm.llm.batch_files import answer_file
-from touche_llm.llm.settings import EngineConfig, Runner
+from touche_llm.llm.batch_files import build_run_batch_command
+from touche_llm.llm.ray_engine import RayJob
+from touche_llm.llm.settings import EngineConfig
 from touche_llm.pipeline.batch import REQUESTS, export_requests, import_responses
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName
 
-_RESPONSES = "responses.jsonl"
+_RESPONSES = Path("responses.jsonl")
 
 batch_app = typer.Typer(
-    no_args_is_help=True, help="Write, answer and import batch files, with vLLM or Ray Data."
+    no_args_is_help=True, help="Write and import batch files, for `vllm run-batch` or Ray Data."
 )
 
 
@@ -63,19 +64,16 @@ def export(
     if not requests:
         _print_end(output, stage, out, failed)
         return
-    run = ["touche-llm", "batch", "run", str(file), "-o", _RESPONSES, "--model", "FOLDER"]
-    run += ["--context", str(facts.context)]
-    for line in (
-        f"{len(requests):,} requests now, in {file}; answer them, import the responses, and repeat this export until "
-        "none is pending",
-        f"    {shlex.join(run)}",
-        f"    {shlex.join(('touche-llm', 'batch', 'import', _RESPONSES, '--out', str(out)))}",
-    ):
-        say(output, line)
+    answer_command = build_run_batch_command(file, _RESPONSES, facts.model, facts.context)
+    import_command = ["touche-llm", "batch", "import", str(_RESPONSES), "--out", str(out)]
+    next_steps = "answer them, import the responses, and repeat this export until none is pending"
+    say(output, f"{len(requests):,} requests now, in {file}; {next_steps}")
+    say(output, f"    {shlex.join(answer_command)}")
+    say(output, f"    {shlex.join(import_command)}")
 
 
 @batch_app.command()
-def run(
+def ray(
     requests: Annotated[
         Path,
         typer.Argument(metavar="FILE", help="A file of requests, as `batch export` writes it."),
@@ -87,18 +85,9 @@ def run(
         Path,
         typer.Option("--model", metavar="FOLDER", help="Folder of the model, whatever its name."),
     ],
-    engine: Annotated[
-        Runner,
-        typer.Option(
-            "--engine", help="vllm: `vllm run-batch`; ray: a Ray Data job, on a cluster or here."
-        ),
-    ] = Runner.VLLM,
     context_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--context", help="Context in tokens, as of the export (default: the model's)."
-        ),
-    ] = None,
+        int, typer.Option("--context", help="Context in tokens, as of the export.")
+    ],
     values: Annotated[
         list[str] | None,
         typer.Option(
@@ -110,32 +99,21 @@ def run(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Answer a file of requests with vLLM, here or on a Ray cluster (RAY_ADDRESS).
+    """Answer a file of requests with a Ray Data job, here or on a cluster (RAY_ADDRESS).
 
-    The responses are written whole or not at all; the output of vLLM and Ray goes to a log beside
+    The responses are written whole or not at all; the output of Ray and vLLM goes to a log beside
     them.
     """
     check_output(responses, overwrite, [requests])
-    options: dict[str, Any] = {}
-    for name, value in s.set_values(values or [], "batch run").items():
-        section, _, option = name.rpartition(".")
-        if section != "engine.options":
-            raise UsageError(
-                f"--set {name}: not an option of vLLM or Ray; give --set engine.options.NAME=VALUE"
-            )
-        options[option] = value
     given = {
-        "name": "batch",
-        "runner": engine,
-        "model": str(model),
-        "context": context_tokens,
-        "options": options,
+        "engine.name": "ray",
+        "engine.model": str(model),
+        "engine.context": context_tokens,
+        "engine.options": _read_options(values or []),
     }
-    settings = s.read_section(
-        EngineConfig, {f"engine.{name}": value for name, value in given.items()}, "engine"
-    )
-    log = responses.with_name(f"{responses.name}.log")
-    work = answer_file(settings, requests, responses, log)
+    settings = s.read_section(EngineConfig, given, "engine")
+    job = RayJob.from_settings(settings, responses.with_name(f"{responses.name}.log"))
+    work = job.answer_file(requests, responses)
     count = stages.until_interrupted(work, lambda: f"{responses} is not written")
     print_result(
         output,
@@ -172,6 +150,22 @@ def import_(
         say(output, "more is pending: repeat the export")
     if done.problems:
         raise typer.Exit(stages.FAILURES_EXIT)
+
+
+def _read_options(values: list[str]) -> dict[str, Any]:
+    """Return the options of vLLM and Ray that `--set` gives, by name.
+
+    Raises:
+        UsageError: A value sets something else.
+    """
+    options: dict[str, Any] = {}
+    for name, value in s.set_values(values, "batch ray").items():
+        section, _, option = name.rpartition(".")
+        if section != "engine.options":
+            remedy = "give --set engine.options.NAME=VALUE"
+            raise UsageError(f"--set {name}: not an option of vLLM or Ray; {remedy}")
+        options[option] = value
+    return options
 
 
 def _print_end(output: Format, stage: StageName, out: Path, failed: int) -> None:

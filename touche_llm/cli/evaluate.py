@@ -46,7 +46,6 @@ from touche_llm.evaluation.stances import (
 from touche_llm.judging.labels import choose_stances, write_thresholds
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import find_run_file, find_task, record_evaluation
-from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import LEADERBOARD_FILE, find_place, read_tables
 from touche_llm.tasks.task import Task
@@ -160,7 +159,6 @@ def evaluate(
     files, qrels = m.require_qrels(known, runs, qrels_files, given.get("dataset"))
     measured = m.given_runs(runs, qrels, known)
     evaluations = m.evaluate_runs(measured, qrels, m.find_recall_depth(measured))
-    record_evaluations((run.folder for run in measured), qrels, CommandProgress().warn)
     _record(measured, evaluations, known, files)
     notes = [*m.list_fitted(measured, qrels), *_describe_judging(measured, evaluations)]
     show: Callable[[Rows, Sequence[Evaluation]], None]
@@ -310,7 +308,6 @@ def compare(
         check_number(len(kept))
     qrels = select_topics(qrels, [each.run for each in kept])
     evaluations = m.evaluate_runs(kept, qrels, m.find_recall_depth(measured))
-    record_evaluations((each.folder for each in kept), qrels, CommandProgress().warn)
     frame, remarks = compare_runs(evaluations[0], evaluations[1:])
     notes = [*m.list_fitted(kept, qrels), *remarks]
     page = ""

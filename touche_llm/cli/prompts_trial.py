@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +20,11 @@ from touche_llm.config import Config
 from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.context import RunContext, check_examples
-from touche_llm.pipeline.engines import make_request_builder, open_model
+from touche_llm.pipeline.engines import open_client
 from touche_llm.prompt_lab.holdout import record_trial
 from touche_llm.prompt_lab.trial import Subject, Trial, ask, make_subject, open_offline
 from touche_llm.prompts.prompt import Prompt, Purpose, copy_prompt
@@ -90,11 +92,11 @@ def render(
     measured them if the cache holds the counts, otherwise by an estimate.
     """
     config = _load(given, topic, documents, config_file, assigned)
-    with RunContext(config, CommandProgress()) as run, open_offline(config) as (known, dry):
+    with RunContext(config, CommandProgress()) as run:
         purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
-        _, trials = asyncio.run(_ask(run, purpose, prompt, documents, known, dry))
-        facts = dry.model.engine_info
-        if documents and not (facts.engine or config.engine.context):
+        rendered = asyncio.run(_render(run, purpose, prompt, documents))
+        trials = rendered.trials
+        if documents and not (rendered.engine_info.engine or config.engine.context):
             run.progress.warn(
                 "the context is unknown (`engine.context`, or a cache with answers): nothing is truncated"
             )
@@ -117,6 +119,23 @@ def render(
         )
         for message in trial.messages:
             print(to_printable(f"── {message.role} ──\n{message.content.expandtabs()}\n"))
+
+
+@dataclass(frozen=True, slots=True)
+class _RenderedPrompt:
+    """Requests of a prompt that were not sent, and the description of the engine they are for."""
+
+    trials: list[Trial]
+    engine_info: EngineInfo
+
+
+async def _render(
+    run: RunContext, purpose: Purpose, prompt: Prompt, documents: list[str] | None
+) -> _RenderedPrompt:
+    """Make the requests of a prompt about the topic and the documents; nothing is sent."""
+    async with open_offline(run.config) as builders:
+        _, trials = await _ask(run, purpose, prompt, documents, builders.known, builders.dry)
+        return _RenderedPrompt(trials=trials, engine_info=builders.dry.model.engine_info)
 
 
 async def _ask(
@@ -233,10 +252,10 @@ async def _send(
     run: RunContext, purpose: Purpose, prompt: Prompt, documents: list[str] | None
 ) -> tuple[Subject, list[Trial]]:
     config = run.config
-    async with open_model(
+    async with open_client(
         config.engine, config.sampling, config.cache, progress=run.progress
     ) as model:
-        builder = make_request_builder(model, config.engine, config.sampling)
+        builder = make_request_builder(model)
         return await _ask(run, purpose, prompt, documents, builder, builder)
 
 
@@ -284,7 +303,7 @@ def _make_rows(
     rows = []
     for trial in trials:
         row: dict[str, Any] = dict.fromkeys(_ANSWERS)
-        row |= {"prompt": prompt.label, "topic": subject.topic.id, "cached": trial.cached}
+        row |= {"prompt": prompt.label, "topic": subject.topic.id, "cached": trial.is_cached}
         row |= {"documents": " ".join(trial.ids) or None}
         if not isinstance(trial.result, AnsweredRequest):
             last = trial.result.attempts[-1]

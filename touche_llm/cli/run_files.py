@@ -257,7 +257,7 @@ def record_(
     Its first stage is copied and never repeated.
     """
     target = root / (run_dir.resolve().name if name is None else name)
-    recover(target)
+    recover(target.parent)
     _check_target(target, overwrite)
     config = load_finished_run(run_dir)
     made = asyncio.run(record(config, run_dir, target))

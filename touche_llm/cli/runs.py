@@ -23,7 +23,6 @@ from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
 from touche_llm.pipeline.runs import COMPLETE, RunOverview, RunUsage, find_runs, read_overview
-from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:
@@ -145,8 +144,6 @@ def report(
     known = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))
     qrels = read_qrels(known, task) if known else None
     found = gather_report(run_dir, qrels, _TOP)
-    if qrels is not None:
-        record_evaluations([run_dir], qrels, CommandProgress().warn)
     for note in found.notes:
         CommandProgress().warn(note)
     size = write_page(render(found), target)

@@ -8,8 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -254,58 +253,66 @@ def print_costs(output: Format, config: Config, result: DryRun, further: Sequenc
         {"stage": cost.stage, "prompt": cost.prompt, **_sum_costs([cost])} for cost in result.costs
     ]
     total = {"stage": "all", "prompt": "", **_sum_costs(result.costs)}
-    known, failed = sum(result.known.values()), sum(result.failed.values())
     if output is not Format.TABLE:
         print_rows(output, rows, tuple(total))
     elif rows:
         show_table(_COSTS, [*rows, total])
+    elif any(result.known.values()):
+        print(f"0 requests: no answer is needed that is not in {config.cache.file}")
     else:
-        print(
-            f"0 requests: no answer is needed that is not in {config.cache.file}"
-            if known
-            else "0 requests"
-        )
-    notes = [f"Known failures: {describe_known_failures(failed)}."] * bool(failed)
+        print("0 requests")
+
+    failed = sum(result.failed.values())
+    if failed:
+        say(output, f"Known failures: {describe_known_failures(failed)}.")
     if rows:
-        notes += [
-            "Nothing was sent. A token is estimated as four characters; retries of unusable answers are extra. The "
-            f"model writes at most {total['completion_tokens_most']:,} tokens, with any reasoning.",
-            "shared: tokens at the start of a prompt that the one before has too; a prefix cache computes them once.",
-            *[f"Answers that need no request: {known:,} (cached, or needed twice)."] * bool(known),
-            *further,
-        ]
-        if result.context is None:
-            notes.append(
-                "Documents are counted whole: the engine's context is unknown; give it with --context."
-            )
-    for note in notes:
-        say(output, note)
+        for note in _explain_costs(result, total, further):
+            say(output, note)
 
 
-def _format_span(row: Mapping[str, Any], name: str) -> str:
-    least, most = row[f"{name}_least"], row[f"{name}_most"]
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+def _explain_costs(
+    result: DryRun, total: Mapping[str, Any], further: Sequence[str]
+) -> Iterator[str]:
+    """Yield notes on what the numbers of a dry run mean.
+
+    Args:
+        result: Dry run with at least one request.
+        total: Sums of all stages.
+        further: Additional notes.
+    """
+    yield (
+        "Nothing was sent. A token is estimated as four characters; retries of unusable answers are extra. The "
+        f"model writes at most {total['completion_tokens']:,} tokens for these requests, with any reasoning."
+    )
+    yield "shared: tokens at the start of a prompt that the one before has too; a prefix cache computes them once."
+    for step, max_requests in result.max_requests.items():
+        yield (
+            f"{step} sends at most {max_requests:,} requests; the count is for answers that confirm "
+            "the ranking."
+        )
+    known = sum(result.known.values())
+    if known:
+        yield f"Answers that need no request: {known:,} (cached, or needed twice)."
+    yield from further
+    if result.context is None:
+        yield "Documents are counted whole: the engine's context is unknown; give it with --context."
 
 
 _COSTS = (
     Column("stage", is_text=True),
     Column("prompt", is_text=True, value=lambda row: row["prompt"].partition("/")[2]),
-    Column("requests", value=partial(_format_span, name="requests")),
-    Column("about tokens", value=partial(_format_span, name="prompt_tokens")),
-    Column("shared", drop=1, value=partial(_format_span, name="shared_tokens")),
+    Column("requests"),
+    Column("about tokens", value="prompt_tokens"),
+    Column("shared", drop=1, value="shared_tokens"),
 )
 
 
 def _sum_costs(costs: Sequence[Cost]) -> dict[str, int]:
-    """Return the sums of requests and tokens, from the smallest to the largest."""
-    sums: dict[str, int] = {}
-    for name in ("requests", "prompt_tokens", "shared_tokens", "completion_tokens"):
-        ends = sorted(
-            sum(getattr(usage, name) for usage in usages)
-            for usages in ([cost.least for cost in costs], [cost.most for cost in costs])
-        )
-        sums |= {f"{name}_least": ends[0], f"{name}_most": ends[1]}
-    return sums
+    """Return the expected requests and tokens of all costs together."""
+    return {
+        name: sum(getattr(cost.usage, name) for cost in costs)
+        for name in ("requests", "prompt_tokens", "shared_tokens", "completion_tokens")
+    }
 
 
 # Where vLLM and its libraries write by default, and what keeps them from using the network.

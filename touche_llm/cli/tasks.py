@@ -53,10 +53,11 @@ def data(
 ) -> None:
     """List the published files of the tasks, or check downloaded files.
 
-    Each file is compared with the published ones by its checksum, topics also by the first one.
-    Nothing is downloaded.
+    Each file is compared with the published ones by size and checksum. Its kind is recognized by
+    its first record, published or not. Nothing is downloaded.
 
-    Exit code 1 if a file cannot be read, or is none of these.
+    Exit code 1 if a file cannot be read, is of no known kind, or differs from the published one of
+    its name.
     """
     if not files:
         names = [*TASKS] if task is None else [get_task(task).name]
@@ -71,7 +72,9 @@ def data(
             show_lines(dict.fromkeys(f"    {row['url']}" for row in listed))
         return
     if task is not None:
-        raise UsageError("--task: is for the list; leave it out, since a check finds the task")
+        raise UsageError(
+            "--task: is for the list; leave it out, since a check is against the files of all tasks"
+        )
     rows = []
     with CommandProgress().stage("checking files", len(files)) as step:
         for file in files:

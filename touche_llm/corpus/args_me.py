@@ -24,8 +24,8 @@ from touche_llm.data.io import (
     read_lines,
     report_unreadable,
 )
+from touche_llm.data.recognize import is_tar, recognize, require_kind
 from touche_llm.data.records import Document, Part
-from touche_llm.data.topics import recognize, require_kind
 from touche_llm.errors import BadLine, DataError
 
 HEADER = ["id", "conclusion", "premises", "context", "sentences"]
@@ -138,7 +138,7 @@ def _open_csv(path: Path) -> Iterator[IO[bytes]]:
     with open_maybe_gzip(path) as stream:
         start = stream.read(512)
         stream.seek(0)
-        if start[257:262] != b"ustar":
+        if not is_tar(start):
             yield stream
             return
         try:

@@ -16,8 +16,8 @@ from touche_llm.data.io import (
     read_lines,
     sha256,
 )
+from touche_llm.data.recognize import recognize, require_kind
 from touche_llm.data.records import Document, Model
-from touche_llm.data.topics import recognize, require_kind
 from touche_llm.errors import BadLine, DataError, Warn
 
 OnBadLine = Callable[[BadLine], None]

@@ -24,7 +24,7 @@ from touche_llm.errors import BadLine, DataError, UsageError, Warn
 _MANIFEST, _DATABASE, _PARENTS = "manifest.json", "documents.sqlite", "parents.npy"
 # Patterns of the files of a store, with those of the indexes below it; a folder with other files is
 # never replaced.
-_STORE_FILES = (_MANIFEST, _DATABASE, "*.npy", "bm25-*", "dense-*")
+_STORE_FILES = (_MANIFEST, _DATABASE, _PARENTS, "bm25-*", "dense-*")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 

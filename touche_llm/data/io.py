@@ -1,8 +1,8 @@
 """Reading and writing of files: bounded lines, records, atomic replacement.
 
-Outputs are written in temporary folders beside them. The process that creates one holds a lock on
-it, which the system releases when the process ends, for any reason; the next output in the same
-place removes what dead processes left.
+An output is written in a temporary folder beside it and renamed when it is complete. The process
+holds a lock on a file in that folder, which the system releases when the process ends, for any
+reason; the next output in the same place restores or removes what dead processes left.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeGuard, TypeVar, cast
+from urllib.parse import quote
 
 import orjson
 
@@ -212,107 +212,175 @@ def open_atomic(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file for writing; rename it to `path` if the block ends without an error."""
     if path.is_dir():
         raise DataError(f"{path}: a folder; name a file")
-    with open_scratch(path) as scratch:
-        with (scratch / "file").open("wb") as stream:
+    with open_scratch(path) as content:
+        file = content / "file"
+        with file.open("wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(scratch / "file", path)
+        file.replace(path)
 
 
 @contextmanager
 def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     """Yield a temporary folder; rename it to `path` if the block ends without an error.
 
-    Raise UsageError if the existing folder holds files that match none of the patterns `own`
-    (`fnmatch`).
+    The old folder is moved into the temporary folder just before, so that `recover` can restore it.
+
+    Args:
+        path: Folder to replace or create.
+        own: Patterns (`fnmatch`) of the files that this program writes there.
+
+    Raises:
+        UsageError: `path` is a file, or a folder with files that match none of the patterns.
     """
-    recover(path)
-    files = (file.relative_to(path) for file in path.rglob("*") if not file.is_dir())
-    # Temporary folders belong to killed builds.
-    others = [str(file) for file in files if not any(map(_SCRATCH.fullmatch, file.parts))]
-    others = [file for file in others if not any(fnmatchcase(file, pattern) for pattern in own)]
-    if others:
-        raise UsageError(
-            f"{path}: not replaced, since it holds other files: {shorten(others)}; move them elsewhere"
-        )
-    with open_scratch(path) as scratch:
-        building, old = scratch / "folder", _get_old(path)
+    with open_scratch(path) as content:
+        _check_replaceable(path, own)
+        building = content / "folder"
         building.mkdir()
         yield building
-        shutil.rmtree(old, ignore_errors=True)
         if path.exists():
-            path.rename(old)
+            retired = content.with_name(_OLD)
+            retired.mkdir()
+            path.rename(retired / path.name)
         building.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
 
 
-def recover(path: Path) -> None:
-    """Restore a folder whose replacement was interrupted between its two renames, or remove what a later end left."""
-    old = _get_old(path)
-    if os.path.lexists(path):
-        shutil.rmtree(old, ignore_errors=True)
-    elif old.exists():
-        old.rename(path)
+def _check_replaceable(path: Path, own: Collection[str]) -> None:
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path}: a file; name a folder")
+
+    others: list[str] = []
+    for folder, below, names in os.walk(path):
+        # Temporary folders are what killed processes left.
+        below[:] = [name for name in below if not _is_scratch(Path(folder, name))]
+        for name in names:
+            file = os.path.relpath(Path(folder, name), path)
+            if not any(fnmatchcase(file, pattern) for pattern in own):
+                others.append(file)
+    if others:
+        problem = f"not replaced, since it holds other files: {shorten(others)}"
+        raise UsageError(f"{path}: {problem}; move them elsewhere")
 
 
-def _get_old(path: Path) -> Path:
-    return path.with_name(f".{path.name}.old")
-
-
-_SCRATCH = re.compile(r"\..+\.(?:old|writing-(?P<host>[0-9a-f]{8})-[0-9a-f]{16})")
+# A temporary folder has a marker, an empty file that names its host and is locked while the writer
+# lives, and up to three folders: what is being written, an old folder under its own name, and what
+# only has to be removed.
+_SCRATCH = re.compile(r"\.touche-llm-[0-9a-f]{16}")
+_HOST = quote(platform.node(), safe="", errors="surrogateescape")
+# A file name has at most 255 bytes.
+_MARKER = f"lock-{_HOST[:200]}"
+_NEW = "new"
+_OLD = "old"
+_REMOVED = "removed"
 
 
 @contextmanager
 def open_scratch(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`, whose parents are created, and remove it at the end of the block.
+    """Yield a temporary folder for the content of `path`, and remove it at the end of the block.
 
-    The folder is locked; those of dead processes are removed. The error of a full disk names
-    `path`.
+    It lies beside `path`, whose parents are created, and what dead processes left there is
+    recovered first. Errors of the temporary folder and of a full disk name `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(path.parent)
-    place = path.with_name(f".{path.name}.writing-{_host()}-{secrets.token_hex(8)}")
-    place.mkdir()
-    number = os.open(place, os.O_RDONLY)
+    recover(path.parent)
+    with _name_target_in_errors(path):
+        scratch, lock = _create_scratch(path.parent)
+        try:
+            content = scratch / _NEW
+            content.mkdir()
+            yield content
+        finally:
+            # What is still there is left to `recover`.
+            with suppress(OSError):
+                _clear(scratch)
+            os.close(lock)
+
+
+def recover(folder: Path) -> None:
+    """Restore or remove what dead processes of this host left in a folder.
+
+    An old folder that has no successor gets its name back. Left alone are temporary folders
+
+    - of living processes, which hold the lock;
+    - of other hosts, since some file systems keep locks local to a host;
+    - on a file system without locks;
+    - without a marker: an empty one, left by a process that was killed within the microseconds
+      between making the folder and its marker, or between removing the two, names no host.
+    """
+    names = os.listdir(folder) if os.access(folder, os.R_OK) else []
+    for name in filter(_SCRATCH.fullmatch, names):
+        scratch = folder / name
+        # The marker is missing or locked, or belongs to another user.
+        with suppress(OSError):
+            lock = os.open(scratch / _MARKER, os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _clear(scratch)
+            finally:
+                os.close(lock)
+
+
+def _create_scratch(parent: Path) -> tuple[Path, int]:
+    """Create a temporary folder, and return it and the descriptor of its locked marker.
+
+    On a file system without locks the marker stays unlocked.
+    """
+    while True:
+        scratch = parent / f".touche-llm-{secrets.token_hex(8)}"
+        scratch.mkdir()
+        marker = scratch / _MARKER
+        try:
+            lock = os.open(marker, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError:
+            scratch.rmdir()
+            raise
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        # Before it was locked, another process may have removed it as abandoned.
+        if marker.exists():
+            return scratch, lock
+        os.close(lock)
+
+
+def _clear(scratch: Path) -> None:
+    """Restore an old folder that has no successor, and remove a temporary folder, marker last.
+
+    The caller holds the lock. After an OSError, the marker is still there for another attempt.
+    """
+    old = scratch / _OLD
+    if old.exists():
+        for folder in old.iterdir():
+            target = scratch.with_name(folder.name)
+            if not os.path.lexists(target):
+                folder.rename(target)
+        # Or a later attempt could restore a folder of which a part is removed.
+        old.rename(scratch / _REMOVED)
+    for content in (scratch / _NEW, scratch / _REMOVED):
+        if content.exists():
+            shutil.rmtree(content)
+    (scratch / _MARKER).unlink()
+    scratch.rmdir()
+
+
+def _is_scratch(folder: Path) -> bool:
+    """Return whether a folder is a temporary folder of this program, of whichever host."""
+    return _SCRATCH.fullmatch(folder.name) is not None and any(folder.glob("lock-*"))
+
+
+@contextmanager
+def _name_target_in_errors(path: Path) -> Iterator[None]:
+    """Name `path` in errors of a temporary folder, whose own name says nothing, or a full disk."""
     try:
-        with suppress(
-            OSError
-        ):  # on a file system without locks, nothing is ever removed as abandoned
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield place
+        yield
     except OSError as error:
         if error.errno is None:  # numpy reports how much it could not write, not why
             raise OSError(f"{path}: not written completely: {error}; is the disk full?") from error
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        is_unnamed = error.filename is None
+        is_disk_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        is_temporary = _SCRATCH.search(str(error.filename)) is not None
+        if is_temporary or (is_unnamed and is_disk_full):
             error.filename = str(path)
         raise
     except sqlite3.Error as error:
         raise add_path(error, path) from None
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-        os.close(number)
-
-
-def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary folders of dead processes of this machine: not every shared file system shares locks."""
-    for found in filter(
-        None, map(_SCRATCH.fullmatch, os.listdir(folder) if os.access(folder, os.R_OK) else ())
-    ):
-        if found["host"] != _host():
-            continue
-        with suppress(
-            OSError
-        ):  # its process is alive, it was removed meanwhile, or it is of another user
-            number = os.open(folder / found[0], os.O_RDONLY)
-            try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder / found[0], ignore_errors=True)
-            finally:
-                os.close(number)
-
-
-@cache
-def _host() -> str:
-    """Return a short name for this machine that any file name may contain."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]

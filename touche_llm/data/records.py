@@ -177,7 +177,7 @@ class Reading(JsonStruct, frozen=True, kw_only=True):
 
     answered: int | str
     probabilities: dict[str, float] | None = None
-    # The name in files is that of the first version.
+    # Named in files as in the rows of `prompts try` and `prompts compare`.
     off_label_mass: float | None = msgspec.field(default=None, name="outside")
     shared: float | None = None
 
@@ -269,12 +269,13 @@ class Comparison(JsonStruct, frozen=True, kw_only=True):
 class Objects(JsonStruct, frozen=True, kw_only=True):
     """Two objects that the model extracted from the title of a topic without objects.
 
-    `prompt` is empty in files of older runs.
+    Attributes:
+        prompt: Prompt of the request.
     """
 
     topic_id: str
     objects: tuple[str, str]
-    prompt: str = ""
+    prompt: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Queries(JsonStruct, frozen=True, kw_only=True):
@@ -298,14 +299,14 @@ class StanceReading(JsonStruct, frozen=True, kw_only=True):
         thoughts: Keys of the thoughts before them; left out if the model did not reason.
         probabilities: By label of the task, the mean over all orders; 0 and 1 if `source` is
             "value".
-        source: "value" if the engine sent no logprobs.
+        source: "value" if the engine sent no logprobs, else "probabilities".
         orders: 2 if the objects were named in both orders, else 1.
     """
 
     topic_id: str
     document_id: str
     probabilities: dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]]
-    source: Literal["probabilities", "value"] = "probabilities"
+    source: Literal["probabilities", "value"]
     orders: Annotated[int, msgspec.Meta(ge=1)]
     prompt: str
     keys: list[str]

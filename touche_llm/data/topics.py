@@ -9,111 +9,16 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 from xml.etree.ElementTree import Element, ParseError
 
 import orjson
 from defusedxml.ElementTree import fromstring
 
 from touche_llm.data.io import open_atomic, open_maybe_gzip, parse_json_object, report_unreadable
+from touche_llm.data.recognize import DESCRIPTIONS, require_kind
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError
-
-Kind = Literal[
-    "topics",
-    "documents",
-    "arguments",
-    "argument table",
-    "rerank",
-    "qrels",
-    "run",
-    "archive",
-    "page",
-]
-
-# First bytes, which hold the first record of nearly all files.
-_START = 2**18
-# Quotation marks within a text are escaped, so that only keys match, with those of parts.
-_KEY = re.compile(rb'"([\w-]+)"\s*:')
-_NUMERIC = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
-_DESCRIPTIONS: Mapping[Kind, str] = {
-    "topics": 'topics (Touché\'s topics.xml, or TIRA\'s queries.xml or queries.jsonl: {"qid": "1", "query": "…"})',
-    "documents": "documents in JSON Lines, one object a line",
-    "arguments": "the arguments of args.me in JSON",
-    "argument table": "the arguments of args.me as a table with their sentences (args_processed_04_01.csv)",
-    "rerank": "TIRA's rerank.jsonl",
-    "qrels": "qrels, with lines `qid 0 doc grade`",
-    "run": "a run, with lines `qid Q0 doc rank score tag`",
-    "archive": "a zip archive, to be unpacked",
-    "page": "a web page",
-}
-
-
-class FileStart(NamedTuple):
-    """Beginning of a file: its kind by its first record, or None; that record, shortened.
-
-    And its keys in JSON.
-    """
-
-    kind: Kind | None
-    text: str
-    keys: frozenset[str] = frozenset()
-
-
-def recognize(path: Path) -> FileStart:
-    """Recognize a file, which may be gzipped, by its first record."""
-    with report_unreadable(path), open_maybe_gzip(path) as stream:
-        content = stream.read(_START)
-    start = content.removeprefix(BOM_UTF8).lstrip()
-    line = start.partition(b"\n")[0]
-    columns = line[:1000].decode(errors="replace").split()
-    text = " ".join(columns)[:50]
-    if start.startswith(b"PK\x03\x04"):
-        return FileStart("archive", "PK")
-    if start.startswith(b"id,conclusion,premises,") or content[257:262] == b"ustar":
-        return FileStart("argument table", text)
-    if start.startswith(b"<"):
-        return FileStart(
-            "topics"
-            if b"<topic" in start
-            else "page"
-            if b"<html" in start[:2000].lower()
-            else None,
-            text,
-        )
-    if re.match(rb'\{\s*"arguments"', start):
-        return FileStart("arguments", text)
-    if start.startswith(b"{"):
-        keys = frozenset(key.decode() for key in _KEY.findall(line))
-        return FileStart(_recognize_object(keys), text, keys)
-    if len(columns) >= 6 and all(map(_NUMERIC.fullmatch, columns[3:5])):
-        return FileStart("run", text)
-    is_beir = len(columns) == 3 and columns[2] == "score"
-    is_trec = len(columns) == 4 and _NUMERIC.fullmatch(columns[1].removeprefix("Q"))
-    return FileStart("qrels" if is_beir or is_trec else None, text)
-
-
-def _recognize_object(keys: frozenset[str]) -> Kind | None:
-    if "qid" in keys:
-        return "rerank" if "docno" in keys else "topics"
-    if "_id" in keys:
-        # BEIR's topics have no title, its documents may have an empty one.
-        return "arguments" if "title" in keys else "topics"
-    return "documents" if keys else None
-
-
-def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> None:
-    """Raise DataError if a file is recognized as one of another kind.
-
-    A file of no known kind is left to its reader.
-    """
-    found, text, _ = start or recognize(path)
-    if found is None or found in kinds:
-        return
-    raise DataError(
-        f"{path}: looks like {_DESCRIPTIONS[found]}: {text!r}; expected {_DESCRIPTIONS[kinds[0]]}; give another file"
-    )
-
 
 # In the order of the files that `write_topics` writes.
 TOPIC_FIELDS = ("title", "description", "narrative", "objects")
@@ -161,7 +66,7 @@ def _parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
         LookupError,
     ) as error:  # ValueError: it declares entities or a DTD
         raise DataError(
-            f"{path}: not well-formed XML without a DTD: {error}; expected {_DESCRIPTIONS['topics']}; is it cut off?"
+            f"{path}: not well-formed XML without a DTD: {error}; expected {DESCRIPTIONS['topics']}; is it cut off?"
         ) from error
     for position, element in enumerate(root.iter("topic"), start=1):
         fields = {"number": element.get("number")} | _read_texts(

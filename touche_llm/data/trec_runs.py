@@ -21,8 +21,8 @@ from touche_llm.data.io import (
     read_lines,
     read_table_lines,
 )
+from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Candidate, JsonStruct, RunLine
-from touche_llm.data.topics import require_kind
 from touche_llm.errors import DataError, UsageError
 
 # Decimals of a score in a run; equal scores are separated by one unit of the last decimal.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from touche_llm.data.io import ID_FORM, is_word, read_table_lines
-from touche_llm.data.topics import require_kind
+from touche_llm.data.recognize import is_beir_header, require_kind
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten, to_printable
 from touche_llm.tasks import get_task
@@ -158,7 +158,7 @@ def _read(path: Path, task: Task, aspect: str) -> dict[str, dict[str, Any]]:
     require_kind(path, "qrels")
     for number, row in read_table_lines(path, "a file of qrels"):
         columns = row.split()
-        if number == 1 and len(columns) == 3 and columns[2] == "score":
+        if number == 1 and is_beir_header(columns):
             is_beir = True
             continue
         if is_beir and len(columns) == 3:

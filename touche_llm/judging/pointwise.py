@@ -18,15 +18,15 @@ from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.judging.labels import combine_position
 from touche_llm.llm.answers import (
     AnswerModel,
-    FailedRequest,
     build_schema,
     count_alternatives,
     get_labels,
 )
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.logprobs import (
     compute_expected_grade,
     get_most_probable,
-    read_label,
+    have_probabilities,
 )
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling, SystemPlace, place_system_message
@@ -83,14 +83,33 @@ class RequestBuilder:
             thinking=thinking,
         )
 
-    def read_labels(
+    def read_and_count_labels(
         self, result: AnsweredRequest[AnswerModel], origin: Origin, question: Question | None = None
     ) -> dict[str, Reading]:
-        """Read the labels of an answer, see the function of that name, and count them."""
+        """Read the labels of an answer, and count answers whose labels cannot be read."""
         readings = read_labels(result, question)
         if self.sampling.top_logprobs:
-            self.model.count_labels(origin, readings, _find_problem(result))
+            self.model.count_labels(origin, readings, _describe_unread(result))
         return readings
+
+
+def make_request_builder(model: ModelClient) -> RequestBuilder:
+    """Make the builder of the requests to a model, with the client's settings."""
+    settings = model.sampling
+    sampling = Sampling(
+        temperature=settings.temperature,
+        seed=settings.seed,
+        max_tokens=settings.max_tokens,
+        top_logprobs=settings.top_logprobs,
+    )
+    return RequestBuilder(
+        model=model,
+        sampling=sampling,
+        chat_template_kwargs=settings.chat_template_kwargs,
+        concurrency=model.concurrency,
+        thinking=settings.thinking,
+        system_message=settings.system_message,
+    )
 
 
 def sanitize_document(shown: RenderedDocument) -> str | RankedPassages:
@@ -106,23 +125,35 @@ async def find_objects(
 
     One that fails stays as it is.
     """
-    build = task.objects_answer
-    assert build is not None
 
     async def find(topic: Topic) -> tuple[Topic, Failure | None]:
         if topic.objects is not None:
             return topic, None
-        answer_model = build(topic)
-        request = builder.build(prompt, answer_model, topic, None)
-        result = await builder.model.request(request, answer_model)
+        result = await request_objects(topic, task, prompt, builder)
         done()
         if not isinstance(result, AnsweredRequest):
             return topic, make_failure(topic, None, prompt, result)
-        found = result.value.model_dump()
-        return replace(topic, objects=(found["first"], found["second"])), None
+        return replace(topic, objects=read_objects(result)), None
 
     results = await map_in_order(find, topics, builder.concurrency)
     return [topic for topic, _ in results], [failure for _, failure in results if failure]
+
+
+async def request_objects(
+    topic: Topic, task: Task, prompt: Prompt, builder: RequestBuilder
+) -> AnsweredRequest[AnswerModel] | FailedRequest:
+    """Request the objects in the title of a topic."""
+    build_answer = task.objects_answer
+    assert build_answer is not None  # The prompt exists only for tasks with objects.
+    answer_model = build_answer(topic)
+    request = builder.build(prompt, answer_model, topic, None)
+    return await builder.model.request(request, answer_model)
+
+
+def read_objects(result: AnsweredRequest[AnswerModel]) -> tuple[str, str]:
+    """Return the two objects that the model found."""
+    objects = result.value.model_dump()
+    return objects["first"], objects["second"]
 
 
 async def request_answer(
@@ -153,12 +184,12 @@ async def request_answer(
 def read_labels(
     result: AnsweredRequest[AnswerModel], question: Question | None = None
 ) -> dict[str, Reading]:
-    """Read the label of each field that has labels, without probabilities if any field lacks them.
+    """Return the reading of each field that has labels.
 
-    An answer is read in one way only: expectations are not mixed with plain labels. If the answer
-    has a position, and that of `question` has none, position and side are combined into the stance.
+    If the answer has a position, and that of `question` has none, position and side are combined
+    into the stance.
     """
-    readings = _read_fields(result)
+    readings = dict(result.readings)
     if question is None or "position" not in readings:
         return readings
     if "position" in question.answer.model_fields:
@@ -173,29 +204,14 @@ def read_labels(
     return readings
 
 
-def _read_fields(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
-    labels = get_labels(type(result.value))
-    answered = result.value.model_dump(include=set(labels))
-    readings = {
-        field: read_label(
-            result.answer.text, result.answer.tokens, result.layout, field, allowed, answered[field]
-        )
-        for field, allowed in labels.items()
-    }
-    if all(reading.probabilities is not None for reading in readings.values()):
-        return readings
-    return {field: Reading(answered=label) for field, label in answered.items()}
-
-
-def _find_problem(result: AnsweredRequest[AnswerModel]) -> str:
+def _describe_unread(result: AnsweredRequest[AnswerModel]) -> str:
     """Return why the labels of an answer cannot be read from log-probabilities; else nothing."""
-    if all(reading.probabilities is not None for reading in _read_fields(result).values()):
+    if have_probabilities(result.readings.values()):
         return ""
-    why = (
-        "not all labels have log-probabilities in"
-        if result.answer.tokens
-        else "the log-probabilities do not spell"
-    )
+    if result.answer.tokens:
+        why = "not all labels have log-probabilities in"
+    else:
+        why = "the log-probabilities do not spell"
     return f"{why} {result.answer.text!r:.80}"
 
 
@@ -233,7 +249,9 @@ async def _send(
         done()
         if not isinstance(result, AnsweredRequest):
             return make_failure(topic, document_id, prompt, result)
-        readings = builder.read_labels(result, prompt.origin(topic.id, document_id), whole)
+        readings = builder.read_and_count_labels(
+            result, prompt.origin(topic.id, document_id), whole
+        )
         thoughts = [result.thought_key] if result.thought_key else []
         return _Reply(readings, result.key, result.sample, thoughts, cut, topic)
 

@@ -16,12 +16,12 @@ from touche_llm.config import Config
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
 from touche_llm.lab.workplace import Workplace
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import make_request_builder, open_model
+from touche_llm.pipeline.engines import open_client
 from touche_llm.pipeline.progress import SilentProgress, default_progress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import retrieve_candidates
@@ -150,23 +150,23 @@ class Bench:
 
         Raises:
             EngineError: The server cannot be used.
-            UsageError: The engine is one of batch files.
+            UsageError: The engine answers in rounds.
         """
         async with self._opening:
             if self._builder is None:
                 settings, cache = self.config.engine, self.config.cache
-                if settings.name == "batch" and cache.mode is not CacheMode.REPLAY:
+                if settings.name == "ray" and cache.mode is not CacheMode.REPLAY:
                     raise UsageError(
-                        "engine.name: batch sends no single requests; start the lab with a server"
+                        "engine.name: ray answers no single requests; start the lab with a server"
                     )
                 engine = settings.model_copy(
                     update={"retry_for": min(settings.retry_for, _RETRY_FOR)}
                 )
-                opening = open_model(
+                opening = open_client(
                     engine, self.config.sampling, cache, progress=default_progress()
                 )
                 client = await concurrency.run_async(self._model.enter_async_context(opening))
-                self._builder = make_request_builder(client, engine, self.config.sampling)
+                self._builder = make_request_builder(client)
             return self._builder
 
     async def close_model(self) -> None:

@@ -16,6 +16,7 @@ from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
     Access,
     access_log,
+    describe_accesses,
     find_half,
     read_accesses,
     select_counted,
@@ -25,33 +26,43 @@ from touche_llm.prompt_lab.holdout import (
 def describe_confirmation(benches: Benches, *, run: str, name: str) -> dict[str, Any]:
     """Return the command that confirms a saved prompt on the held-out topics, and the earlier accesses to these."""
     bench = benches.get(run)
-    baseline, winner = bench.find_baseline(name), bench.load(name)
+    baseline = bench.find_baseline(name)
+    winner = bench.load(name)
+
     held_out = {
-        normalise_title(each.title)
-        for each in bench.topics.values()
-        if find_half(each.title) == HOLD_OUT
+        normalise_title(topic.title)
+        for topic in bench.topics.values()
+        if find_half(topic.title) == HOLD_OUT
     }
     earlier = [
         access
         for access in read_accesses(access_log(bench.config.cache.file))
         if not held_out.isdisjoint(map(normalise_title, access.topics))
     ]
-    command, counted = "", list[Access]()
+
+    command = ""
+    counted: list[Access] = []
     if baseline is not None:
-        command = _write(
-            "prompts", "compare", baseline, name, *_list_inputs(benches, bench), "--confirm"
-        )
+        inputs = _list_inputs(benches, bench)
+        command = _write("prompts", "compare", baseline, name, *inputs, "--confirm")
         counted = select_counted(earlier, winner.label)
+
     return {
         "command": command,
         "topics": len(held_out),
-        "counted": len(counted),
+        "recorded": describe_accesses(earlier, counted),
         "accesses": [
-            access.model_dump(mode="json")
-            | {"topics": len(access.topics), "counted": access in counted}
-            for access in reversed(earlier)
+            _describe_access(access, is_counted=access in counted) for access in reversed(earlier)
         ],
     }
+
+
+def _describe_access(access: Access, *, is_counted: bool) -> dict[str, Any]:
+    """Return the row of an earlier access: its fields, with the number of topics."""
+    row = access.model_dump(mode="json")
+    row["topics"] = len(access.topics)
+    row["counted"] = is_counted
+    return row
 
 
 def write_command(

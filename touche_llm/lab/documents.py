@@ -12,10 +12,11 @@ from msgspec.structs import asdict
 from touche_llm.data.records import Document, Reading, UserLabels
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import STANCE, qrels_file
+from touche_llm.judging.pointwise import make_request_builder
 from touche_llm.lab.workplace import Workplace
-from touche_llm.llm.cache import Cache
-from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.pipeline.engines import assume_engine_info, make_request_builder
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.model import AnsweredRequest
+from touche_llm.pipeline.engines import StoredAnswers, open_client
 from touche_llm.prompt_lab.holdout import find_half
 from touche_llm.prompt_lab.trial import Subject, Trial, ask
 from touche_llm.prompts.purposes import load, purposes_of
@@ -246,12 +247,11 @@ async def _repeat(
         config.prompts.folder,
         judge_per=config.judge_per,
     )
-    model = ModelClient(
-        engine_info=assume_engine_info(config.engine, answers), engine=None, cache=answers
-    )
-    builder = make_request_builder(model, config.engine, config.sampling)
     subject = Subject(opened.task, purpose, opened.topics[topic], (document,), corpus.documents)
-    return await ask(prompt, subject, builder)
+    cache = config.cache.model_copy(update={"file": answers.path, "mode": CacheMode.REPLAY})
+    answering = StoredAnswers()
+    async with open_client(config.engine, config.sampling, cache, answers=answering) as client:
+        return await ask(prompt, subject, make_request_builder(client))
 
 
 def describe_exchange(trial: Trial) -> dict[str, Any]:

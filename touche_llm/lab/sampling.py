@@ -57,7 +57,7 @@ async def estimate_sample(benches: Benches, *, run: str, name: str, text: str) -
     except (PromptError, UsageError) as error:
         return {"problem": str(error)}
     cost = await run_apart(estimate_comparison, inputs, SilentProgress())
-    use = [each.least for each in cost.costs]
+    use = [each.usage for each in cost.costs]
     return {
         "requests": sum(each.requests for each in use),
         "tokens": sum(each.prompt_tokens + each.completion_tokens for each in use),

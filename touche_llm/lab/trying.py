@@ -152,9 +152,15 @@ async def render_draft(
 
 
 async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> dict[str, Any]:
-    with open_offline(bench.config) as (known, dry):
-        subject = await make_subject(bench.context, topic, bench.purpose, (document,), known)
-        trials = await ask_for_parts(prompt, subject, dry)
+    async with open_offline(bench.config) as builders:
+        subject = await make_subject(
+            bench.context,
+            topic,
+            bench.purpose,
+            (document,),
+            builders.known,
+        )
+        trials = await ask_for_parts(prompt, subject, builders.dry)
     return {
         "messages": [
             {
@@ -263,8 +269,8 @@ def _describe_trials(trials: Sequence[Trial]) -> dict[str, Any]:
     for trial in trials if not failed else []:
         fields |= read_fields(trial.values, trial.readings)
     return {
-        "cached": all(trial.cached for trial in trials),
-        "sent": sum(not trial.cached for trial in trials),
+        "cached": all(trial.is_cached for trial in trials),
+        "sent": sum(not trial.is_cached for trial in trials),
         "fields": fields,
         "answer": "\n".join(each["answer"] for each in exchanges),
         "thought": "\n\n".join(filter(None, (each["thought"] for each in exchanges))),

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
-from touche_llm.data.records import Attempt, Count, JsonStruct, Model
+from touche_llm.data.records import Count, JsonStruct, Model
 
 _ELEMENT = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s\[\],"]+')
 
@@ -197,13 +197,6 @@ class UnusableAnswer(JsonStruct, frozen=True, omit_defaults=True):
     kind: UnusableKind | Literal["server_error"]
     reason: _ShortText
     text: _ShortText = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRequest:
-    """Request without a usable answer, and its attempts; a replay miss has none."""
-
-    attempts: list[Attempt]
 
 
 # Types of the values that the cache stores under the key of a sample, by the kind of the entry.

@@ -1,28 +1,23 @@
-"""Batch files: requests as their lines, responses, the programs that answer them, and the engine that uses these."""
+"""Batch files: requests as their lines, the command of vLLM that answers them, and responses."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import orjson
 
-from touche_llm.data.io import iterate_records, open_scratch
+from touche_llm.data.io import iterate_records
 from touche_llm.data.records import JsonStruct, Malformed, decode_json
-from touche_llm.errors import DataError, EngineError, UsageError, to_printable
+from touche_llm.errors import DataError, to_printable
 from touche_llm.llm.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion
-from touche_llm.llm.engine import Completion, Counter, Rejected, Transient
+from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.http import extract_message
-from touche_llm.llm.managed import build_start_options, find_vllm, run_guarded, to_flags
+from touche_llm.llm.managed import build_start_options, to_flags
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import EngineConfig, Runner, check_model_folder
 
 _MAX_KIND = 40
 # Status codes that the request did not cause.
@@ -49,6 +44,19 @@ def group_by_topic(requests: Iterable[Request]) -> list[Request]:
         requests,
         key=lambda each: places.setdefault((each.origin.prompt, each.origin.topic_id), len(places)),
     )
+
+
+def build_run_batch_command(
+    requests: Path,
+    responses: Path,
+    model_name: str,
+    context: int,
+) -> list[str]:
+    """Return the command of vLLM that answers a file of requests, with FOLDER for the model's folder."""
+    files = ["-i", str(requests), "-o", str(responses)]
+    options = {"served_model_name": model_name, "max_model_len": context}
+    flags = to_flags(options | build_start_options({}))
+    return ["vllm", "run-batch", *files, "--model", "FOLDER", *flags]
 
 
 class _Response(msgspec.Struct):
@@ -137,147 +145,3 @@ def _read_line(place: str, line: _Line, model: str) -> Reply:
 def _miss(reason: str) -> Transient:
     # A request without an answer is sent once more.
     return Transient("server_error", reason, max_tries=2)
-
-
-TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
-# Options of `ray.data.llm.vLLMEngineProcessorConfig`; all others are vLLM's.
-_RAY_OPTIONS = (
-    *(
-        "accelerator_type",
-        "batch_size",
-        "concurrency",
-        "max_concurrent_batches",
-        "max_pending_requests",
-    ),
-    *("max_tasks_in_flight_per_actor", "placement_group_config", "runtime_env"),
-)
-# A round begins when no request has come for so many seconds; longer than the wait before a retry.
-_QUIET_SECONDS = 1.0
-
-
-class _Body(msgspec.Struct):
-    model: str
-
-
-class _Request(JsonStruct, frozen=True, forbid_unknown_fields=False):
-    custom_id: str
-    url: Literal["/v1/chat/completions"]
-    body: _Body
-
-
-async def answer_file(engine: EngineConfig, requests: Path, responses: Path, log: Path) -> int:
-    """Answer a file of requests with the engine's runner; write all responses or none.
-
-    Return the number of requests.
-
-    The requests are chat requests in the format of OpenAI's batch files, to one model, as `batch
-    export` writes them; the model of the engine's folder answers them whatever its name there. The
-    runner's output is appended to `log`.
-    """
-    models = [
-        line.body.model
-        for line in iterate_records(requests, _Request, "chat requests of `batch export`")
-    ]
-    if len(set(models)) != 1:
-        raise DataError(
-            f"{requests}: requests for {len(set(models))} models; expected requests for one, as `touche-llm batch "
-            "export` writes them"
-        )
-    folder = check_model_folder(engine.model).absolute()
-    with open_scratch(responses) as place:
-        written = place / responses.name
-        if engine.runner is Runner.VLLM:
-            options = {"served_model_name": models[0], "max_model_len": engine.context}
-            command = [
-                find_vllm(),
-                "run-batch",
-                "-i",
-                str(requests),
-                "-o",
-                str(written),
-                "--model",
-                str(folder),
-            ]
-            command += to_flags(options | build_start_options(engine.options))
-        else:
-            command = _ray_job(engine, requests, written, folder)
-        async with run_guarded(command, log) as (process, end_of_log):
-            code = await asyncio.to_thread(process.wait)
-        if code != 0 or not written.exists():
-            raise EngineError(
-                f"{requests}: {TITLES[engine.runner]} exited with code {code}; {end_of_log()}"
-            )
-        written.replace(responses)
-    return len(models)
-
-
-def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path) -> list[str]:
-    if engine.context is None:
-        raise UsageError(
-            "engine.context: not set, and the Ray Data job needs the context in tokens"
-        )
-    vllm = build_start_options(
-        {name: value for name, value in engine.options.items() if name not in _RAY_OPTIONS}
-    )
-    settings = {
-        "folder": str(folder),
-        "vllm": vllm | {"max_model_len": engine.context},
-        "ray": {name: value for name, value in engine.options.items() if name in _RAY_OPTIONS},
-    }
-    job = [sys.executable, "-m", "touche_llm.llm.ray_job"]
-    return [*job, *map(os.path.abspath, (requests, responses)), orjson.dumps(settings).decode()]
-
-
-class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
-    """Engine that answers requests in rounds: a file of all requests that wait.
-
-    Use as an asynchronous context manager.
-
-    Requests that depend on answers come in a later round.
-    """
-
-    def __init__(
-        self, settings: EngineConfig, tokenizer: Counter, log: Path, announce: Callable[[str], None]
-    ) -> None:
-        """Initialise the engine.
-
-        The runner's output is appended to `log`, beside which files of rounds are written.
-        """
-        self._settings, self.counter, self._log, self._announce = settings, tokenizer, log, announce
-        self._waiting: dict[str, Request] = {}
-        self._next: asyncio.Task[dict[str, Reply]] | None = None
-        self._unfinished: set[asyncio.Task[dict[str, Reply]]] = set()
-        self._turn = asyncio.Lock()
-        self._rounds = 0
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._unfinished:
-            task.cancel()
-        await asyncio.gather(*self._unfinished, return_exceptions=True)
-
-    async def complete(self, request: Request) -> Completion:
-        """Return the completion of a request, after the round in which it is sent."""
-        self._waiting[request.key] = request
-        if self._next is None:
-            self._next = asyncio.create_task(self._send_round())
-            self._unfinished.add(self._next)
-            self._next.add_done_callback(self._unfinished.discard)
-        return read_reply(await asyncio.shield(self._next), request)
-
-    async def _send_round(self) -> dict[str, Reply]:
-        async with self._turn:
-            known = 0
-            while known < len(self._waiting):
-                known = len(self._waiting)
-                await asyncio.sleep(_QUIET_SECONDS)
-            requests, self._waiting, self._next = list(self._waiting.values()), {}, None
-            self._rounds += 1
-            self._announce(
-                f"round {self._rounds}: {len(requests):,} requests to {TITLES[self._settings.runner]}"
-            )
-            with open_scratch(self._log.with_name("batch")) as place:
-                file, responses = place / "requests.jsonl", place / "responses.jsonl"
-                with file.open("wb") as stream:
-                    stream.writelines(map(request_line, group_by_topic(requests)))
-                await answer_file(self._settings, file, responses, self._log)
-                return read_replies([responses], requests[0].model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -134,9 +134,22 @@ class CacheMode(StrEnum):
 class Cache(AbstractContextManager["Cache"]):
     """Cache entries by key. Use as a context manager, or call `close`."""
 
-    def __init__(self, path: Path, mode: CacheMode = CacheMode.REUSE) -> None:
-        """Open a cache: an SQLite file, or, for replay only, a cassette (`.jsonl`)."""
-        self.path, self.mode = path, mode
+    def __init__(
+        self,
+        path: Path,
+        mode: CacheMode = CacheMode.REUSE,
+        observe: Callable[[str], None] | None = None,
+    ) -> None:
+        """Open a cache.
+
+        Args:
+            path: An SQLite file, or, for replay only, a cassette (`.jsonl`).
+            mode: Use of the cache.
+            observe: Called with the key of each entry that `get` finds.
+        """
+        self.path = path
+        self.mode = mode
+        self._observe = observe
         if path.is_dir() and mode is not CacheMode.OFF:
             raise UsageError(
                 f"{path}: a folder; give a file as `cache.file`, such as {path / 'answers.sqlite'}"
@@ -200,7 +213,11 @@ class Cache(AbstractContextManager["Cache"]):
         if self.mode is CacheMode.OFF or (self.mode is CacheMode.REFRESH and not refreshed):
             return None
         row = self._fetch_row(key)
-        return None if row is None else self._parse(key, row, model)
+        if row is None:
+            return None
+        if self._observe is not None:
+            self._observe(key)
+        return self._parse(key, row, model)
 
     def put(self, entry: Entry) -> None:
         """Store an entry at once.

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from touche_llm.data.concurrency import retry
 from touche_llm.data.records import Attempt, Cut
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
 from touche_llm.llm.engine import (
     CountingEngine,
@@ -26,6 +25,29 @@ from touche_llm.llm.truncation import Fitting, Truncation, apply_truncation
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """Request without a usable answer.
+
+    Attributes:
+        request: Request as it would be or was sent.
+        attempts: Attempts to get an answer; none of a replay, whose cache lacks the answer.
+        is_unmeasured: Whether the failure came before: the tokens of its document, which may be too
+            long, could not be counted.
+    """
+
+    request: Request
+    attempts: list[Attempt]
+    is_unmeasured: bool = False
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether it is a replay whose cache lacks the answer."""
+        return not self.attempts
+
+
 _ResultT = TypeVar("_ResultT")
 
 # Connects to an engine.
@@ -67,9 +89,19 @@ class EngineClient:
         document: str | RankedPassages,
         room: int,
     ) -> tuple[str, Cut | None] | FailedRequest:
-        """Return the text of a document with which a prompt has at most `room` tokens, and its truncation, if any.
+        """Truncate a document so that its prompt has at most `room` tokens.
 
-        Raises PromptError if the prompt alone leaves no room for the document.
+        Args:
+            build_request: Builds the request with a text in place of the document.
+            whole: Request with the complete document.
+            document: Text, or passages in the order in which they are kept.
+            room: Max number of prompt tokens.
+
+        Returns:
+            The text, and its truncation, None if it is complete.
+
+        Raises:
+            PromptError: The prompt alone leaves no room for the document.
         """
         bound = await self.bound_tokens(whole)
         if isinstance(bound, FailedRequest):
@@ -78,23 +110,26 @@ class EngineClient:
             return apply_truncation(document, Truncation(prompt_tokens=0))
 
         async def fit(engine: CountingEngine) -> Truncation:
-            return await Fitting(
-                lambda text: self._retry(
-                    lambda: engine.counter.count_tokens(build_request(text).messages)
-                ),
-                lambda text, max_tokens: self._retry(
-                    lambda: engine.counter.truncate(text, max_tokens)
-                ),
-                room,
-                whole.origin.location,
-            ).fit(document)
+            async def count(text: str) -> int:
+                messages = build_request(text).messages
+                return await self._retry(lambda: engine.counter.count_tokens(messages))
 
-        # A number of passages is meaningful only with the passages and their order.
-        passages = {} if isinstance(document, str) else {"passages": document.preference}
-        truncation = await self._measure(whole, fit, room=room, **passages)
+            async def truncate(text: str, max_tokens: int) -> str:
+                return await self._retry(lambda: engine.counter.truncate(text, max_tokens))
+
+            fitting = Fitting(count, truncate, room, whole.origin.location)
+            return await fitting.fit(document)
+
+        parameters: dict[str, Any] = {"room": room}
+        if not isinstance(document, str):
+            # A number of passages is meaningful only with the passages and their order.
+            parameters["passages"] = document.preference
+        truncation = await self._measure(whole, fit, **parameters)
         if isinstance(truncation, FailedRequest):
             return truncation
-        self.counts.cut += not truncation.is_complete
+
+        if not truncation.is_complete:
+            self.counts.cut += 1
         return apply_truncation(document, truncation)
 
     async def count_tokens(self, request: Request) -> int | FailedRequest:
@@ -119,30 +154,37 @@ class EngineClient:
         if cached is not None:
             return cached
         if self.engine is None:
-            self.misses.append(request)
-            return FailedRequest([])
+            return replace(self._miss(request), is_unmeasured=True)
         try:
             measured = await measure(self.engine)
         except Rejected as rejected:
-            return self._fail([Attempt(sample=0, kind="server_error", reason=str(rejected))])
+            attempt = Attempt(sample=0, kind="server_error", reason=str(rejected))
         except Transient as transient:
-            return self._fail([self._record_lost(transient, 0)])
-        return await self.cache.store(describe_entry("fit", request, key), measured)
+            attempt = self._record_lost(transient, 0)
+        else:
+            return await self.cache.store(describe_entry("fit", request, key), measured)
+        return replace(self._fail(request, [attempt]), is_unmeasured=True)
 
     async def bound_tokens(self, request: Request) -> int | FailedRequest:
         """Return an upper bound of the prompt tokens of a request: no token is shorter than a byte."""
         overhead = await self._count_overhead(request)
         if isinstance(overhead, FailedRequest):
             return overhead
-        return overhead + sum(
-            len(message.content.encode("utf-8", "replace")) for message in request.messages
-        )
+        content_bytes = 0
+        for message in request.messages:
+            content_bytes += len(message.content.encode("utf-8", "replace"))
+        return overhead + content_bytes
 
     async def _count_overhead(self, request: Request) -> int | FailedRequest:
-        """Return the tokens that the chat template adds: known for a lone question, counted once for longer chats."""
+        """Return the tokens that the chat template adds.
+
+        They are known for a lone question, and counted once for longer chats of a length.
+        """
         size = len(request.messages)
-        if size <= 2 and request.messages[-1].role == "user":
+        is_lone_question = size <= 2 and request.messages[-1].role == "user"
+        if is_lone_question:
             return self.engine_info.overhead
+
         async with self._overhead_lock:
             if size not in self._overheads:
                 # Some templates refuse empty messages. The overhead does not depend on the topic.
@@ -154,9 +196,15 @@ class EngineClient:
                 self._overheads[size] = counted
             return self._overheads[size]
 
-    def _fail(self, attempts: list[Attempt]) -> FailedRequest:
+    def _miss(self, request: Request) -> FailedRequest:
+        """Record a request whose answer the cache of a replay lacks."""
+        self.misses.append(request)
+        return FailedRequest(request, attempts=[])
+
+    def _fail(self, request: Request, attempts: list[Attempt]) -> FailedRequest:
+        """Count and return a failure."""
         self.counts.failures += 1
-        return FailedRequest(attempts)
+        return FailedRequest(request, attempts)
 
     def _record_lost(self, transient: Transient, sample: int) -> Attempt:
         """Return the attempt of a request without a reply.
@@ -197,10 +245,11 @@ class EngineClient:
                 raise self._start_failure
             if self.start_up is not None:
                 try:
-                    self.engine_info, self.start_up = await self.start_up(), None
+                    self.engine_info = await self.start_up()
                 except EngineError as error:
                     self._start_failure = error
                     raise
+                self.start_up = None
             return self.engine_info
 
 

@@ -124,6 +124,40 @@ def read_label(
     )
 
 
+def read_fields(
+    text: str,
+    tokens: Sequence[Token],
+    layout: Layout,
+    labels: Mapping[str, Sequence[Label]],
+    answered: Mapping[str, Label],
+) -> dict[str, Reading]:
+    """Return the reading of each field that has labels.
+
+    An answer is read in one way only, so that expectations are not mixed with plain labels: if one
+    field has no probabilities, none has.
+
+    Args:
+        text: Text of the answer.
+        tokens: Tokens of its labels.
+        layout: Layout of the answer.
+        labels: Labels by field.
+        answered: Label in the text, by field.
+    """
+    readings: dict[str, Reading] = {}
+    for field_name, allowed in labels.items():
+        reading = read_label(text, tokens, layout, field_name, allowed, answered[field_name])
+        readings[field_name] = reading
+
+    if have_probabilities(readings.values()):
+        return readings
+    return {name: Reading(answered=reading.answered) for name, reading in readings.items()}
+
+
+def have_probabilities(readings: Iterable[Reading]) -> bool:
+    """Return whether all readings have label probabilities."""
+    return all(reading.probabilities is not None for reading in readings)
+
+
 def _list_alternatives(token: Token) -> Sequence[tuple[str, float]]:
     """Return the alternatives of a token with their log-probabilities, its own among them."""
     if any(text == token.token for text, _ in token.top):

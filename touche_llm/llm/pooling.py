@@ -14,9 +14,8 @@ import numpy as np
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import JsonStruct
 from touche_llm.errors import EngineError, ReplayMiss
-from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import EntryMetadata, describe_resume
-from touche_llm.llm.client import EngineClient
+from touche_llm.llm.client import EngineClient, FailedRequest
 from touche_llm.llm.engine import (
     BrokenReply,
     EngineInfo,

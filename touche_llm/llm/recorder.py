@@ -9,26 +9,12 @@ import string
 import struct
 from bisect import bisect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from touche_llm.llm.answers import (
-    Answer,
-    AnswerForm,
-    AnswerModel,
-    AnswerT,
-    FailedRequest,
-    Layout,
-    Token,
-    UnusableAnswer,
-    list_fields,
-)
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion, Counter, Engine
+from touche_llm.llm.answers import AnswerForm, Layout, Token, list_fields
+from touche_llm.llm.engine import Completion, Counter
 from touche_llm.llm.logprobs import Label
-from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
 
 # Characters per token, about, in English text.
@@ -40,7 +26,7 @@ class EstimatingTokenizer:
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the estimated number of prompt tokens of a chat."""
-        return _estimate(_join(messages))
+        return estimate_tokens(_join(messages))
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` with about this many tokens."""
@@ -62,12 +48,6 @@ class Usage:
     shared_tokens: int = 0
     completion_tokens: int = 0
     topics: set[str] = field(default_factory=set, compare=False)
-
-    def scale(self, requests: int) -> Usage:
-        """Return the usage of another number of requests that are as long on average."""
-        names = ("prompt_tokens", "shared_tokens", "completion_tokens")
-        tokens = {name: round(getattr(self, name) * requests / self.requests) for name in names}
-        return replace(self, requests=requests, **tokens)
 
 
 class RecordingEngine:
@@ -121,7 +101,7 @@ class RecordingEngine:
         usage = self._record(prompt, text)
         usage.topics.add(request.origin.topic_id)
         usage.completion_tokens += request.sampling.max_tokens
-        usage.shared_tokens += _estimate(
+        usage.shared_tokens += estimate_tokens(
             text[: count_shared(self._last_text.get(prompt, ""), text)]
         )
         self._last_text[prompt] = text
@@ -158,7 +138,7 @@ class RecordingEngine:
     def _record(self, name: str, text: str) -> Usage:
         usage = self.usage.setdefault(name, Usage())
         usage.requests += 1
-        usage.prompt_tokens += _estimate(text)
+        usage.prompt_tokens += estimate_tokens(text)
         return usage
 
 
@@ -179,29 +159,6 @@ async def run_until_pending(work: Awaitable[object]) -> bool:
     return True
 
 
-@dataclass
-class RecordingClient(ModelClient):
-    """Model client that records its requests, in their order, their results by key, and the keys of samples sent."""
-
-    requests: list[Request] = field(default_factory=list)
-    results: dict[str, AnsweredRequest[Any] | FailedRequest] = field(default_factory=dict)
-    sent: set[str] = field(default_factory=set)
-
-    async def request_one(
-        self, request: Request, model: type[AnswerT]
-    ) -> AnsweredRequest[AnswerT] | FailedRequest:
-        """Send a request and record it with its result."""
-        self.requests.append(request)
-        result = self.results[request.key] = await super().request_one(request, model)
-        return result
-
-    async def _send(
-        self, engine: Engine, sample: Request, model: type[AnswerModel]
-    ) -> Answer | UnusableAnswer:
-        self.sent.add(sample.key)
-        return await super()._send(engine, sample, model)
-
-
 def make_dry_engine(
     tokenizer: Counter | None = None, *, task: str = "", answered: set[str] | None = None
 ) -> RecordingEngine:
@@ -213,15 +170,6 @@ def make_dry_engine(
     return RecordingEngine(
         partial(_answer_dry, best), tokenizer or EstimatingTokenizer(), task=task, answered=answered
     )
-
-
-def open_known_answers(path: Path, mode: CacheMode) -> Cache:
-    """Open the answers that a run would find in its cache, without changing the file or creating it."""
-    # A full disk, or a kill while a cache is created, leaves an empty file.
-    is_read = (
-        mode in (CacheMode.REUSE, CacheMode.REPLAY) and path.exists() and path.stat().st_size > 0
-    )
-    return Cache(path, CacheMode.REPLAY if is_read else CacheMode.OFF)
 
 
 def _answer_dry(best: dict[tuple[str, frozenset[str]], str], request: Request) -> Completion:
@@ -245,8 +193,8 @@ def _answer_dry(best: dict[tuple[str, frozenset[str]], str], request: Request) -
     return Completion(
         text=text,
         finish_reason="stop",
-        prompt_tokens=_estimate(_join(request.messages)),
-        completion_tokens=_estimate(text),
+        prompt_tokens=estimate_tokens(_join(request.messages)),
+        completion_tokens=estimate_tokens(text),
         tokens=tokens if request.sampling.top_logprobs else [],
     )
 
@@ -310,6 +258,6 @@ def _join(messages: Sequence[Message]) -> str:
     return "".join(message.content for message in messages)
 
 
-def _estimate(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Return the estimated number of tokens of a text."""
     return round(len(text) / TOKEN_CHARS)

@@ -192,7 +192,7 @@ class Request:
             **parts,
         )
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """Layout of the answer, by its schema."""
         return Layout.of_schema(self.schema)

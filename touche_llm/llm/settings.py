@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -19,9 +18,8 @@ from touche_llm.llm.request import DELIMITERS, SystemPlace, Thinking
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256
-# Requests of a round of batch files, which an interruption loses: `vllm run-batch` writes its
-# responses at the end. More would lose more, fewer would load the model more often (about a minute
-# each).
+# Max requests of a Ray Data job, which an interruption loses: its responses are stored at its end.
+# More would lose more, fewer would load the model more often (about a minute each).
 MAX_ROUND = 50_000
 # Purposes of budgets by the purpose of a prompt; others need no reasoning.
 _BUDGETS = {
@@ -77,25 +75,18 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
 Address = Annotated[str, AfterValidator(partial(check_address, secret="VLLM_API_KEY"))]
 
 
-class Runner(StrEnum):
-    """Program that answers batch files: `vllm run-batch`, or a Ray Data job."""
-
-    VLLM = "vllm"
-    RAY = "ray"
-
-
 class EngineConfig(Section):
-    """Settings of the engine: a `server`, a `managed` one of this run, or `batch` files.
+    """Settings of the engine: a `server`, a `managed` one of this run, or `ray`.
 
     Attributes:
-        name: A running server at `base_url`, one that the program starts and stops, or batch files.
-        runner: Program that answers batch files, which also need the `context`.
+        name: A running server at `base_url`, one that the program starts and stops, or Ray Data
+            jobs, which also need the `context`.
         base_url: Address of the server.
-        model: Name of the served model. For `managed` and `batch`, its local folder, whose last
-            name is the model's.
+        model: Name of the served model. For `managed` and `ray`, its local folder, whose last name
+            is the model's.
         options: Additional options of vLLM, as in `{tensor_parallel_size: 2}`, for `managed` and
-            `batch`. For the runner `ray` also those of `ray.data.llm.vLLMEngineProcessorConfig`, as
-            in `{concurrency: [4, 4]}` for four replicas.
+            `ray`. For `ray` also those of `ray.data.llm.vLLMEngineProcessorConfig`, as in
+            `{concurrency: [4, 4]}` for four replicas.
         revision: The user's name for the version of the weights.
         context: Context in tokens; the model's own if None.
         tokenizer: Folder of the model's tokenizer, for a server that does not count the tokens of
@@ -107,16 +98,15 @@ class EngineConfig(Section):
     """
 
     name: Annotated[
-        Literal["server", "managed", "batch"],
+        Literal["server", "managed", "ray"],
         Option(
             "--engine",
-            "server (running), managed (started for the run) or batch (files)",
+            "server (running), managed (started for the run) or ray (Ray Data jobs)",
             "Model",
             metavar="NAME",
         ),
         Scope.DELIVERY,
     ] = "server"
-    runner: Annotated[Runner, Scope.DELIVERY] = Runner.VLLM
     base_url: Annotated[
         Address,
         Option("--base-url", "Address of the server", "Model", metavar="URL"),
@@ -397,3 +387,12 @@ class CacheConfig(Section):
             "--retry-failures", "Send requests again whose stored answers are all unusable", "Model"
         ),
     ] = Field(False, exclude=True)
+
+    @property
+    def read_only(self) -> CacheConfig:
+        """Settings to read what a run would find, without changing or creating the file."""
+        is_reused = self.mode in (CacheMode.REUSE, CacheMode.REPLAY)
+        # A full disk, or a kill while a cache is created, leaves an empty file.
+        has_entries = self.file.exists() and self.file.stat().st_size > 0
+        mode = CacheMode.REPLAY if is_reused and has_entries else CacheMode.OFF
+        return self.model_copy(update={"mode": mode})

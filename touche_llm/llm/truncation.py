@@ -39,7 +39,7 @@ class Truncation(JsonStruct, frozen=True, omit_defaults=True):
 def apply_truncation(
     document: str | RankedPassages, truncation: Truncation
 ) -> tuple[str, Cut | None]:
-    """Return the text of a document for a request, and the record of its truncation, or None if it is complete."""
+    """Return the text of a document for a request, and its truncation, None if it is complete."""
     if isinstance(document, str):
         if truncation.kept_chars is None:
             return document, None
@@ -49,16 +49,19 @@ def apply_truncation(
             prompt_tokens=truncation.prompt_tokens,
         )
         return document[: truncation.kept_chars] + CUT_MARK, cut
+
     if truncation.kept_chars is not None:
         excerpt = document.head(truncation.kept_chars)
         text = excerpt.text + CUT_MARK
-    else:
-        excerpt = (
-            document.whole if truncation.passages is None else document.best(truncation.passages)
-        )
+    elif truncation.passages is not None:
+        excerpt = document.best(truncation.passages)
         text = excerpt.text
-        if truncation.is_complete and document.complete and not document.only_boilerplate:
+    else:
+        excerpt = document.whole
+        text = excerpt.text
+        if document.complete and not document.only_boilerplate:
             return text, None
+
     return text, Cut(
         kept_chars=excerpt.chars,
         of_chars=len(document.text),
@@ -86,29 +89,40 @@ class Fitting:
 
         If not even one fits, its beginning.
         """
-        complete_tokens = await self.count(
-            document if isinstance(document, str) else document.whole.text
-        )
+        complete_text = document if isinstance(document, str) else document.whole.text
+        complete_tokens = await self.count(complete_text)
         if complete_tokens <= self.room:
             return Truncation(prompt_tokens=complete_tokens)
         if isinstance(document, str):
             return await self._fit_beginning(document)
-        best = None
-        # Binary search: all passages together do not fit. Only a number whose tokens were counted
-        # is returned, since tokenizers need not be monotonic.
-        fitting, too_many = 0, len(document.passages)
+
+        best = await self._fit_passages(document)
+        if best is not None:
+            return best
+        beginning = await self._fit_beginning(document.passage)
+        return msgspec.structs.replace(beginning, passages=1)
+
+    async def _fit_passages(self, document: RankedPassages) -> Truncation | None:
+        """Return the truncation with the most passages that fit; None if not even one fits.
+
+        All passages together do not fit. Only a number whose tokens were counted is returned, since
+        tokenizers need not be monotonic.
+        """
+        best: Truncation | None = None
+        fitting = 0
+        too_many = len(document.passages)
         while too_many - fitting > 1:
-            passages = (fitting + too_many) // 2
-            tokens = await self.count(document.best(passages).text)
+            middle = (fitting + too_many) // 2
+            tokens = await self.count(document.best(middle).text)
             if tokens <= self.room:
-                fitting, best = passages, Truncation(prompt_tokens=tokens, passages=passages)
+                fitting = middle
+                best = Truncation(prompt_tokens=tokens, passages=middle)
             else:
-                too_many = passages
-        return best or msgspec.structs.replace(
-            await self._fit_beginning(document.passage), passages=1
-        )
+                too_many = middle
+        return best
 
     async def _fit_beginning(self, document: str) -> Truncation:
+        """Return the truncation with the longest beginning that fits; raise PromptError if none does."""
         prompt_tokens = await self.count(CUT_MARK)
         tokens = self.room - prompt_tokens
         # Count after each truncation: tokens merge at its end, and a tokenizer may normalise the
@@ -118,7 +132,8 @@ class Fitting:
             counted = await self.count(kept + CUT_MARK)
             if kept and counted <= self.room:
                 return Truncation(prompt_tokens=counted, kept_chars=len(kept))
-            tokens = min(tokens - (counted - self.room), tokens * 9 // 10)
+            excess = counted - self.room
+            tokens = min(tokens - excess, tokens * 9 // 10)
         raise PromptError(
             f"{self.location}: the prompt has {prompt_tokens} tokens without the document, but only {self.room} fit "
             "beside the answer; give a longer context (`engine.context`, or serve the model with one), or shorten the "
@@ -127,10 +142,13 @@ class Fitting:
 
 
 def _end_at_sentence(text: str) -> str:
-    """Return the text up to its last sentence end, if that is in its last fifth, otherwise up to its last word."""
-    min_end = len(text) * 4 // 5
-    ends = ((text.rfind(mark), len(mark.rstrip())) for mark in _SENTENCE_ENDS)
-    end = max(
-        (place + length for place, length in ends if place >= min_end), default=text.rfind(" ")
-    )
+    """Return a text up to its last sentence end if that is in its last fifth, else up to its last word."""
+    min_start = len(text) * 4 // 5
+    ends: list[int] = []
+    for mark in _SENTENCE_ENDS:
+        start = text.rfind(mark)
+        if start >= min_start:
+            ends.append(start + len(mark.rstrip()))
+
+    end = max(ends) if ends else text.rfind(" ")
     return text[:end] if end > 0 else text

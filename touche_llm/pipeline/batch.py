@@ -21,11 +21,10 @@ from touche_llm.llm.engine import (
     MissingLogprobs,
     Transient,
 )
-from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import RecordingEngine, run_until_pending
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import assume_engine_info, store_engine_info
+from touche_llm.pipeline.engines import assume_engine_info, open_client, store_engine_info
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.run_directory import BATCH, RunDirectory
 from touche_llm.pipeline.stages import StageName, compute_stage
@@ -60,14 +59,9 @@ async def _run_stage(
     Return whether it finished, and its counts.
     """
     config = batch.config
-    with Cache(config.cache.file, CacheMode.REUSE) as cache:
-        model = ModelClient(
-            batch.facts,
-            engine,
-            cache,
-            resample_temperature=config.sampling.resample_temperature,
-            retry_failures=config.cache.retry_failures,
-        )
+    cache = config.cache.model_copy(update={"mode": CacheMode.REUSE})
+    opening = open_client(config.engine, config.sampling, cache, answers=engine, info=batch.facts)
+    async with opening as model:
         with RunContext(config, ForwardedProgress(progress, "batch"), model) as context:
             is_done = await run_until_pending(
                 compute_stage(batch.stage, context, RunDirectory(folder))

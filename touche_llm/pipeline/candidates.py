@@ -18,6 +18,7 @@ from touche_llm.data.trec_runs import (
 )
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.progress import Progress
@@ -247,6 +248,18 @@ class QueryExpander:
     builder: RequestBuilder
 
 
+async def request_queries(
+    topic: Topic, prompt: Prompt, builder: RequestBuilder
+) -> AnsweredRequest[AlternativeQueries] | FailedRequest:
+    """Request additional queries for a topic."""
+    # In the worst case each character is a token.
+    query_tokens = MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
+    max_tokens = builder.sampling.max_tokens + query_tokens
+    builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
+    request = builder.build(prompt, AlternativeQueries, topic, None)
+    return await builder.model.request(request, AlternativeQueries)
+
+
 async def find_queries(
     topics: list[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
 ) -> tuple[list[Queries], list[Failure]]:
@@ -254,16 +267,9 @@ async def find_queries(
 
     Return them and the failures, whose topics have no queries.
     """
-    # In the worst case each character is a token.
-    max_tokens = builder.sampling.max_tokens + MAX_QUERY_LENGTH * len(
-        AlternativeQueries.model_fields
-    )
-    builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
 
     async def find(topic: Topic) -> Queries | Failure | None:
-        result = await builder.model.request(
-            builder.build(prompt, AlternativeQueries, topic, None), AlternativeQueries
-        )
+        result = await request_queries(topic, prompt, builder)
         done()
         if isinstance(result, AnsweredRequest):
             queries = tuple(result.value.model_dump().values())

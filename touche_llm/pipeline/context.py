@@ -16,18 +16,19 @@ from touche_llm.corpus.ir_dataset import (
     topics_file,
 )
 from touche_llm.data.io import replace_folder
+from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import normalise_title, read_topics, require_kind, write_topics
+from touche_llm.data.topics import normalise_title, read_topics, write_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import BadLine, UsageError
 from touche_llm.evaluation.qrels import Qrels, find_qrels, qrels_file, read_qrels
-from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.pipeline.candidates import Candidates, check_topics
 from touche_llm.pipeline.corpora import DenseCorpus, LocalCorpus, open_run_corpus
-from touche_llm.pipeline.engines import OpenPooling, make_request_builder, open_pooling
+from touche_llm.pipeline.engines import OpenPooling, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
 from touche_llm.prompts.purposes import (
@@ -162,7 +163,7 @@ class RunContext:
     def builder(self) -> RequestBuilder:
         """Builder of the requests to the model."""
         assert self.model is not None
-        return make_request_builder(self.model, self.config.engine, self.config.sampling)
+        return make_request_builder(self.model)
 
     @contextmanager
     def using(self, model: ModelClient) -> Iterator[Self]:

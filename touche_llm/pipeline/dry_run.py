@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,16 +11,19 @@ from pathlib import Path
 from touche_llm.config import Config
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
+from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
+from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import assume_engine_info
+from touche_llm.pipeline.engines import assume_engine_info, open_client
+from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.provenance import check_settings
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName, compute_stage
-from touche_llm.ranking.steps import METHODS, list_comparison_kinds
+from touche_llm.ranking.comparer import RankingMethod
+from touche_llm.ranking.steps import METHODS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +31,12 @@ class Cost:
     """Estimated usage of a stage, or of a part of a comparison, with one prompt.
 
     Attributes:
-        least: Usage if comparisons confirm the ranking.
-        most: Maximum usage over all answers.
+        usage: Expected usage, where comparisons confirm the ranking.
     """
 
     stage: str
     prompt: str
-    least: Usage
-    most: Usage
+    usage: Usage
 
 
 @dataclass(slots=True)
@@ -46,6 +46,8 @@ class DryRun:
     Attributes:
         known: Number of requests of each stage that are cached or repeated within the run.
         failed: Number of requests of each stage with only unusable answers in the cache.
+        max_requests: Maximum number of requests of each ranking step whose number of comparisons
+            depends on the answers.
         context: Context of the engine in tokens; None if unknown, then documents are counted
             without truncation.
         has_unknown_queries: Whether the model expands queries, so that the first stage may find
@@ -55,6 +57,7 @@ class DryRun:
     costs: list[Cost] = field(default_factory=list)
     known: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    max_requests: dict[str, int] = field(default_factory=dict)
     context: int | None = None
     has_unknown_queries: bool = False
 
@@ -73,16 +76,13 @@ async def estimate_cost(
 
     The corpus is stored and indexed, and ChatNoir queried, as in the run. Judgments that are not
     cached count as undecided, so documents are compared in first-stage order, and every sentence
-    takes a side. Comparisons that are not cached confirm the ranking; where their number depends on
-    the answers, the methods know its maximum, and a request has the average length. The folder has
-    the outputs of earlier stages than `stages`.
+    takes a side. Comparisons that are not cached confirm the ranking. The folder has the outputs of
+    earlier stages than `stages`.
     """
     result = DryRun()
-    directory, output = RunDirectory(folder or Path()), None
-    with (
-        RunContext(config, progress) as context,
-        open_known_answers(config.cache.file, config.cache.mode) as cache,
-    ):
+    directory = RunDirectory(folder or Path())
+    output: Candidates | Judgments | Ranking | None = None
+    with RunContext(config, progress) as context:
         if stages[0] == "retrieve":
             context.check_sources()
             if folder is not None:
@@ -93,58 +93,93 @@ async def estimate_cost(
                     overwrite=overwrite,
                 )
         context.progress = ForwardedProgress(progress, "dry run")
-        facts = assume_engine_info(config.engine, cache)
-        result.context = facts.context if facts.engine or config.engine.context else None
         answered: set[str] = set()
         for stage in stages:
             engine = make_dry_engine(task=context.task.name, answered=answered)
-            retry = config.cache.retry_failures
-            context.model = ModelClient(
-                engine_info=facts, engine=engine, cache=cache, retry_failures=retry
-            )
-            context.open_pooling = partial(_open_pooling, context.model)
-            earlier = None if isinstance(output, Ranking) else output
-            output = await compute_stage(stage, context, directory, earlier)
+            async with open_dry_client(config, engine) as model:
+                context.model = model
+                context.open_pooling = partial(_open_pooling, model)
+                earlier = None if isinstance(output, Ranking) else output
+                output = await compute_stage(stage, context, directory, earlier)
+                result.context = find_context(config, model)
             if config.expansion.use:
                 result.has_unknown_queries |= (
                     context.load_prompts("queries")["queries"].name in engine.usage
                 )
-            result.known[stage] = context.model.counts.cache_hits + engine.repeated
-            result.failed[stage] = context.model.counts.known_failures
-            bounds = {}
-            if isinstance(output, Ranking):
-                bounds = dict(_bound_comparisons(context, output, engine.usage))
+            result.known[stage] = model.counts.cache_hits + engine.repeated
+            result.failed[stage] = model.counts.known_failures
             for prompt, usage in engine.usage.items():
-                most = usage.scale(max(usage.requests, bounds.get(prompt, 0)))
-                result.costs.append(Cost(stage, prompt, usage, most))
+                result.costs.append(Cost(stage, prompt, usage))
+            if isinstance(output, Ranking):
+                result.max_requests = _list_max_requests(context, output, engine.usage)
     return result
 
 
-def _bound_comparisons(
-    context: RunContext, ranking: Ranking, usage: Mapping[str, Usage]
-) -> Iterator[tuple[str, int]]:
-    """Yield the prompts whose number of comparisons depends on the answers, each with its maximum of requests.
+def open_dry_client(
+    config: Config, engine: RecordingEngine
+) -> AbstractAsyncContextManager[ModelClient]:
+    """Open a client with the settings of a run that sends and stores nothing."""
+    return open_client(config.engine, config.sampling, config.cache.read_only, answers=engine)
 
-    A topic whose comparisons all have an answer in the cache needs no request.
+
+def find_context(config: Config, model: ModelClient) -> int | None:
+    """Return the context of a model in tokens; None if neither settings nor cache know it."""
+    is_known = config.engine.context is not None or model.engine_info.engine
+    return model.engine_info.context if is_known else None
+
+
+def _list_max_requests(
+    context: RunContext, ranking: Ranking, usages: Mapping[str, Usage]
+) -> dict[str, int]:
+    """Return the maximum number of requests of each step that has one, by step.
+
+    Steps that need no request are left out.
+
+    Args:
+        context: Context of the run.
+        ranking: Ranking of the dry run.
+        usages: Expected usage of the ranking, by prompt.
     """
-    config = context.config
-    compared = Counter((comparison.topic_id, comparison.step) for comparison in ranking.comparisons)
-    for kind in list_comparison_kinds(config.steps):
+    max_requests: dict[str, int] = {}
+    for step in context.config.steps:
+        kind = METHODS[step.name].kind if step.name in METHODS else None
+        if kind is None:
+            continue
+
         (prompt,) = context.load_prompts(kind).values()
-        bounds = {
-            (topic_id, str(step)): getattr(config.ranking, step.name).bound_comparisons(
-                min(step.depth, len(ranking.rankings[topic_id]))
-            )
-            for topic_id in (usage[prompt.name].topics if prompt.name in usage else ())
-            for step in config.steps
-            if step.name in METHODS and METHODS[step.name].kind == kind
-        }
-        if any(bound is not None for bound in bounds.values()):
-            thinking = config.sampling.thinking.think_for(kind)
-            most = sum(
-                compared[place] if bound is None else bound for place, bound in bounds.items()
-            )
-            yield prompt.name, most * (2 if thinking else 1)
+        if prompt.name not in usages:
+            continue
+
+        # A topic whose comparisons all have an answer in the cache needs no request.
+        topics = usages[prompt.name].topics
+        depths = [min(step.depth, len(ranking.rankings[topic_id])) for topic_id in topics]
+        method: RankingMethod = getattr(context.config.ranking, step.name)
+        max_comparisons = _sum_max_comparisons(method, depths)
+        if max_comparisons is None:
+            continue
+
+        has_thoughts = context.config.sampling.thinking.think_for(kind)
+        requests_per_comparison = 2 if has_thoughts else 1
+        max_requests[str(step)] = max_comparisons * requests_per_comparison
+    return max_requests
+
+
+def _sum_max_comparisons(method: RankingMethod, depths: Collection[int]) -> int | None:
+    """Return the maximum number of comparisons of all topics.
+
+    None if answers do not change the number.
+
+    Args:
+        method: Method of the step.
+        depths: Number of documents to rerank of each topic.
+    """
+    total = 0
+    for depth in depths:
+        max_comparisons = method.bound_comparisons(depth)
+        if max_comparisons is None:
+            return None
+        total += max_comparisons
+    return total
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 from touche_llm.data import concurrency
 from touche_llm.data.settings import read_settings
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
+from touche_llm.llm.answer_function import FUNCTION, AnswerFunction, FunctionEngine
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.client import StartUp
 from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo, Rejected, Transient
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient, PoolingServer
-from touche_llm.llm.request import EMPTY_CHAT, Sampling, hash_content, place_system_message
+from touche_llm.llm.request import EMPTY_CHAT, hash_content, place_system_message
 from touche_llm.llm.settings import (
     MAX_ROUND,
     SECTIONS,
@@ -42,7 +44,7 @@ Schemas = Sequence[Mapping[str, Any]]
 OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
 # Settings of an engine of chats or of a pooling model.
 _ModelSettings = EngineConfig | PoolingConfig
-# Log of a vLLM server that the program starts, beside the answer cache.
+# Log of a vLLM server or a Ray Data job that the program starts, beside the answer cache.
 LOG = "vllm.log"
 # Within which a server without a named model has to say who it is.
 _LOOK_SECONDS = 5.0
@@ -50,78 +52,159 @@ _LOOK_SECONDS = 5.0
 _ENDLESS = 2**30
 
 
+class StoredAnswers:
+    """In place of an engine: only stored answers count, and another request is a replay miss."""
+
+
+# What answers the requests of a client: an engine, a function, or the stored answers alone.
+Answers = Engine | AnswerFunction | StoredAnswers
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenedEngine:
+    """What answers the requests of a client.
+
+    Attributes:
+        engine: None if only stored answers count.
+        info: Description, with the model's name and context.
+        start_up: Start-up check of a server that can wait until a request is sent; None if it was
+            made or there is none.
+    """
+
+    engine: Engine | None
+    info: EngineInfo
+    start_up: StartUp | None = None
+
+
 @asynccontextmanager
-async def open_model(
+async def open_client(
     engine: EngineConfig,
     sampling: SamplingConfig,
-    answers: CacheConfig,
+    cache: CacheConfig,
+    *,
+    answers: Answers | None = None,
+    info: EngineInfo | None = None,
     schemas: Schemas = (),
+    observe: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> AsyncIterator[ModelClient]:
-    """Open a language model; a replay needs no engine.
+    """Open the client of a language model; every request of the program goes through one.
 
     The start-up check of a named model that the cache knows waits for the first request without a
-    cached answer. It checks that the labels in `schemas` can be read, and reports problems to
-    `progress`.
+    cached answer.
+
+    Args:
+        engine: Settings of the engine.
+        sampling: Settings of the requests.
+        cache: File of stored answers, and its use.
+        answers: What answers requests; None for the engine of the settings, or for the stored
+            answers alone in the cache's mode `replay`.
+        info: Description of `answers`; None for what the cache or else the settings say.
+        schemas: Schemas of answers whose labels the start-up check must be able to read.
+        observe: Called with the key of each stored result that is used.
+        progress: Receives the problems that the start-up check finds.
+
+    Raises:
+        DataError: The cache cannot be opened.
+        EngineError: The engine cannot be used.
+        UsageError: The settings contradict each other, or a replay does not know the model.
     """
-    if answers.retry_failures and answers.mode is CacheMode.REPLAY:
+    if answers is None and cache.retry_failures and cache.mode is CacheMode.REPLAY:
         raise UsageError(
             "cache.retry_failures: a replay sends nothing; set `cache.mode: reuse`, and a server"
         )
-    with Cache(answers.file, answers.mode) as cache:
-        policy: Mapping[str, Any] = {
-            "cache": cache,
-            "retry_for": engine.retry_for,
-            "resample_temperature": sampling.resample_temperature,
-            "retry_failures": answers.retry_failures,
-        }
-        if cache.mode is CacheMode.REPLAY:
-            yield ModelClient(engine_info=replay_engine_info(engine, cache), engine=None, **policy)
-            return
-        progress = progress or SilentProgress()
-        async with AsyncExitStack() as stack:
-            try:
-                if engine.name == "batch":
-                    opened = await _open_batch(stack, engine, sampling, cache, progress)
-                else:
-                    opened = await _open_server(stack, engine, sampling, schemas, cache, progress)
-            except EngineError as error:
-                if not cache.find(name_kind(None)):
-                    raise
-                raise EngineError(
-                    f"{error}; stored answers alone need no server (`cache.mode: replay`)"
-                ) from error
-            server, facts, start_up = opened
-            yield ModelClient(engine_info=facts, engine=server, start_up=start_up, **policy)
+    async with AsyncExitStack() as stack:
+        stored = stack.enter_context(Cache(cache.file, cache.mode, observe))
+        if answers is not None:
+            opened = _open_answers(answers, info, engine, stored)
+        elif cache.mode is CacheMode.REPLAY:
+            opened = _OpenedEngine(engine=None, info=replay_engine_info(engine, stored))
+        else:
+            opened = await _open_configured(
+                stack,
+                engine,
+                sampling,
+                schemas,
+                stored,
+                progress or SilentProgress(),
+            )
+        yield ModelClient(
+            engine_info=opened.info,
+            engine=opened.engine,
+            start_up=opened.start_up,
+            cache=stored,
+            sampling=sampling,
+            # A round of a Ray job holds all requests that do not depend on others.
+            concurrency=MAX_ROUND if engine.name == "ray" else engine.concurrency,
+            retry_for=engine.retry_for,
+            retry_failures=cache.retry_failures,
+        )
 
 
-async def _open_batch(
+def _open_answers(
+    answers: Answers, info: EngineInfo | None, engine: EngineConfig, cache: Cache
+) -> _OpenedEngine:
+    """Return what answers in place of the engine of the settings."""
+    if isinstance(answers, StoredAnswers):
+        return _OpenedEngine(engine=None, info=info or assume_engine_info(engine, cache))
+    if not callable(answers):
+        return _OpenedEngine(engine=answers, info=info or assume_engine_info(engine, cache))
+
+    info = EngineInfo(
+        model=engine.model_name or FUNCTION,
+        revision=engine.revision,
+        context=engine.context or _ENDLESS,
+        overhead=0,
+        engine=FUNCTION,
+    )
+    store_engine_info(info, cache)
+    return _OpenedEngine(engine=FunctionEngine(answers), info=info)
+
+
+async def _open_configured(
+    stack: AsyncExitStack,
+    engine: EngineConfig,
+    sampling: SamplingConfig,
+    schemas: Schemas,
+    cache: Cache,
+    progress: Progress,
+) -> _OpenedEngine:
+    """Open the engine of the settings; `stack` closes it."""
+    try:
+        if engine.name == "ray":
+            return await _open_ray(stack, engine, sampling, cache, progress)
+        return await _open_server(stack, engine, sampling, schemas, cache, progress)
+    except EngineError as error:
+        if not cache.find(name_kind(None)):
+            raise
+        raise EngineError(
+            f"{error}; stored answers alone need no server (`cache.mode: replay`)"
+        ) from error
+
+
+async def _open_ray(
     stack: AsyncExitStack,
     engine: EngineConfig,
     sampling: SamplingConfig,
     cache: Cache,
     progress: Progress,
-) -> tuple[Engine, EngineInfo, StartUp | None]:
-    from touche_llm.llm.batch_files import TITLES, BatchEngine
+) -> _OpenedEngine:
+    """Open the engine of Ray Data jobs."""
+    from touche_llm.llm.ray_engine import RayEngine, RayJob
 
-    folder = check_model_folder(engine.model)
-    if engine.context is None:
-        raise UsageError(
-            "engine.context: not set, and documents are truncated to fit; give the context in tokens"
-        )
-    tokenizer = ChatTokenizer(folder, sampling.chat_template_kwargs)
+    job = RayJob.from_settings(engine, cache.path.with_name(LOG))
+    tokenizer = ChatTokenizer(job.folder, sampling.chat_template_kwargs)
+    empty_chat = place_system_message(EMPTY_CHAT, sampling.system_message)
     info = EngineInfo(
-        model=get_model_name(folder),
+        model=get_model_name(job.folder),
         revision=engine.revision,
-        context=engine.context,
-        overhead=await tokenizer.count_tokens(
-            place_system_message(EMPTY_CHAT, sampling.system_message)
-        ),
-        engine=f"batch files, {TITLES[engine.runner]}",
+        context=job.context,
+        overhead=await tokenizer.count_tokens(empty_chat),
+        engine="Ray Data job",
     )
     store_engine_info(info, cache)
-    opened = BatchEngine(engine, tokenizer, cache.path.with_name(LOG), progress.warn)
-    return await stack.enter_async_context(opened), info, None
+    ray = await stack.enter_async_context(RayEngine(job, tokenizer, progress.warn))
+    return _OpenedEngine(engine=ray, info=info)
 
 
 async def _open_server(
@@ -131,7 +214,7 @@ async def _open_server(
     schemas: Schemas,
     cache: Cache,
     progress: Progress,
-) -> tuple[Engine, EngineInfo, StartUp | None]:
+) -> _OpenedEngine:
     """Return the client of a server, its description, and its start-up check if that can wait.
 
     `stack` ends all.
@@ -167,8 +250,8 @@ async def _open_server(
     )
     known = await _recall(engine, cache, server)
     if known is None:
-        return server, await start_up(engine.context), None
-    return server, known, partial(start_up, known.context)
+        return _OpenedEngine(engine=server, info=await start_up(engine.context))
+    return _OpenedEngine(engine=server, info=known, start_up=partial(start_up, known.context))
 
 
 async def _recall(
@@ -365,23 +448,6 @@ def _choose(fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | N
     return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
 
 
-def make_request_builder(
-    model: ModelClient, engine: EngineConfig, sampling: SamplingConfig
-) -> RequestBuilder:
-    """Make the builder of requests to a model."""
-    return RequestBuilder(
-        model=model,
-        sampling=Sampling(
-            sampling.temperature, sampling.seed, sampling.max_tokens, sampling.top_logprobs
-        ),
-        chat_template_kwargs=sampling.chat_template_kwargs,
-        # A round of batch files holds all requests that do not depend on others.
-        concurrency=MAX_ROUND if engine.name == "batch" else engine.concurrency,
-        thinking=sampling.thinking,
-        system_message=sampling.system_message,
-    )
-
-
 class LanguageModel:
     """A model behind an OpenAI-compatible server, with an answer cache.
 
@@ -394,38 +460,58 @@ class LanguageModel:
         url: str | None = None,
         *,
         name: str | None = None,
-        cache: Path | str = Path(".touche-llm/answers.sqlite"),
+        answers: AnswerFunction | None = None,
+        cache: Path | str | None = None,
         cache_mode: CacheMode | str = CacheMode.REUSE,
         engine: EngineConfig | None = None,
         sampling: SamplingConfig | None = None,
     ) -> None:
-        """Set up the model without connecting; an invalid setting raises UsageError.
+        """Set up the model without connecting.
 
         Args:
             url: Base URL of the server; None for that of `engine`, by default
                 http://127.0.0.1:8000.
             name: Served name of the model; not needed if the server has only one.
-            cache: File of the answers (`.sqlite`), or a cassette to replay (`.jsonl`).
+            answers: Function that answers in place of a server, from a request to the text of its
+                answer or to a `FunctionAnswer`; to try a pipeline, a template or a notebook.
+            cache: File of the answers (`.sqlite`), or a cassette to replay (`.jsonl`); None for
+                `.touche-llm/answers.sqlite`, and for no file with a function, which may change.
             cache_mode: `reuse`; `replay` sends nothing, and a missing answer is an error; `refresh`
                 sends everything again; `off`.
             engine: All other settings of the engine, such as revision, context, concurrency and
                 timeouts.
             sampling: Sampling parameters.
+
+        Raises:
+            UsageError: A setting is invalid, or both a server and a function are given.
         """
-        engine = read_settings(EngineConfig, engine, "engine")
-        values = engine.model_dump(exclude_unset=True)
-        values |= {
-            key: value for key, value in (("base_url", url), ("model", name)) if value is not None
-        }
+        if answers is not None and url is not None:
+            raise UsageError("answers: given beside a url; give a function or a server")
+        if answers is not None and not callable(answers):
+            raise UsageError(f"answers: {answers!r:.80}: must be a function")
+        values = read_settings(EngineConfig, engine, "engine").model_dump(exclude_unset=True)
+        if url is not None:
+            values["base_url"] = url
+        if name is not None:
+            values["model"] = name
+        stored: dict[str, Any] = {"mode": cache_mode}
+        if cache is not None:
+            stored["file"] = cache
+        elif answers is not None:
+            stored["mode"] = CacheMode.OFF
         self._engine = read_settings(EngineConfig, values, "engine")
         self._sampling = read_settings(SamplingConfig, sampling, "sampling")
-        self._cache = read_settings(CacheConfig, {"file": cache, "mode": cache_mode}, "cache")
+        self._cache = read_settings(CacheConfig, stored, "cache")
+        self._answers = answers
         self._stack = AsyncExitStack()
         self._client: ModelClient | None = None
 
     def __repr__(self) -> str:
         name = self._engine.model_name if self._client is None else self._client.engine_info.model
-        return f"<LanguageModel {name or self._engine.base_url}, cache {self._cache.file}>"
+        if name is None:
+            name = self._engine.base_url if self._answers is None else FUNCTION
+        cache = "no cache" if self._cache.mode is CacheMode.OFF else f"cache {self._cache.file}"
+        return f"<LanguageModel {name}, {cache}>"
 
     @property
     def info(self) -> EngineInfo:
@@ -439,12 +525,18 @@ class LanguageModel:
             raise UsageError(
                 "the model is not open; use it in a block: `with LanguageModel(...) as model:`"
             )
-        return make_request_builder(self._client, self._engine, self._sampling)
+        return make_request_builder(self._client)
 
     def __enter__(self) -> Self:
         if self._client is not None:
             raise UsageError("the model is open already; use another LanguageModel")
-        opening = open_model(self._engine, self._sampling, self._cache, progress=default_progress())
+        opening = open_client(
+            self._engine,
+            self._sampling,
+            self._cache,
+            answers=self._answers,
+            progress=default_progress(),
+        )
         self._client = concurrency.run(self._stack.enter_async_context(opening))
         return self
 

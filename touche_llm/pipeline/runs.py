@@ -15,9 +15,9 @@ from touche_llm.config import Config
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data import trec_runs
 from touche_llm.data.io import open_atomic, sha256
+from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Model
 from touche_llm.data.settings import load_yaml, to_yaml
-from touche_llm.data.topics import require_kind
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage

@@ -27,7 +27,7 @@ from touche_llm.pipeline.candidates import (
 from touche_llm.pipeline.config_file import CONFIG
 from touche_llm.pipeline.context import RunContext, list_schemas
 from touche_llm.pipeline.corpora import DenseCorpus
-from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_model
+from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_client
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.provenance import (
@@ -343,9 +343,14 @@ async def _open_run(
             return
         prompts = context.load_prompts(*(kinds if command == "rank" else PURPOSES.get(command, ())))
         schemas = list_schemas(prompts.values(), config.ranking.setwise.children + 1)
-        async with open_model(
-            config.engine, config.sampling, config.cache, schemas, progress
-        ) as model:
+        opening = open_client(
+            config.engine,
+            config.sampling,
+            config.cache,
+            schemas=schemas,
+            progress=progress,
+        )
+        async with opening as model:
             with context.using(model):
                 check()
                 yield context, directory

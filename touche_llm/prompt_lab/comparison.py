@@ -10,13 +10,12 @@ from touche_llm.data.records import Failure, Topic
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
-from touche_llm.judging.pointwise import RequestBuilder, find_objects
+from touche_llm.judging.pointwise import RequestBuilder, find_objects, make_request_builder
 from touche_llm.llm.engine import Counts
-from touche_llm.llm.model import ModelClient
-from touche_llm.llm.recorder import make_dry_engine, open_known_answers
+from touche_llm.llm.recorder import make_dry_engine
 from touche_llm.pipeline.context import RunContext, check_examples, list_schemas
-from touche_llm.pipeline.dry_run import Cost, DryRun
-from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
+from touche_llm.pipeline.dry_run import Cost, DryRun, find_context, open_dry_client
+from touche_llm.pipeline.engines import open_client
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.stages import report_known_failures
 from touche_llm.prompt_lab.holdout import (
@@ -25,6 +24,7 @@ from touche_llm.prompt_lab.holdout import (
     Kind,
     access_log,
     check_log,
+    describe_accesses,
     record_access,
     select_counted,
 )
@@ -178,19 +178,21 @@ class PromptComparison:
 
     async def confirm(self, builder: RequestBuilder) -> None:
         """Judge the held-out topics, if they are to be judged, with the first variant and the best."""
-        names = {self.variants[0].name, choose_winner(self.parts[0])}
-        if not self.samples.get(HOLD_OUT) or len(names) < 2:
+        if not self.samples.get(HOLD_OUT):
             return
-        finalists = [variant for variant in self.variants if variant.name in names]
+
+        baseline = self.variants[0]
+        winner_name = choose_winner(self.parts[0])
+        if winner_name == baseline.name:
+            return
+
+        winner = next(variant for variant in self.variants if variant.name == winner_name)
+        finalists = [baseline, winner]
         earlier = await self.measure("confirmation", HOLD_OUT, finalists, builder)
-        self.earlier_accesses = select_counted(
-            earlier, next(each.prompt.label for each in finalists if each is not self.variants[0])
-        )
+        self.earlier_accesses = select_counted(earlier, winner.prompt.label)
+
         log = access_log(self.context.config.cache.file)
-        count = len(self.earlier_accesses)
-        self.note(
-            f"{log}: {count} earlier accesses to the held-out topics, each of which makes a confirmation weaker"
-        )
+        self.note(f"{log}: {describe_accesses(earlier, self.earlier_accesses)}")
 
 
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
@@ -203,12 +205,12 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
         found = await _prepare(context, inputs)
         check_log(access_log(config.cache.file))
         schemas = list_schemas(variant.prompt for variant in found.variants)
-        opening = open_model(
+        opening = open_client(
             config.engine, config.sampling, config.cache, schemas=schemas, progress=progress
         )
         async with opening as model:
             found.model = model.engine_info.model
-            builder = make_request_builder(model, config.engine, config.sampling)
+            builder = make_request_builder(model)
             await found.find_objects(builder)
             await found.measure("choice", next(iter(found.samples)), found.variants, builder)
             await found.confirm(builder)
@@ -229,30 +231,32 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
 
     Errors as `compare_prompts`.
     """
-    result, config = DryRun(), inputs.config
-    with (
-        RunContext(config, progress) as context,
-        open_known_answers(config.cache.file, config.cache.mode) as cache,
-    ):
+    config = inputs.config
+    result = DryRun()
+    answered: set[str] = set()
+    known = 0
+    failed = 0
+    with RunContext(config, progress) as context:
         work = await _prepare(context, inputs)
         context.progress = ForwardedProgress(progress, "dry run")
-        facts = assume_engine_info(config.engine, cache)
-        result.context = facts.context if facts.engine or config.engine.context else None
-        part, counts, answered, repeated = next(iter(work.samples)), Counts(), set[str](), 0
-        for stage, variants in (("objects", []), *((part, [variant]) for variant in work.variants)):
+        part = next(iter(work.samples))
+        for variant in (None, *work.variants):
             engine = make_dry_engine(answered=answered)
-            retry = config.cache.retry_failures
-            model = ModelClient(
-                engine_info=facts, engine=engine, cache=cache, counts=counts, retry_failures=retry
-            )
-            builder = make_request_builder(model, config.engine, config.sampling)
-            await (work.judge(part, variants, builder) if variants else work.find_objects(builder))
-            result.costs += [Cost(stage, prompt, use, use) for prompt, use in engine.usage.items()]
-            repeated += engine.repeated
-        result.known[part], result.failed[part] = (
-            counts.cache_hits + repeated,
-            counts.known_failures,
-        )
+            async with open_dry_client(config, engine) as model:
+                builder = make_request_builder(model)
+                if variant is None:
+                    stage = "objects"
+                    await work.find_objects(builder)
+                else:
+                    stage = part
+                    await work.judge(part, [variant], builder)
+                result.context = find_context(config, model)
+            for prompt, usage in engine.usage.items():
+                result.costs.append(Cost(stage, prompt, usage))
+            known += model.counts.cache_hits + engine.repeated
+            failed += model.counts.known_failures
+        result.known[part] = known
+        result.failed[part] = failed
     return result
 
 

@@ -1,13 +1,14 @@
 """Held-out topics: the half of each topic, and the log of accesses to judged topics.
 
-Each earlier access to held-out topics weakens a confirmation on them. Accesses to all judged topics
-are logged, so that a change of the split hides none.
+Each earlier access to held-out topics weakens a confirmation on them. The log covers the work on
+prompts: `prompts compare`, `prompts try` and the lab. It has their accesses to all judged topics,
+so that a change of the split hides none.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -59,8 +60,8 @@ class Access(Model):
     """An access to the judgments of some topics, with prompts whose answers were compared with them.
 
     Attributes:
-        kind: `choice` or `confirmation` by `prompts compare`, `trial` by `prompts try`, or
-            `evaluation` of a run.
+        kind: `choice` or `confirmation` by `prompts compare`, `trial` by `prompts try` or the
+            bench of the lab, or `evaluation` of a run that the lab shows.
         topics: Titles.
         prompts: Labels of the prompts.
         run: Folder of an evaluated run and the beginning of the SHA-256 of its run file, as
@@ -110,12 +111,12 @@ def record_access(path: Path, access: Access) -> list[Access]:
     return [past for past in logged if not topics.isdisjoint(map(normalise_title, past.topics))]
 
 
-def record_evaluations(folders: Iterable[Path | None], qrels: Qrels, warn: Warn) -> None:
-    """Log the evaluation of runs as accesses to their judged topics; warn if one cannot be logged.
+def record_evaluations(folders: Iterable[Path], qrels: Qrels, warn: Warn) -> None:
+    """Log that the lab shows measures or judgments of runs, as accesses to their judged topics.
 
-    The prompts of a run without a folder, None, are not known, so it is not logged.
+    Warn if one cannot be logged. A run without prompts, or without judged topics, is not logged.
     """
-    for folder in dict.fromkeys(filter(None, folders)):
+    for folder in folders:
         with _warn_of_errors(f"{folder}: its evaluation", warn):
             _record_evaluation(RunDirectory(folder), qrels)
 
@@ -174,9 +175,10 @@ def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
 
 
 def select_counted(earlier: Iterable[Access], winner: str) -> list[Access]:
-    """Return the accesses that make the confirmation of a prompt weaker: all but evaluations of runs with others.
+    """Return the accesses that weaken the confirmation of a prompt.
 
-    A prompt of the same name is an earlier wording.
+    Only evaluations of runs with other prompts do not. A prompt of the same name is an earlier
+    wording.
     """
     name = winner.rpartition("@")[0]
     return [
@@ -185,3 +187,16 @@ def select_counted(earlier: Iterable[Access], winner: str) -> list[Access]:
         if past.kind != "evaluation"
         or any(label.rpartition("@")[0] == name for label in past.prompts)
     ]
+
+
+def describe_accesses(earlier: Sequence[Access], counted: Sequence[Access]) -> str:
+    """Return how many earlier accesses the log has, by what, and how many weaken a confirmation.
+
+    Args:
+        earlier: Logged accesses to the topics of the confirmation.
+        counted: Those of them that `select_counted` selects.
+    """
+    looks = "1 earlier look" if len(earlier) == 1 else f"{len(earlier):,} earlier looks"
+    verb = "is" if len(earlier) == 1 else "are"
+    covered = "by `prompts compare`, `prompts try` or the lab"
+    return f"{looks} {covered} {verb} recorded here; {len(counted):,} count against a confirmation"

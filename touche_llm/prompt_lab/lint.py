@@ -18,7 +18,7 @@ from touche_llm.prompt_lab.trial import (
     ask,
     count_common,
     make_other_subject,
-    offline_builder,
+    open_dry_builder,
 )
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import list_copyable_answers
@@ -177,7 +177,9 @@ class _Renderer:
 
     async def render(self, subject: Subject) -> Messages:
         """Render the first request of the prompt about a subject."""
-        return (await ask(self.prompt, subject, offline_builder()))[0].messages
+        async with open_dry_builder() as builder:
+            trials = await ask(self.prompt, subject, builder)
+        return trials[0].messages
 
 
 def _has_word(text: str, word: str) -> bool:

@@ -3,42 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from touche_llm.config import Config
 from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.records import Attempt, Cut, Document, Reading, Topic
+from touche_llm.data.records import Cut, Document, Reading, Topic
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.pointwise import RequestBuilder, find_objects, read_labels, request_answer
-from touche_llm.llm.answers import AnswerModel, FailedRequest, get_labels
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import EngineInfo
+from touche_llm.judging.pointwise import (
+    RequestBuilder,
+    make_request_builder,
+    read_labels,
+    read_objects,
+    request_answer,
+    request_objects,
+)
+from touche_llm.llm.answers import AnswerModel, get_labels
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
-from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.model import AnsweredRequest, make_replay_miss
 from touche_llm.llm.recorder import (
     TOKEN_CHARS,
-    RecordingClient,
     count_shared,
     make_dry_engine,
-    open_known_answers,
 )
-from touche_llm.llm.request import Message, Sampling
-from touche_llm.pipeline.candidates import find_queries
+from touche_llm.llm.request import Message
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.pipeline.candidates import request_queries
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import assume_engine_info, make_request_builder
+from touche_llm.pipeline.engines import StoredAnswers, open_client
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
-from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
+from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.retrieval.base import Documents
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
+
+Messages = tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +102,34 @@ class Subject:
 class Trial:
     """One request of a trial and its result.
 
-    `messages` are empty if the length of the document could not be determined; `cut` is omitted
-    text by document.
+    Attributes:
+        ids: Ids of the documents; empty if the prompt is about the topic alone.
+        result: Result of the request.
+        cut: Omitted text by document.
+        question: Question about the documents; None if the prompt is about the topic alone.
     """
 
     ids: tuple[str, ...]
-    messages: tuple[Message, ...]
     result: AnsweredRequest[AnswerModel] | FailedRequest
     cut: dict[str, Cut]
-    cached: bool
     question: Question | None = None
+
+    @property
+    def messages(self) -> Messages:
+        """Messages as they were sent; none if the length of a document could not be determined."""
+        if isinstance(self.result, FailedRequest) and self.result.is_unmeasured:
+            return ()
+        return self.result.request.messages
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the answer was in the cache."""
+        return isinstance(self.result, AnsweredRequest) and self.result.is_cached
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether it is a replay whose cache lacks the answer."""
+        return isinstance(self.result, FailedRequest) and self.result.is_miss
 
     @cached_property
     def readings(self) -> dict[str, Reading]:
@@ -150,11 +175,11 @@ async def make_subject(
     if purpose.question is None or task.objects_answer is None or topic.objects is not None:
         return subject
     prompt = load(task, purposes_of(task)["objects"], config.prompts.objects, config.prompts.folder)
-    (found,), failures = await find_objects([topic], task, prompt, builder, _nothing)
-    if found.objects is not None:
-        return replace(subject, topic=found)
-    if failures:
-        reason = failures[0].attempts[-1].reason
+    result = await request_objects(topic, task, prompt, builder)
+    if isinstance(result, AnsweredRequest):
+        return replace(subject, topic=replace(topic, objects=read_objects(result)))
+    if not result.is_miss:
+        reason = result.attempts[-1].reason
         raise DataError(
             f"topic {topic.id}: the model names no two objects ({reason}); name them in <objects>"
         )
@@ -164,125 +189,117 @@ async def make_subject(
     )
 
 
-@contextmanager
-def open_offline(config: Config) -> Iterator[tuple[RequestBuilder, RequestBuilder]]:
-    """Yield two request builders: one looks answers up in the cache, the other only records the requests."""
-    with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
-        facts = assume_engine_info(config.engine, cache)
-        models = (
-            ModelClient(engine_info=facts, engine=engine, cache=cache)
-            for engine in (None, make_dry_engine())
-        )
-        known, dry = (
-            make_request_builder(model, config.engine, config.sampling) for model in models
-        )
-        yield known, dry
+@dataclass(frozen=True, slots=True)
+class OfflineBuilders:
+    """Builders of requests that send nothing.
+
+    Attributes:
+        known: Looks answers up in the cache.
+        dry: Answers by itself, to see the requests.
+    """
+
+    known: RequestBuilder
+    dry: RequestBuilder
+
+
+@asynccontextmanager
+async def open_offline(config: Config) -> AsyncIterator[OfflineBuilders]:
+    """Open the builders of requests that send nothing, with the settings of a run."""
+    reused = config.cache.model_copy(update={"mode": CacheMode.REUSE})
+    engine, sampling, cache = config.engine, config.sampling, reused.read_only
+    async with (
+        open_client(engine, sampling, cache, answers=StoredAnswers()) as known,
+        open_client(engine, sampling, cache, answers=make_dry_engine()) as dry,
+    ):
+        yield OfflineBuilders(known=make_request_builder(known), dry=make_request_builder(dry))
 
 
 async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[Trial]:
     """Send a prompt about a subject, with the requests that a run would send.
 
-    Return a trial for each of them.
+    Returns:
+        A trial for each request: of a document, one for each part of the prompt.
+
+    Raises:
+        EngineError: The engine failed.
+        PromptError: The prompt is invalid, or leaves no room for a document.
+        ReplayMiss: The cache of a replay lacks an answer.
     """
-    given = {
-        attribute.name: getattr(builder.model, attribute.name)
-        for attribute in fields(ModelClient)
-        if not attribute.name.startswith("_")
-    }
-    # Of several trials with one model, the first connects it.
-    start_up = None if builder.model.start_up is None else builder.model.connect
-    model = RecordingClient(**given | {"misses": [], "start_up": start_up})
-    builder = replace(builder, model=model)
+    by_part: list[list[Trial]] = []
+    for part in prompt.sent:
+        by_part.append(await _send_part(part, subject, builder))
+
+    trials = [trial for of_document in zip(*by_part, strict=True) for trial in of_document]
+    misses = [trial.result.request for trial in trials if trial.is_miss]
+    if misses:
+        raise make_replay_miss(builder.model.cache.path, misses)
+    return trials
+
+
+async def _send_part(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[Trial]:
+    """Send one part of a prompt; return a trial for each document, or one for the topic."""
     purpose = subject.purpose
-    trials: list[list[Trial]] = []
-    for sent in prompt.sent:
-        before = len(model.requests)
-        if purpose.question is None or purpose.depends_on == "documents":
-            found = [await _send_one(sent, subject, builder, model)]
-        else:
-            found = await _send_each(sent, subject, builder)
-        messages = {
-            request.origin.document_id: request.messages for request in model.requests[before:]
-        }
-        trials.append(
-            [
-                Trial(
-                    ids=ids,
-                    messages=messages.get(" ".join(ids) or None, ()),
-                    result=result,
-                    cut=cut,
-                    cached=isinstance(result, AnsweredRequest) and result.key not in model.sent,
-                    question=purpose.question,
-                )
-                for ids, result, cut in found
-            ]
-        )
-    model.raise_on_misses()
-    return [trial for of_document in zip(*trials, strict=True) for trial in of_document]
+    if purpose.question is None:
+        result = await _request_about_topic(prompt, subject, builder)
+        return [Trial(ids=(), result=result, cut={})]
 
+    if purpose.depends_on == "documents":
+        return [await _compare_documents(prompt, subject, purpose.question, builder)]
 
-_Sent = tuple[tuple[str, ...], AnsweredRequest[Any] | FailedRequest, dict[str, Cut]]
+    question = purpose.question
 
-
-async def _send_one(
-    prompt: Prompt, subject: Subject, builder: RequestBuilder, model: RecordingClient
-) -> _Sent:
-    topic, purpose, cut = subject.topic, subject.purpose, dict[str, Cut]()
-    attempts: list[Attempt] = []
-    if purpose.name == "objects":
-        await find_objects([replace(topic, objects=None)], subject.task, prompt, builder, _nothing)
-    elif purpose.question is None:
-        await find_queries([topic], prompt, builder, _nothing)
-    else:
-        comparer = Comparer(
-            step="try",
-            topic=topic,
-            documents=subject.documents,
-            question=purpose.question,
-            prompts={purpose.name: prompt},
-            builder=builder,
-            slots=asyncio.Semaphore(builder.concurrency),
-            objective=subject.objective,
-            document_tokens=subject.document_tokens,
-        )
-        await (
-            comparer.estimate_best(subject.ids)
-            if purpose.name == "best"
-            else comparer.order(subject.ids)
-        )
-        attempts = [attempt for failure in comparer.failures for attempt in failure.attempts]
-        cut = {
-            name: part
-            for comparison in comparer.comparisons
-            for name, part in comparison.cut.items()
-        }
-    # A document whose length could not be determined leaves no request.
-    result = model.results[model.requests[-1].key] if model.requests else FailedRequest(attempts)
-    return subject.ids, result, cut
-
-
-async def _send_each(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[_Sent]:
-    question = subject.purpose.question
-    assert question is not None
-
-    async def send(document_id: str) -> _Sent:
+    async def send(document_id: str) -> Trial:
         result, cut = await request_answer(
-            subject.topic, document_id, subject.documents, question, prompt, builder
+            subject.topic,
+            document_id,
+            subject.documents,
+            question,
+            prompt,
+            builder,
         )
-        return (document_id,), result, {} if cut is None else {document_id: cut}
+        return Trial(
+            ids=(document_id,),
+            result=result,
+            cut={} if cut is None else {document_id: cut},
+            question=question,
+        )
 
     return await map_in_order(send, subject.ids, builder.concurrency)
 
 
-def _nothing() -> None:
-    pass
+async def _request_about_topic(
+    prompt: Prompt, subject: Subject, builder: RequestBuilder
+) -> AnsweredRequest[Any] | FailedRequest:
+    """Send a prompt that is about a topic alone."""
+    if subject.purpose.name == "objects":
+        topic = replace(subject.topic, objects=None)
+        return await request_objects(topic, subject.task, prompt, builder)
+    return await request_queries(subject.topic, prompt, builder)
+
+
+async def _compare_documents(
+    prompt: Prompt, subject: Subject, question: Question, builder: RequestBuilder
+) -> Trial:
+    """Send a prompt that compares the documents."""
+    kind: ComparisonKind = "best" if subject.purpose.name == "best" else "order"
+    comparer = Comparer(
+        step="try",
+        topic=subject.topic,
+        documents=subject.documents,
+        question=question,
+        prompts={kind: prompt},
+        builder=builder,
+        slots=asyncio.Semaphore(builder.concurrency),
+        objective=subject.objective,
+        document_tokens=subject.document_tokens,
+    )
+    result, cut = await comparer.request_answer(kind, subject.ids)
+    return Trial(ids=subject.ids, result=result, cut=cut, question=question)
 
 
 # A server's prefix cache serves the common beginning of requests; who shares a part is found by
 # rendering others.
-Messages = tuple[Message, ...]
 Shared = Literal["all", "topic", "nobody"]
-_ENDLESS = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,13 +333,13 @@ class _Changed:
         return self._documents.find_unknown(document_ids)
 
 
-def offline_builder() -> RequestBuilder:
-    """Make a request builder that sends, truncates and stores nothing."""
-    facts = EngineInfo(model="", revision="", context=_ENDLESS, overhead=0, engine="")
-    cache = Cache(Path("none"), CacheMode.OFF)
-    return RequestBuilder(
-        ModelClient(engine_info=facts, engine=make_dry_engine(), cache=cache), Sampling(), {}, 1
-    )
+@asynccontextmanager
+async def open_dry_builder() -> AsyncIterator[RequestBuilder]:
+    """Open a builder of requests that sends, truncates and stores nothing."""
+    cache = CacheConfig(mode=CacheMode.OFF)
+    answers = make_dry_engine()
+    async with open_client(EngineConfig(), SamplingConfig(), cache, answers=answers) as client:
+        yield make_request_builder(client)
 
 
 def make_other_subject(subject: Subject, *, topic: bool) -> Subject:

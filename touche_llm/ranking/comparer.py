@@ -25,7 +25,8 @@ from touche_llm.data.records import (
 from touche_llm.data.settings import Section
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder, make_failure, sanitize_document
-from touche_llm.llm.answers import AnswerModel, FailedRequest
+from touche_llm.llm.answers import AnswerModel
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Request, place_system_message
 from touche_llm.llm.truncation import CUT_MARK
@@ -204,35 +205,46 @@ class Comparer:
                     self._results[key] = found
         return self._results.get(key)
 
-    async def _request_comparison(
+    async def request_answer(
         self, kind: ComparisonKind, documents: tuple[str, ...]
-    ) -> Comparison | FailedRequest:
-        prompt, answer_model = self.prompts[kind], _ANSWERS[kind](len(documents))
-        texts: list[str] = []
+    ) -> tuple[AnsweredRequest[AnswerModel] | FailedRequest, dict[str, Cut]]:
+        """Return the answer to a comparison, and the truncation of each document that was cut."""
         cut: dict[str, Cut] = {}
         share = await self._keep(self._measure_share, kind, len(documents))
         if isinstance(share, FailedRequest):
-            return share
+            return share, cut
+
+        texts: list[str] = []
+        truncate = partial(self._truncate, self.prompts[kind])
         for document in documents:
-            truncated = await self._keep(partial(self._truncate, prompt), document, share)
+            truncated = await self._keep(truncate, document, share)
             if isinstance(truncated, FailedRequest):
-                return truncated
+                return truncated, cut
             text, document_cut = truncated
             texts.append(text)
             if document_cut is not None:
                 cut[document] = document_cut
-        result = await self.builder.model.request(
-            self._build_request(kind, texts, documents), answer_model
-        )
+
+        request = self._build_request(kind, texts, documents)
+        return await self.builder.model.request(request, _ANSWERS[kind](len(documents))), cut
+
+    async def _request_comparison(
+        self, kind: ComparisonKind, documents: tuple[str, ...]
+    ) -> Comparison | FailedRequest:
+        result, cut = await self.request_answer(kind, documents)
         if isinstance(result, FailedRequest):
             return result
+
+        prompt = self.prompts[kind]
         by_label = dict(zip(LABELS, documents, strict=False))
         origin = prompt.origin(self.topic.id, " ".join(documents))
         return Comparison(
             topic_id=self.topic.id,
             step=self.step,
             documents=list(documents),
-            best=self.builder.read_labels(result, origin)["best"] if kind == "best" else None,
+            best=self.builder.read_and_count_labels(result, origin)["best"]
+            if kind == "best"
+            else None,
             order=[by_label[label] for label in _read_order(result)] if kind == "order" else None,
             cut=cut,
             prompt=prompt.label,

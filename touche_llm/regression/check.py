@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,19 +13,18 @@ from pathlib import Path
 from touche_llm.config import Config
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, ToucheError, describe_os_error
-from touche_llm.llm.cache import Cache, CacheMode, ValueT, ValueType
+from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import (
     EstimatingTokenizer,
-    RecordingClient,
     RecordingEngine,
     run_until_pending,
 )
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import name_kind, replay_engine_info
+from touche_llm.pipeline.engines import name_kind, open_client, replay_engine_info
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
@@ -83,22 +82,30 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
     # The first stage is given, so no query is expanded.
     config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
     engine = RecordingEngine(lambda _: None, EstimatingTokenizer())
+    used_keys: set[str] = set()
+    opening = open_client(
+        config.engine,
+        config.sampling,
+        config.cache.model_copy(update={"mode": CacheMode.REPLAY}),
+        answers=engine,
+        observe=used_keys.add,
+    )
     with (
         _naming_place(place, directory.path, work),
         RunContext(config, SilentProgress()) as context,
     ):
         prompts = context.load_prompts()
-        with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
-            engine_info = replay_engine_info(config.engine, cache)
-            context.model = _make_replay_client(config, engine_info, engine, cache)
-            context.open_pooling = partial(_open_recorded, cache)
+        async with opening as model:
+            engine_info = replay_engine_info(config.engine, model.cache)
+            context.model = model
+            context.open_pooling = partial(_open_recorded, model.cache, used_keys)
             await _run_stages(context, directory)
 
     return ReplayResult(
         directory=directory,
         prompts=prompts,
         missing=_group_by_purpose(engine.pending.values(), prompts),
-        used_keys=cache.used,
+        used_keys=used_keys,
         facts=engine_info,
     )
 
@@ -119,21 +126,6 @@ def _naming_place(place: Path, *folders: Path) -> Iterator[None]:
             message = message.replace(str(folder), str(place))
         error.args = (message,)
         raise
-
-
-def _make_replay_client(
-    config: Config,
-    engine_info: EngineInfo,
-    engine: RecordingEngine,
-    cache: Cache,
-) -> RecordingClient:
-    """Return a client that answers from the cache; the engine records all other requests."""
-    return RecordingClient(
-        engine_info=engine_info,
-        engine=engine,
-        cache=cache,
-        resample_temperature=config.sampling.resample_temperature,
-    )
 
 
 async def _run_stages(context: RunContext, directory: RunDirectory) -> None:
@@ -160,27 +152,17 @@ def _group_by_purpose(requests: Iterable[Request], prompts: Mapping[str, Prompt]
     return grouped
 
 
-class _RecordingCache(Cache):
-    """A cache that records the keys of the entries that were read."""
-
-    def __init__(self, path: Path, mode: CacheMode) -> None:
-        super().__init__(path, mode)
-        self.used: set[str] = set()
-
-    def get(self, key: str, model: ValueType[ValueT], *, refreshed: bool = False) -> ValueT | None:
-        value = super().get(key, model, refreshed=refreshed)
-        if value is not None:
-            self.used.add(key)
-        return value
-
-
 @asynccontextmanager
 async def _open_recorded(
-    cache: _RecordingCache, purpose: PoolingPurpose, asked: PoolingConfig, answers: CacheConfig
+    cache: Cache,
+    used_keys: set[str],
+    purpose: PoolingPurpose,
+    asked: PoolingConfig,
+    answers: CacheConfig,
 ) -> AsyncIterator[PoolingClient]:
     """Open a cross-encoder whose scores are those of the cache."""
     facts = replay_engine_info(asked, cache, purpose)
-    cache.used |= {
+    used_keys |= {
         entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts
     }
     yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import orjson
 
 from touche_llm.config import Config
-from touche_llm.data.io import open_atomic, read_bounded, recover, remove_abandoned, shorten_path
+from touche_llm.data.io import open_atomic, read_bounded, recover, shorten_path
 from touche_llm.data.records import Malformed, Model
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.cache import CacheMode
@@ -137,9 +137,7 @@ def find_snapshots(root: Path, names: list[str]) -> list[Path]:
         raise UsageError(
             f"{root}: no such folder; `touche-llm regress record RUN --dir {root}` makes it"
         )
-    remove_abandoned(root)
-    for old in root.glob(".*.old"):
-        recover(root / old.name[1 : -len(".old")])
+    recover(root)
     available = sorted(
         path.name
         for path in root.iterdir()

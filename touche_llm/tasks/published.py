@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from touche_llm.corpus.args_me import read_whole_arguments
-from touche_llm.corpus.json_lines import read_passages
-from touche_llm.data.io import read_table_lines, report_unreadable
+from touche_llm.data.io import report_unreadable
+from touche_llm.data.recognize import FileStart, Kind, recognize
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.settings import load_yaml
-from touche_llm.data.topics import read_topics, recognize
 from touche_llm.errors import DataError
 from touche_llm.tasks.definition import TASK_FILE, Url
 from touche_llm.tasks.task import Task
@@ -60,24 +58,17 @@ def read_published() -> list[PublishedFile]:
     return load_yaml(Path(__file__).with_name("published.yaml"), Published).files
 
 
-def _list_topics(number: str, title: str) -> list[PublishedFile]:
-    """Return the files of topics whose first one has this number and title, in any letter case."""
-    first = f"{number} {title}".casefold()
-    return [
-        file
-        for file in read_published()
-        if file.first is not None and file.first.casefold() == first
-    ]
-
-
 def list_topic_tasks(topic: Topic) -> list[str]:
-    """Return the tasks whose published topics begin with this one.
+    """Return the tasks whose published topics begin with this one, in any letter case.
 
     None if it is another, or a translation.
     """
-    return list(
-        dict.fromkeys(task for file in _list_topics(topic.id, topic.title) for task in file.tasks)
-    )
+    first = f"{topic.id} {topic.title}".casefold()
+    tasks: list[str] = []
+    for file in read_published():
+        if file.first is not None and file.first.casefold() == first:
+            tasks += file.tasks
+    return list(dict.fromkeys(tasks))
 
 
 def describe_restriction(document_ids: Iterable[str]) -> str:
@@ -96,75 +87,82 @@ def describe_restriction(document_ids: Iterable[str]) -> str:
     )
 
 
-# Characters of a record that are shown.
-_SHOWN = 70
+# What is wrong with a file that is not published, by its kind.
+_PROBLEMS: Mapping[Kind | None, str] = {
+    None: "neither a corpus nor topics, judgments or a run; give a file of one of these kinds",
+    "archive": "an archive that is not published; unpack it, and check its files",
+    "page": "a web page; download the file itself",
+}
 
 
 def check_file(path: Path) -> dict[str, Any]:
-    """Check a file by its checksum, and topics also by the first of them; return a row about it.
+    """Compare a file with the published ones, and recognize its kind; return a row about it.
 
-    `kind` is what it holds, `tasks` and `roles` are those of the published files that it can be;
-    `published` is whether it is one byte for byte, `first` the start of its first record, and
-    `problem` what is wrong, if anything.
+    `kind` is None for a file of no known kind. `published` is whether the file is a published one
+    byte for byte, `tasks` and `roles` are those of that one. `first` is the start of its first
+    line, and `problem` what is wrong, if anything.
 
     Raises:
         DataError: The file cannot be opened.
     """
-    files: list[PublishedFile] = []
     with report_unreadable(path):
         size = path.stat().st_size
-        if same_size := [file for file in read_published() if file.bytes == size]:
-            with path.open("rb") as stream:
-                md5 = hashlib.file_digest(
-                    stream, lambda: hashlib.md5(usedforsecurity=False)
-                ).hexdigest()
-            files = [file for file in same_size if file.md5 == md5]
-    is_published, problem = bool(files), ""
+        published = _find_published(path, size)
+
+    problems: list[str] = []
     try:
-        kind, record = _read_first_record(path)
+        start = recognize(path)
     except DataError as error:
-        kind, record, problem = "file", [], str(error).removeprefix(f"{path}: ")
-    if kind == "topics":
-        files = files or _list_topics(*record)
-    elif not is_published:
-        if kind == "archive":
-            problem = "an archive that is not published; unpack it, and check its files"
-        for file in read_published():
-            if file.name == path.name and file.bytes not in (None, size):
-                wrong_size = (
-                    f"{size:,} bytes, {file.bytes:,} are published as {file.url}: download it again"
-                )
-                problem = f"{problem}; {wrong_size}" if problem else wrong_size
-    first = " ".join(record)
+        start = FileStart(None, "")
+        problems.append(str(error).removeprefix(f"{path}: "))
+    if not published:
+        if not problems and start.kind in _PROBLEMS:
+            problems.append(_PROBLEMS[start.kind])
+        # Topics of any source are named `topics.xml`.
+        if start.kind != "topics":
+            problems += _describe_damage(path.name, size)
+
+    tasks = dict.fromkeys(task for file in published for task in file.tasks)
+    roles = dict.fromkeys(file.role for file in published)
     return {
         "file": path,
-        "kind": kind,
-        "tasks": " ".join(dict.fromkeys(task for file in files for task in file.tasks)) or None,
-        "roles": " ".join(dict.fromkeys(file.role for file in files)) or None,
-        "published": is_published,
+        "kind": start.kind,
+        "tasks": " ".join(tasks) or None,
+        "roles": " ".join(roles) or None,
+        "published": bool(published),
         "bytes": size,
-        "first": first if len(first) <= _SHOWN else f"{first[:_SHOWN]}…",
-        "problem": problem or None,
+        "first": start.text,
+        "problem": "; ".join(problems) or None,
     }
 
 
-def _read_first_record(path: Path) -> tuple[str, list[str]]:
-    """Return the kind of a file, and its first record: id and title of a topic, id and text of a document, columns."""
-    kind = recognize(path).kind or ""
-    if kind == "archive":
-        return kind, []
-    if kind == "topics":
-        topic = read_topics(path)[0]
-        return kind, [topic.id, topic.title]
-    if kind in ("arguments", "argument table", "documents", "rerank"):
-        for _, document in (read_whole_arguments if kind.startswith("argument") else read_passages)(
-            path, None
-        ):
-            return "corpus", [document.id, document.title or document.text]
-    for _, line in read_table_lines(path, "a table"):
-        if kind in ("qrels", "run"):
-            return kind, line.split()
-    raise DataError(f"{path}: neither a corpus nor topics, judgments or a run")
+def _find_published(path: Path, size: int) -> list[PublishedFile]:
+    """Return the published files that a file equals by size and checksum, whatever its name."""
+    same_size = [file for file in read_published() if file.bytes == size]
+    if not same_size:
+        return []
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
+    return [file for file in same_size if file.md5 == digest.hexdigest()]
+
+
+def _describe_damage(name: str, size: int) -> list[str]:
+    """Return how a file differs from the published file of its name, if there is one.
+
+    Args:
+        name: Name of a file that equals no published file.
+        size: Its size in bytes.
+    """
+    damage: list[str] = []
+    for file in read_published():
+        if file.name != name or file.bytes is None:
+            continue
+        if file.bytes == size:
+            difference = "another checksum than the published file"
+        else:
+            difference = f"{size:,} bytes, the published file has {file.bytes:,}"
+        damage.append(f"{difference}; download it again: {file.url}")
+    return list(dict.fromkeys(damage))
 
 
 LEADERBOARD_FILE = "leaderboard.yaml"

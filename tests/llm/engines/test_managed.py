@@ -24,7 +24,7 @@ from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.managed import serve
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
-from touche_llm.pipeline.engines import open_model, store_engine_info
+from touche_llm.pipeline.engines import open_client, store_engine_info
 
 SERVER = """#!{python}
 import http.server, json, os, pathlib, signal, subprocess, sys
@@ -198,7 +198,7 @@ def open_managed(
     folder: Path, model: str | None, mode: CacheMode = CacheMode.REUSE
 ) -> AbstractAsyncContextManager[ModelClient]:
     cache = CacheConfig(file=folder / "answers.sqlite", mode=mode)
-    return open_model(EngineConfig(name="managed", model=model), SamplingConfig(), cache)
+    return open_client(EngineConfig(name="managed", model=model), SamplingConfig(), cache)
 
 
 async def test_a_managed_engine_without_the_folder_of_a_model_starts_nothing(

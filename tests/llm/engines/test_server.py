@@ -30,10 +30,11 @@ from tests.fake_server import (
 )
 from touche_llm.data import concurrency
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import FailedRequest, build_schema
+from touche_llm.llm.answers import build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.probes import connect as connect_to
 from touche_llm.llm.request import Request
@@ -69,6 +70,7 @@ async def model_of(
                 cache=cache,
                 retry_for=retry_for,
                 retry_failures=retry,
+                sampling=SamplingConfig(),
             )
 
 

@@ -120,7 +120,9 @@ async def test_a_server_is_used_in_the_way_that_works(
     async with connected(server, **given) as (client, info):
         assert (client.delivery, info.engine, info.context) == (delivery, engine, context)
         with Cache(tmp_path / "answers.sqlite") as cache:
-            model = ModelClient(engine_info=info, engine=client, cache=cache)
+            model = ModelClient(
+                engine_info=info, engine=client, cache=cache, sampling=SamplingConfig()
+            )
             top_logprobs = 20 if given.get("logprobs", True) else 0
             request = replace(question(), sampling=Sampling(top_logprobs=top_logprobs))
             result = await model.request(request, ComparativeJudgment)
@@ -323,7 +325,9 @@ async def test_llama_cpp_is_sent_arrays_that_it_takes_and_alternatives_that_show
     server = FakeLlamaCpp()
     async with connected(server, schemas=[TUPLE]) as (client, info):
         with Cache(tmp_path / "answers.sqlite") as cache:
-            model = ModelClient(engine_info=info, engine=client, cache=cache)
+            model = ModelClient(
+                engine_info=info, engine=client, cache=cache, sampling=SamplingConfig()
+            )
             request = replace(question(), schema=TUPLE, sampling=Sampling(top_logprobs=8))
             result = await model.request(request, ComparativeJudgment)
             assert isinstance(result, AnsweredRequest)

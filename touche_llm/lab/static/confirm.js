@@ -6,7 +6,7 @@ export async function open(main, params) {
   const { run } = params;
   const { prompts } = await get("/api/bench", { run });
   const name = params.prompt ?? prompts[0].name;
-  const { command, accesses, counted, topics } = await get("/api/confirm", { run, name });
+  const { command, accesses, recorded, topics } = await get("/api/confirm", { run, name });
   const choose = h("select", { change: () => go("confirm", { run, prompt: choose.value }) },
     prompts.map((prompt) => h("option", { value: prompt.name, selected: prompt.name === name }, prompt.label)));
   fill(main,
@@ -19,7 +19,7 @@ export async function open(main, params) {
         h("a", { href: address("bench", { run, prompt: name }) }, "back to the bench"))),
     h("section", {},
       h("h2", {}, "Earlier accesses to the held-out topics"),
-      h("p", { class: "lead" }, accesses.length ? `${count(accesses.length)} in the log, ${count(counted)} of which count against a confirmation.` : "None: these topics are unseen."),
+      h("p", { class: "lead" }, `${recorded}.`),
       accesses.length ? h("div", { class: "scroll" }, h("table", { class: "data" },
         h("thead", {}, h("tr", {}, ["time", "kind", "topics", "prompts or run", "counts"].map((title) => h("th", { scope: "col" }, title)))),
         h("tbody", {}, accesses.map((access) => h("tr", {},

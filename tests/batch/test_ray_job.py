@@ -1,4 +1,4 @@
-"""Answering a file of requests with a program that stands in for `vllm run-batch`, or with libraries for Ray's."""
+"""Answering a file of requests with a Ray Data job, with libraries that stand in for Ray's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import orjson
 import pytest
 
 from tests import batch_replies as b
-from tests.batch.conftest import Programs
+from tests.batch.conftest import FakeRay
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.llm.batch_files import answer_file
+from touche_llm.llm.ray_engine import RayJob
 from touche_llm.llm.settings import EngineConfig
 
 SCHEMA: dict[str, Any] = {
@@ -21,6 +21,9 @@ SCHEMA: dict[str, Any] = {
     "properties": {"word": {"enum": ["yes"]}},
     "required": ["word"],
 }
+
+
+ON_CPU: dict[str, Any] = {"placement_group_config": {"bundles": [{"CPU": 1}]}}
 
 
 def request(key: str, text: str = "A question.", **body: Any) -> dict[str, Any]:
@@ -41,16 +44,17 @@ def request(key: str, text: str = "A question.", **body: Any) -> dict[str, Any]:
 class Place:
     """A file of requests, and where its responses go."""
 
-    def __init__(self, folder: Path, programs: Programs) -> None:
-        self.programs = programs
+    def __init__(self, folder: Path, ray: FakeRay) -> None:
+        self.ray = ray
         self.requests = b.write(folder / "requests.jsonl", [request("a"), request("b")])
         self.responses = folder / "out" / "nested" / "responses.jsonl"
         self.log = self.responses.with_suffix(".log")
 
     async def answer(self, **engine: Any) -> int:
-        given = {"name": "batch", "model": str(self.programs.model), "context": 1000} | engine
-        config = EngineConfig.model_validate(given)
-        return await answer_file(config, self.requests, self.responses, self.log)
+        given = {"name": "ray", "model": str(self.ray.model), "context": 1000, "options": ON_CPU}
+        config = EngineConfig.model_validate(given | engine)
+        job = RayJob.from_settings(config, self.log)
+        return await job.answer_file(self.requests, self.responses)
 
     def files(self) -> set[str]:
         return (
@@ -61,45 +65,41 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, programs: Programs) -> Place:
-    return Place(tmp_path, programs)
+def place(tmp_path: Path, ray: FakeRay) -> Place:
+    return Place(tmp_path, ray)
 
 
-async def test_vllm_gets_model_name_context_and_options(place: Place) -> None:
-    assert await place.answer(options={"tensor_parallel_size": 2, "enforce_eager": True}) == 2
+async def test_a_file_is_answered_whole(place: Place) -> None:
+    assert await place.answer() == 2
     assert [line["custom_id"] for line in b.read(place.responses)] == ["a", "b"]
     assert place.files() == {"responses.jsonl", "responses.log"}
-    (call,) = place.programs.calls()
-    flags = call["flags"]
-    assert call["argv"][0] == "run-batch" and "--enforce-eager" in call["argv"]
-    assert (flags["-i"], flags["--model"]) == (str(place.requests), str(place.programs.model))
-    assert (flags["--served-model-name"], flags["--max-model-len"]) == ("tiny", "1000")
-    assert flags["--tensor-parallel-size"] == "2"
-    assert orjson.loads(flags["--structured-outputs-config"])["disable_any_whitespace"] is True
 
 
-@pytest.mark.parametrize("behaviour", [{"fails": True}, {"nothing": True}])
-async def test_a_runner_that_fails_leaves_the_target_as_it_was(
-    behaviour: dict[str, Any], place: Place
+@pytest.mark.parametrize(
+    ("behaviour", "problem"),
+    # The end of the log is in the message.
+    [({"fails_in_job": 1}, "not enough memory"), ({"nothing": True}, "code 0")],
+)
+async def test_a_job_that_fails_leaves_the_target_as_it_was(
+    behaviour: dict[str, Any], problem: str, place: Place
 ) -> None:
-    place.programs.behave(**behaviour)
+    place.ray.behave(**behaviour)
     with pytest.raises(EngineError) as caught:
         await place.answer()
-    assert str(place.requests) in str(caught.value)
-    assert ("not enough memory" in str(caught.value)) == (
-        "fails" in behaviour
-    )  # the end of the log
+    assert caught.value.location == str(place.requests)
+    assert problem in str(caught.value)
     assert place.files() == {"responses.log"}
     place.responses.write_text("of before")
+    place.ray.behave(nothing=True)
     with pytest.raises(EngineError):
         await place.answer()
     assert place.responses.read_text() == "of before"
 
 
-async def test_an_interruption_ends_the_runner_and_leaves_no_half_file(place: Place) -> None:
-    place.programs.behave(hangs=True)
+async def test_an_interruption_ends_the_job_and_leaves_no_half_file(place: Place) -> None:
+    place.ray.behave(hangs=True)
     task = asyncio.create_task(place.answer())
-    while not place.programs.is_hanging.is_set():
+    while not place.ray.is_hanging.is_set():
         assert not task.done(), task.exception()
         await asyncio.sleep(0.02)
     task.cancel()
@@ -123,35 +123,31 @@ async def test_what_is_no_file_of_chat_requests_to_one_model_starts_nothing(
     with pytest.raises(DataError) as caught:
         await place.answer()
     assert caught.value.location == f"{place.requests}{line}"
-    assert (place.programs.calls(), place.files()) == ([], set())
+    assert (place.ray.seen("init"), place.files()) == ([], set())
 
 
 async def test_a_folder_answers_requests_to_any_name(place: Place) -> None:
     b.write(place.requests, [request("a", model="organisation/large")])
     assert await place.answer() == 1
-    assert [call["flags"]["--served-model-name"] for call in place.programs.calls()] == [
-        "organisation/large"
-    ]
+    (response,) = [line["response"] for line in b.read(place.responses)]
+    assert response["body"]["model"] == "organisation/large"
 
 
-async def test_ray_needs_the_context(place: Place) -> None:
+@pytest.mark.parametrize("name", ["model", "context"])
+async def test_a_job_needs_the_folder_of_the_model_and_the_context(name: str, place: Place) -> None:
     with pytest.raises(UsageError) as caught:
-        await place.answer(runner="ray", context=None)
-    assert caught.value.location == "engine.context"
+        await place.answer(**{name: None})
+    assert caught.value.location == f"engine.{name}"
 
 
 async def test_rays_options_go_to_ray_and_the_others_to_vllm(place: Place) -> None:
     b.write(place.requests, [request(str(number)) for number in range(20)])
-    options = {
-        "batch_size": 8,
-        "tensor_parallel_size": 2,
-        "placement_group_config": {"bundles": [{"CPU": 1}]},
-    }
-    assert await place.answer(runner="ray", options=options) == 20
-    assert place.programs.seen("blocks") == [3]
-    assert place.programs.seen("init") == ["local"]
-    (config,) = place.programs.seen("config")
-    assert config["model_source"] == str(place.programs.model)
+    options = ON_CPU | {"batch_size": 8, "tensor_parallel_size": 2}
+    assert await place.answer(options=options) == 20
+    assert place.ray.seen("blocks") == [3]
+    assert place.ray.seen("init") == ["local"]
+    (config,) = place.ray.seen("config")
+    assert config["model_source"] == str(place.ray.model)
     assert (config["batch_size"], config["placement_group_config"]) == (
         8,
         options["placement_group_config"],
@@ -165,7 +161,7 @@ async def test_too_few_gpus_are_an_error_instead_of_a_wait(place: Place) -> None
     with pytest.raises(
         EngineError, match=r"(?s)RAY_ADDRESS.*\b0 GPUs.*\b2\b.*placement_group_config"
     ):
-        await place.answer(runner="ray", options={"tensor_parallel_size": 2})
+        await place.answer(options={"tensor_parallel_size": 2})
     assert place.files() == {"responses.log"}
 
 
@@ -177,8 +173,8 @@ async def test_the_job_sends_what_a_chat_template_and_a_server_would_make_of_a_r
     sampling = {"seed": 3, "max_tokens": 32, "top_logprobs": 5, "temperature": 0.7}
     changes = {"structured_outputs": {"json": schema}, "chat_template_kwargs": thinking} | sampling
     b.write(place.requests, [request("a", "Why?", **changes)])
-    await place.answer(runner="ray", options={"placement_group_config": {"bundles": [{"CPU": 1}]}})
-    ((row,),) = place.programs.seen("rows")
+    await place.answer()
+    ((row,),) = place.ray.seen("rows")
     assert (
         "".join(map(chr, row["tokenized_prompt"])) == "<system>Judge.<user>Why?<think><assistant>"
     )
@@ -197,8 +193,7 @@ async def test_the_job_writes_a_response_to_each_request_also_where_vllm_or_the_
     lines += [request("refused", structured_outputs={"json": {"allOf": []}})]
     lines += [request("broken", "broken"), request("template", "no such role")]
     b.write(place.requests, lines)
-    on_cpu = {"placement_group_config": {"bundles": [{"CPU": 1}]}}
-    assert await place.answer(runner="ray", options=on_cpu) == len(lines)
+    assert await place.answer() == len(lines)
     found = {line["custom_id"]: line["response"] for line in b.read(place.responses)}
     assert {key: found[key]["status_code"] for key in ("refused", "broken", "template")} == {
         "refused": 400,

@@ -1,7 +1,6 @@
-"""Runs by batch files, answered by the real `vllm run-batch` and the real Ray Data.
+"""A run whose rounds are jobs of the real Ray Data, compared with that of a server.
 
-Each round loads the model, which takes about a minute on two cores; tests/vllm/test_batch.py
-compares `vllm run-batch` with a server.
+Each round loads the model, which takes about a minute on two cores.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -34,10 +32,18 @@ ON_CPU = {
     "batch_size": 8,
     "max_concurrent_batches": 1,
 }
+OPTIONS_OF_ENGINES = {"managed": OPTIONS, "ray": OPTIONS | ON_CPU}
 
 
-def command(folder: Path, out: str, engine: dict[str, Any]) -> list[str]:
-    config = folder / f"{out}.yaml"
+def command(folder: Path, name: str, model: Path) -> list[str]:
+    """Return the command of a run with an engine of this name, for files of this name."""
+    engine = {
+        "name": name,
+        "model": str(model),
+        "context": CONTEXT,
+        "options": OPTIONS_OF_ENGINES[name],
+    }
+    config = folder / f"{name}.yaml"
     config.write_text(yaml.safe_dump({"engine": engine}))
     arguments = [
         "run",
@@ -50,11 +56,11 @@ def command(folder: Path, out: str, engine: dict[str, Any]) -> list[str]:
     ]
     arguments += [word for topic in TOPICS for word in ("--topic", topic)]
     arguments += ["--temperature", 0.7, "--stance-depth", 0, "--index", folder / "index"]
-    arguments += ["--out", folder / f"{out}-out", "--cache", folder / out / "answers.sqlite"]
+    arguments += ["--out", folder / f"{name}-out", "--cache", folder / name / "answers.sqlite"]
     return [str(VENV / "bin" / "python"), "-m", "touche_llm", *map(str, arguments)]
 
 
-def test_interrupted_runs_leave_nothing_and_both_runners_give_the_same_answers(
+def test_an_interrupted_run_leaves_nothing_and_ray_gives_the_answers_of_a_server(
     tiny_model: Path, tmp_path: Path, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tmp_path / "models" / MODEL_NAME
@@ -66,27 +72,21 @@ def test_interrupted_runs_leave_nothing_and_both_runners_give_the_same_answers(
     # Ray gives its workers a low priority, with which they load no model while the machine does
     # other work.
     monkeypatch.setenv("RAY_worker_niceness", "0")
-    for runner, more in (("vllm", {}), ("ray", ON_CPU)):
-        engine = {
-            "name": "batch",
-            "runner": runner,
-            "model": str(model),
-            "context": CONTEXT,
-            "options": OPTIONS | more,
-        }
-        log = tmp_path / runner / "vllm.log"
-        run = command(tmp_path, runner, engine)
-        interrupt(run, tmp_path, log)
-        assert left_in_folder(tmp_path) == []
-        assert {path.name for path in log.parent.iterdir()} == {"vllm.log", "answers.sqlite"}
+    log = tmp_path / "ray" / "vllm.log"
+    interrupt(command(tmp_path, "ray", model), tmp_path, log)
+    assert left_in_folder(tmp_path) == []
+    assert {path.name for path in log.parent.iterdir()} == {"vllm.log", "answers.sqlite"}
+    for name in OPTIONS_OF_ENGINES:
+        run = command(tmp_path, name, model)
         started = time.monotonic()
         with vllm_environment():
             done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]
         assert left_in_folder(tmp_path) == []
-        stored = answers(tmp_path / runner / "answers.sqlite")
-        tell(f"{runner}: {len(stored)} answers in {time.monotonic() - started:.0f} s")
-    found, expected = (answers(tmp_path / runner / "answers.sqlite") for runner in ("ray", "vllm"))
+        stored = answers(tmp_path / name / "answers.sqlite")
+        tell(f"{name}: {len(stored)} answers in {time.monotonic() - started:.0f} s")
+    found = answers(tmp_path / "ray" / "answers.sqlite")
+    expected = answers(tmp_path / "managed" / "answers.sqlite")
     assert found.keys() == expected.keys() != set()
     for key, answer in found.items():
         assert said(answer) == said(expected[key])
@@ -100,13 +100,13 @@ def test_interrupted_runs_leave_nothing_and_both_runners_give_the_same_answers(
             (line.topic_id, line.document_id, line.stance)
             for line in run_lines(tmp_path / f"{name}-out" / "run.txt")
         }
-        for name in ("ray", "vllm")
+        for name in OPTIONS_OF_ENGINES
     ]
     assert ranked[0] == ranked[1] != set()
 
 
 def interrupt(run: list[str], folder: Path, log: Path) -> None:
-    """Start a run, and interrupt it while the runner loads the model."""
+    """Start a run, and interrupt it while its job loads the model."""
     with vllm_environment():
         process = subprocess.Popen(
             run, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True

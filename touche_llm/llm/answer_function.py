@@ -1,0 +1,141 @@
+"""Engine whose answers come from a function: to try a pipeline or a template without a server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from touche_llm.errors import UsageError
+from touche_llm.llm.answers import Token, list_fields
+from touche_llm.llm.engine import Completion, Counter
+from touche_llm.llm.recorder import EstimatingTokenizer, estimate_tokens
+from touche_llm.llm.request import Request
+
+# Name of a function as a model, unless the settings of the engine give another.
+FUNCTION = "function"
+# Max excess of a sum of probabilities over 1 due to rounding.
+_ROUNDING = 1e-6
+
+
+# Probabilities by label: a grade, or a text.
+LabelShares = Mapping[int, float] | Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAnswer:
+    """Answer of a function, with probabilities of its labels.
+
+    Attributes:
+        text: Text of the answer. `request.layout.spell({"relevance": 2, ...})` returns it in the
+            form that the prompt requests.
+        probabilities: Probabilities by field and label, which need not add up to 1. Labels that are
+            left out have 0; the label of a field that is left out is certain.
+    """
+
+    text: str
+    probabilities: Mapping[str, LabelShares] = field(default_factory=dict)
+
+
+# From a request to its answer; the labels of a text alone are certain.
+AnswerFunction = Callable[[Request], str | FunctionAnswer]
+
+
+class FunctionEngine:
+    """Engine that calls a function for each request; tokens are estimated."""
+
+    def __init__(self, function: AnswerFunction) -> None:
+        """Make the engine of a function."""
+        self._function = function
+        self._tokenizer = EstimatingTokenizer()
+
+    @property
+    def counter(self) -> Counter:
+        """Estimates of tokens."""
+        return self._tokenizer
+
+    async def complete(self, request: Request) -> Completion:
+        """Return the function's answer to a request.
+
+        Raises:
+            UsageError: The function returns something else than an answer, or probabilities that
+                do not fit the request.
+        """
+        answer = self._function(request)
+        if isinstance(answer, str):
+            answer = FunctionAnswer(answer)
+        if not isinstance(answer, FunctionAnswer) or not isinstance(answer.text, str):
+            raise UsageError(
+                f"answers: {request.origin.location}: the function returned {answer!r:.80}; "
+                "it must return the text of the answer, or a FunctionAnswer"
+            )
+        tokens: list[Token] = []
+        if request.sampling.top_logprobs:
+            tokens = _make_label_tokens(answer, request)
+        return Completion(
+            text=answer.text,
+            finish_reason="stop",
+            prompt_tokens=await self._tokenizer.count_tokens(request.messages),
+            completion_tokens=estimate_tokens(answer.text),
+            tokens=tokens,
+        )
+
+
+def _make_label_tokens(answer: FunctionAnswer, request: Request) -> list[Token]:
+    """Return one token for each label in the text, with all probable labels as alternatives.
+
+    A value that is no label has no token: parsing the text says what is wrong with it.
+    """
+    layout = request.layout
+    labels: dict[str, set[str]] = {}
+    for name, schema in list_fields(request.schema).items():
+        if "enum" in schema:
+            labels[name] = {layout.spell_value(label) for label in schema["enum"]}
+    for name in answer.probabilities:
+        if name not in labels:
+            raise _refuse(request, f"{name!r:.80} is no field with labels", ", ".join(labels))
+
+    content = answer.text.encode("utf-8", errors="replace")
+    tokens: list[Token] = []
+    for name, (start, end) in layout.find_values(answer.text).items():
+        value = content[start:end].decode("utf-8", errors="replace")
+        if value not in labels.get(name, ()):
+            continue
+        shares = {value: 1.0}
+        if name in answer.probabilities:
+            shares = _spell_shares(answer.probabilities[name], request, name, labels[name])
+        if value not in shares:
+            raise _refuse(
+                request, f"{name}: {value} has no probability", "that of the label in the text too"
+            )
+        # With the character after the value, no label is the beginning of another.
+        after = content[end : end + 1].decode("utf-8", errors="replace")
+        top = [(label + after, math.log(share)) for label, share in shares.items()]
+        token = Token(at=start, token=value + after, logprob=math.log(shares[value]), top=top)
+        tokens.append(token)
+    return tokens
+
+
+def _spell_shares(
+    probabilities: LabelShares, request: Request, name: str, allowed: Collection[str]
+) -> dict[str, float]:
+    """Return the probabilities above 0 of a field's labels, by label as it is written."""
+    shares: dict[str, float] = {}
+    for label, share in probabilities.items():
+        written = request.layout.spell_value(label)
+        if written not in allowed:
+            raise _refuse(request, f"{name}: no label {label!r:.80}", ", ".join(sorted(allowed)))
+        if not 0.0 <= share <= 1.0:
+            raise _refuse(request, f"{name}: {written}: {share!r:.80}", "a probability from 0 to 1")
+        if share > 0.0:
+            shares[written] = float(share)
+    if math.fsum(shares.values()) > 1.0 + _ROUNDING:
+        raise _refuse(request, f"{name}: the probabilities add up to more than 1", "at most 1")
+    return shares
+
+
+def _refuse(request: Request, problem: str, expected: str) -> UsageError:
+    return UsageError(
+        f"answers: {request.origin.location}: the function returned probabilities that do not fit: "
+        f"{problem}; expected {expected}"
+    )
