@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from tests.cli.conftest import Touche
 from tests.data.scratches import leave_scratch
 from tests.regression.conftest import contents, edit, overlay, take_templates
 from tests.write_regressions import FOLDER, make_run
-from touche_llm.regression.check import COLUMNS
 
 # Runs are recorded and replayed whole.
 pytestmark = pytest.mark.slow
@@ -106,18 +106,48 @@ def test_a_recording_whose_replacement_was_killed_between_two_renames_is_put_bac
     assert {path.name for path in copies.iterdir()} == {"comparative", "controversial"}
 
 
-def test_findings_are_rows_for_other_programs(touche: Touche, copies: Path, tmp_path: Path) -> None:
+def test_differences_are_rows_for_other_programs(
+    touche: Touche, copies: Path, tmp_path: Path
+) -> None:
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
     take_templates(copies / "controversial", mine)
-    given = ("regress", "check", "controversial", "--format")
-    done = touche(*given, "json")
+    options = ("regress", "check", "controversial", "--format")
+    done = touche(*options, "json")
     rows = json.loads(done.stdout)
-    assert done.returncode == 1 and "prompt judge changed:" in done.stderr
-    assert all(list(row) == list(COLUMNS) for row in rows)
-    (prompt,) = [row for row in rows if row["kind"] == "prompt"]
-    assert "\n+You assess" in prompt["text"]
-    assert len([row for row in rows if row["kind"] == "missing"]) == 8
-    assert touche(*given, "tsv").stdout.splitlines()[0].split("\t") == list(COLUMNS)
+    assert done.returncode == 1 and "controversial: differs\n" in done.stderr
+    kinds = [row["difference"] for row in rows]
+    assert Counter(kinds) == {"topic": 2, "template": 1, "answer": 8}
+    assert {row["prompt"] for row in rows if row["difference"] != "topic"} == {"judge"}
+    assert all(row["run"] == "controversial" for row in rows)
+    answers = [row for row in rows if row["difference"] == "answer"]
+    assert all(row["topic"] and row["document"] for row in answers)
+    assert touche(*options, "tsv").stdout.splitlines()[0].split("\t") == list(rows[0])
+
+
+def test_ranks_labels_and_errors_are_rows_too(touche: Touche, copies: Path) -> None:
+    run = copies / "comparative" / "run.txt"
+    lines = run.read_text().splitlines()
+    topic, label, document, rank, *_ = lines[-1].split()
+    other = "SECOND" if label == "FIRST" else "FIRST"
+    changed = lines[-1].replace(f" {label} ", f" {other} ")
+    # Without the first line, all documents of its topic move.
+    run.write_text("".join(f"{line}\n" for line in [*lines[1:-1], changed]))
+    (copies / "controversial" / "recorded.json").unlink()
+    rows = json.loads(touche("regress", "check", "--format", "json").stdout)
+    by_kind: dict[str, list[dict[str, object]]] = {}
+    for row in rows:
+        by_kind.setdefault(row["difference"], []).append(row)
+    assert set(by_kind) == {"topic", "rank", "label", "error"}
+    (label_row,) = by_kind["label"]
+    assert (label_row["topic"], label_row["document"]) == (topic, document)
+    assert (label_row["recorded"], label_row["replayed"]) == (other, label)
+    first = lines[0].split()
+    came = [row for row in by_kind["rank"] if row["recorded"] is None]
+    assert [(row["topic"], row["document"], row["replayed"]) for row in came] == [
+        (first[0], first[2], 1)
+    ]
+    (error,) = by_kind["error"]
+    assert error["run"] == "controversial" and "recorded.json" in str(error["error"])
 
 
 def test_a_recording_is_replaced_only_when_told_to(

@@ -139,7 +139,7 @@ def test_a_recorded_run_is_checked_with_the_templates_of_its_task_unless_this_ch
     text = judge.read_text()
     judge.write_text(text.replace("version: 4", "version: 5").replace("passage", "text"))
     done = touche("regress", "check")
-    assert done.returncode == 1 and "prompt judge changed" in done.stdout
+    assert done.returncode == 1 and "prompt judge, template changed" in done.stdout
     judge.write_text(text)
     assert touche("regress", "check").returncode == 0
     change(mine, documents_per_topic="{min: 0, max: 7}")

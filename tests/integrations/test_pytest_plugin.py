@@ -40,9 +40,7 @@ def test_a_run_that_differs_fails_with_the_differences_alone(
     edit(folder / "config.yaml", "setwise:3", "setwise:2")
     result = project.runpytest(f"--touche-regress={folder.parent}")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["controversial: differs", "  setting rank: *setwise:3* → *setwise:2*"]
-    )
+    result.stdout.fnmatch_lines(["controversial: differs", "  topics: *", "  prompt best, *"])
     result.stdout.no_fnmatch_line("*Traceback*")
     result.stdout.no_fnmatch_line("*pytest_plugin.py*")
 

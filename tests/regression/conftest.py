@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.write_regressions import FOLDER, make_run
-from touche_llm.regression.check import RunDifference, check_folder
+from touche_llm.regression.check import check_folder
+from touche_llm.regression.result import CheckResult
 from touche_llm.tasks import prompts_folder
 
 Copy = Callable[[str], Path]
@@ -35,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return asyncio.run(make_run("comparative", tmp_path_factory.mktemp("made")))
 
 
-def checked(folder: Path, prompts: Path | None = None) -> list[RunDifference]:
+def checked(folder: Path, prompts: Path | None = None) -> CheckResult:
     """Check a recorded run, or a copy of it that takes its templates from a folder."""
     if prompts is not None:
         folder = shutil.copytree(folder, prompts / "runs" / folder.name)

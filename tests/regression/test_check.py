@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,24 +13,23 @@ from touche_llm.cli.demo import SAMPLE_TASKS
 from touche_llm.llm.answers import AnswerForm
 from touche_llm.prompts.prompt import read_header
 from touche_llm.prompts.templates import HEADER
-from touche_llm.regression.check import RunDifference, format_differences
+from touche_llm.regression.result import (
+    CheckResult,
+    LabelDifference,
+    MissingAnswer,
+    PromptDifference,
+)
 from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.tasks import prompts_folder
 
-Findings = dict[str, list[RunDifference]]
 REAL_MODEL = FOLDER.with_name("regress_model") / "comparative"
-
-
-def group_by_kind(differences: Iterable[RunDifference]) -> Findings:
-    found: Findings = {}
-    for difference in differences:
-        found.setdefault(difference.kind, []).append(difference)
-    return found
 
 
 @pytest.mark.parametrize("folder", [*(FOLDER / task for task in SAMPLE_TASKS), REAL_MODEL], ids=str)
 def test_the_project_s_own_recorded_runs_come_out_as_they_were_recorded(folder: Path) -> None:
-    assert format_differences(folder.name, checked(folder)) == f"{folder.name}: as recorded"
+    result = checked(folder)
+    assert result == CheckResult()
+    assert result.is_same
 
 
 def test_a_run_with_prompts_in_the_object_form_of_version_1_replays_unchanged() -> None:
@@ -40,7 +38,7 @@ def test_a_run_with_prompts_in_the_object_form_of_version_1_replays_unchanged() 
     matches = [HEADER.match(Path(name).read_text()) for name in (prompts.judge, prompts.best)]
     headers = [read_header(Path("x"), match.group(1)) for match in matches if match]
     assert [(header.version, header.form) for header in headers] == [(1, AnswerForm.OBJECT)] * 2
-    assert checked(folder) == []
+    assert checked(folder) == CheckResult()
 
 
 @pytest.mark.parametrize(
@@ -51,24 +49,35 @@ def test_a_run_with_prompts_in_the_object_form_of_version_1_replays_unchanged() 
         ("sentence_pairs", "sentence", "You are an assessor"),
     ],
 )
-def test_a_changed_sentence_of_a_template_fails_with_the_diff_of_that_prompt_alone(
+def test_a_changed_sentence_of_a_template_makes_that_prompt_alone_differ(
     tmp_path: Path, task: str, purpose: str, old: str
 ) -> None:
-    new = f"Indeed. {old}"
-    differences = checked(FOLDER / task, overlay(tmp_path / "mine", task, **{purpose: (old, new)}))
-    found = group_by_kind(differences)
-    assert set(found) == {"prompt", "missing"}
-    (prompt,) = found["prompt"]
-    assert prompt.name == purpose
-    assert {each.name for each in found["missing"]} == {purpose}
-    added = [line for line in prompt.text.split("\n") if line.startswith("+")][1:]
-    taken = [line for line in prompt.text.split("\n") if line.startswith("-")][1:]
-    assert taken and [line[1:] for line in taken] == [
-        line[1:].replace("Indeed. ", "") for line in added
-    ]
-    assert f"answers missing: {len(found['missing'])}\n    {purpose}: topic" in format_differences(
-        task, differences
-    )
+    changed = {purpose: (old, f"Indeed. {old}")}
+    result = checked(FOLDER / task, overlay(tmp_path / "mine", task, **changed))
+    (prompt,) = result.prompts
+    assert prompt.purpose == purpose and prompt.has_changed_template
+    assert prompt.missing
+    assert set(result.topics) == {answer.topic_id for answer in prompt.missing}
+    assert result.ranks == ()
+    assert result.labels == ()
+    assert result.error is None and not result.is_same
+
+
+def test_a_changed_setting_of_the_requests_makes_prompts_with_unchanged_templates_differ(
+    copy_of: Copy,
+) -> None:
+    folder = copy_of("controversial")
+    edit(folder / "config.yaml", "tag: regress\n", "tag: regress\nsampling: {seed: 1}\n")
+    result = checked(folder)
+    assert [prompt.purpose for prompt in result.prompts] == ["judge"]
+    assert not any(prompt.has_changed_template for prompt in result.prompts)
+
+
+def test_a_prompt_that_the_recorded_run_did_not_send_differs(copy_of: Copy) -> None:
+    folder = copy_of("controversial")
+    edit(folder / "config.yaml", "- setwise:3\n", "- setwise:3\n- listwise:3\n")
+    (prompt,) = checked(folder).prompts
+    assert prompt.purpose == "order" and prompt.has_changed_template
 
 
 def test_a_changed_weight_moves_ranks(copy_of: Copy) -> None:
@@ -79,31 +88,55 @@ def test_a_changed_weight_moves_ranks(copy_of: Copy) -> None:
         "  relevance: 0.0\n  quality: 0.0\n  first_stage: 1.0\n",
     )
     edit(folder / "config.yaml", "- listwise:4\n- pairwise:3\n", "")
-    found = group_by_kind(checked(folder))
-    assert {each.name: (each.old, each.new) for each in found["setting"]} == {
-        "rank": (["judge", "listwise:4", "pairwise:3"], ["judge"]),
-        "weights.first_stage": (0.05, 1.0),
-        "weights.quality": (0.5, 0.0),
-        "weights.relevance": (1.0, 0.0),
-    }
-    ranks = {
-        tuple(line.split()[i] for i in (0, 2)): int(line.split()[3])
-        for line in _lines(folder / "run.txt")
-    }
-    first = {
-        tuple(line.split()[i] for i in (0, 2)): int(line.split()[3])
-        for line in _lines(folder / "candidates.run.txt")
-    }
+    result = checked(folder)
     # By the first stage's score alone, the new run is the first stage.
-    wanted = {key: (ranks[key], first[key]) for key in ranks if ranks[key] != first[key]}
-    assert {(each.topic, each.document): (each.old, each.new) for each in found["rank"]} == wanted
-    furthest = [abs(each.old - each.new) for each in found["rank"]]
-    assert furthest == sorted(furthest, reverse=True)
-    text = format_differences("x", checked(folder))
-    assert "setting weights.quality: 0.5 → 0.0" in text and f"ranks moved: {len(wanted)}\n" in text
+    recorded = _read_ranks(folder / "run.txt")
+    first_stage = _read_ranks(folder / "candidates.run.txt")
+    moves = {
+        key: (rank, first_stage[key]) for key, rank in recorded.items() if rank != first_stage[key]
+    }
+    differences = {
+        (rank.topic_id, rank.document_id): (rank.recorded, rank.replayed) for rank in result.ranks
+    }
+    assert differences == moves
+    assert set(result.topics) == {"3", "20"}
+    assert result.prompts == () and result.error is None
 
 
-def test_an_answer_that_is_not_there_is_told_with_topic_and_document(copy_of: Copy) -> None:
+def test_a_changed_stance_is_a_label(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    topic_id, label, document_id, *_ = _lines(folder / "run.txt")[0].split()
+    other = "SECOND" if label == "FIRST" else "FIRST"
+    edit(
+        folder / "run.txt",
+        f"{topic_id} {label} {document_id} ",
+        f"{topic_id} {other} {document_id} ",
+    )
+    expected = LabelDifference(
+        topic_id=topic_id, document_id=document_id, recorded=other, replayed=label
+    )
+    assert checked(folder) == CheckResult(topics=(topic_id,), labels=(expected,))
+
+
+def test_another_score_makes_its_topic_differ_alone(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    first = _lines(folder / "run.txt")[0]
+    topic_id, stance, document_id, rank, score, tag = first.split()
+    higher = f"{float(score) + 1:.6f}"
+    edit(folder / "run.txt", first, " ".join([topic_id, stance, document_id, rank, higher, tag]))
+    assert checked(folder) == CheckResult(topics=(topic_id,))
+
+
+def test_another_order_of_the_topics_makes_all_topics_differ(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    lines = _lines(folder / "run.txt")
+    topics = list(dict.fromkeys(line.split()[0] for line in lines))
+    by_other_order = sorted(lines, key=lambda line: -topics.index(line.split()[0]))
+    (folder / "run.txt").write_text("".join(f"{line}\n" for line in by_other_order))
+    assert checked(folder) == CheckResult(topics=tuple(reversed(topics)))
+
+
+def test_a_missing_answer_has_its_prompt_topic_and_document(copy_of: Copy) -> None:
     folder = copy_of("comparative")
     lines = (folder / "cassette.jsonl").read_text().splitlines(keepends=True)
     best = _lines(folder / "run.txt")[0].split()[2]
@@ -115,18 +148,9 @@ def test_an_answer_that_is_not_there_is_told_with_topic_and_document(copy_of: Co
     )
     (folder / "cassette.jsonl").write_text("".join(line for line in lines if line != gone))
     entry = json.loads(gone)
-    differences = checked(folder)
-    assert differences == [RunDifference("missing", "judge", entry["topic"], entry["document"])]
-
-
-def test_a_changed_default_is_told_by_name(copy_of: Copy) -> None:
-    folder = copy_of("comparative")
-    # As if it had been recorded by a program with another default.
-    edit(folder / "recorded.json", '"ranking.listwise.window": 20', '"ranking.listwise.window": 30')
-    assert not checked(folder)  # what changes nothing is no difference
-    edit(folder / "config.yaml", "tag: regress", "tag: other")
-    (setting,) = [each for each in checked(folder) if each.name == "ranking.listwise.window"]
-    assert (setting.kind, setting.old, setting.new) == ("setting", 30, 20)
+    missing = MissingAnswer(entry["topic"], entry["document"])
+    prompt = PromptDifference("judge", has_changed_template=False, missing=(missing,))
+    assert checked(folder) == CheckResult(topics=(entry["topic"],), prompts=(prompt,))
 
 
 def test_a_check_leaves_the_folder_as_it_was_and_needs_nothing_but_it(
@@ -139,7 +163,7 @@ def test_a_check_leaves_the_folder_as_it_was_and_needs_nothing_but_it(
     checked(
         folder, overlay(tmp_path / "mine", "controversial", judge=("You are", "You are indeed"))
     )
-    assert not checked(folder)
+    assert checked(folder).is_same
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert not list((tmp_path / "elsewhere").iterdir())
     assert prompts_folder().is_dir()
@@ -147,3 +171,11 @@ def test_a_check_leaves_the_folder_as_it_was_and_needs_nothing_but_it(
 
 def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
+
+
+def _read_ranks(run: Path) -> dict[tuple[str, str], int]:
+    ranks: dict[tuple[str, str], int] = {}
+    for line in _lines(run):
+        topic_id, _, document_id, rank, *_ = line.split()
+        ranks[topic_id, document_id] = int(rank)
+    return ranks

@@ -117,10 +117,10 @@ def test_templates_are_kept_with_what_they_pull_in_and_their_examples(tmp_path: 
     assert yaml.safe_load((folder / "config.yaml").read_text())["prompts"] == {
         "folder": "../../mine"
     }
-    assert not checked(folder)
+    assert checked(folder).is_same
     (mine / "controversial" / "a" / "b.jinja").write_text("Take great care.\n")
-    (prompt,) = [each for each in checked(folder) if each.kind == "prompt"]
-    assert "\n-Take care." in prompt.text and "\n+Take great care." in prompt.text
+    (prompt,) = checked(folder).prompts
+    assert prompt.purpose == "judge" and prompt.has_changed_template
 
 
 async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
     target = tmp_path / "regress" / "name"
     await record(load_finished_run(tmp_path / "run"), tmp_path / "run", target)
     cache.unlink()
-    assert not await check_folder(target)
+    assert (await check_folder(target)).is_same
     kept = [json.loads(line) for line in (target / "documents.jsonl").read_text().splitlines()]
     assert kept and all(each["contents"] == pages[each["id"]] for each in kept)
 
@@ -193,12 +193,13 @@ def test_a_run_with_unusable_answers_is_recorded_and_checked_with_them(
     assert len(unusable) == MOST_SAMPLES * failures > MOST_SAMPLES
     assert snapshot.answers == len(entries)
     (tmp_path / "answers.sqlite").unlink()
-    assert checked(target) == []
+    assert checked(target).is_same
     # One of them less is a question that nobody has asked.
     (target / "cassette.jsonl").write_text(
         "".join(json.dumps(each) + "\n" for each in entries if each["key"] != unusable[0]["key"])
     )
-    assert [each.kind for each in checked(target)] == ["missing"]
+    (prompt,) = checked(target).prompts
+    assert len(prompt.missing) == 1
 
 
 @pytest.mark.parametrize("name", ["run.txt", "config.yaml"])
@@ -226,7 +227,7 @@ def test_a_run_that_its_replay_does_not_give_is_refused_and_nothing_stays(
             tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess")
         )
         edit(run / "config.yaml", "folder: null", f"folder: {mine}")
-        problem = r"answers missing: 12\n"
+        problem = r"prompt judge, answers missing: 12\n"
     elif what == "another tag":
         edit(run / "run.txt", " regress\n", " other\n")
         problem = r"answers\.sqlite.*\nname: differs\n"
@@ -309,4 +310,4 @@ async def test_a_recording_says_that_its_texts_may_not_be_redistributed(tmp_path
         .read_text()
         .startswith(f"# documents.jsonl {made.note}.\n")
     )
-    assert await check_folder(tmp_path / "recorded") == []
+    assert (await check_folder(tmp_path / "recorded")).is_same

@@ -25,13 +25,14 @@ from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.runs import find_run_directory, find_run_file, find_task
 from touche_llm.ranking.order import FusionSettings, fuse_runs
-from touche_llm.regression.check import (
-    COLUMNS,
-    check_folder,
-    format_differences,
-    load_finished_run,
-)
+from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import Recording, record
+from touche_llm.regression.result import (
+    CheckResult,
+    LabelDifference,
+    RankDifference,
+    format_result,
+)
 from touche_llm.regression.snapshot import find_snapshots
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
@@ -226,6 +227,8 @@ def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> list[s
 
 
 _DEFAULT = Path("regress")
+# Keys of the rows of a check.
+_COLUMNS = ("run", "difference", "prompt", "topic", "document", "recorded", "replayed", "error")
 DirOption = Annotated[
     Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the recorded runs.")
 ]
@@ -234,7 +237,7 @@ NamesArgument = Annotated[
 ]
 
 regress_app = typer.Typer(
-    no_args_is_help=True, help="Record runs, replay them offline, and compare."
+    no_args_is_help=True, help="Record runs, and check that their replays give the same bytes."
 )
 
 
@@ -279,19 +282,53 @@ def _check_target(target: Path, overwrite: bool) -> None:
 def check_(
     names: NamesArgument = None, root: DirOption = _DEFAULT, output: FormatOption = Format.TABLE
 ) -> None:
-    """Replay recorded runs offline, with the current program and templates, and print what differs.
+    """Replay recorded runs offline, with the current program and templates.
 
-    Exit code 0 if every run is reproduced byte for byte, 1 otherwise.
+    Prints the topics, ranks, labels and prompts that differ. Exit code 0 if every run is reproduced
+    byte for byte, 1 otherwise.
     """
-    rows: list[dict[str, Any]] = []
+    results: dict[str, CheckResult] = {}
     for folder in find_snapshots(root, names or []):
-        differences = asyncio.run(check_folder(folder))
-        say(output, format_differences(folder.name, differences))
-        rows += [each.row(folder.name) for each in differences]
+        result = asyncio.run(check_folder(folder))
+        say(output, format_result(folder.name, result))
+        results[folder.name] = result
+
     if output is not Format.TABLE:
-        print_rows(output, rows, COLUMNS)
-    if rows:
+        rows = [row for name, result in results.items() for row in _list_rows(name, result)]
+        print_rows(output, rows, _COLUMNS)
+    if not all(result.is_same for result in results.values()):
         raise typer.Exit(1)
+
+
+def _list_rows(name: str, result: CheckResult) -> list[dict[str, Any]]:
+    """Return a row for each difference of a recorded run; keys without a meaning are None."""
+    found: list[dict[str, Any]] = []
+    if result.error is not None:
+        found.append({"difference": "error", "error": result.error})
+    for topic_id in result.topics:
+        found.append({"difference": "topic", "topic": topic_id})
+    for rank in result.ranks:
+        found.append({"difference": "rank", **_describe_change(rank)})
+    for label in result.labels:
+        found.append({"difference": "label", **_describe_change(label)})
+    for prompt in result.prompts:
+        if prompt.has_changed_template:
+            found.append({"difference": "template", "prompt": prompt.purpose})
+        for missing in prompt.missing:
+            place = {"topic": missing.topic_id, "document": missing.document_id}
+            found.append({"difference": "answer", "prompt": prompt.purpose, **place})
+
+    empty = dict.fromkeys(_COLUMNS)
+    return [{**empty, "run": name, **row} for row in found]
+
+
+def _describe_change(difference: RankDifference | LabelDifference) -> dict[str, Any]:
+    return {
+        "topic": difference.topic_id,
+        "document": difference.document_id,
+        "recorded": difference.recorded,
+        "replayed": difference.replayed,
+    }
 
 
 def _describe(target: Path, made: Recording) -> str:

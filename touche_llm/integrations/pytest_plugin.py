@@ -59,10 +59,12 @@ class RecordedRun(pytest.Item):
         """Replay the run; fail with the differences, without a traceback, if there are any."""
         import asyncio
 
-        from touche_llm.regression.check import check_folder, format_differences
+        from touche_llm.regression.check import check_folder
+        from touche_llm.regression.result import format_result
 
-        if differences := asyncio.run(check_folder(self.folder)):
-            pytest.fail(format_differences(self.name, differences), pytrace=False)
+        result = asyncio.run(check_folder(self.folder))
+        if not result.is_same:
+            pytest.fail(format_result(self.name, result), pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Return the heading of a failure."""

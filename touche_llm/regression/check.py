@@ -1,26 +1,18 @@
-"""Regression check: replay a recorded run, and list the differences from it."""
+"""Regression check: replay a recorded run, and compare both runs."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
-from difflib import unified_diff
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
 
-from touche_llm.config import Config, flatten
+from touche_llm.config import Config
 from touche_llm.data.trec_runs import ParsedRun, read_run
-from touche_llm.errors import (
-    DataError,
-    ToucheError,
-    describe_os_error,
-    list_fields,
-    to_printable,
-)
+from touche_llm.errors import DataError, ToucheError, describe_os_error
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
@@ -38,20 +30,18 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.templates import read_text
-from touche_llm.regression.snapshot import Snapshot, open_snapshot, run_settings
+from touche_llm.regression.result import (
+    CheckResult,
+    LabelDifference,
+    MissingAnswer,
+    PromptDifference,
+    RankDifference,
+)
+from touche_llm.regression.snapshot import Snapshot, open_snapshot
 from touche_llm.retrieval.base import ExpansionSettings
 
 # Requests by purpose of their prompt.
 Requests = Mapping[str, list[Request]]
-Kind = Literal["error", "setting", "prompt", "missing", "rank", "stance", "run"]
-KeyT = TypeVar("KeyT")
-# Number of differences of these kinds that are printed, and the heading above them.
-_LISTED = 5
-_HEADINGS: Mapping[Kind, str] = {
-    "missing": "answers missing",
-    "rank": "ranks moved",
-    "stance": "stances changed",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,147 +183,57 @@ def load_finished_run(run: Path) -> Config:
     return config
 
 
-@dataclass(frozen=True, slots=True)
-class RunDifference:
-    """One difference between a recorded run and its replay.
+async def check_folder(folder: Path) -> CheckResult:
+    """Replay a recorded run with the current program and templates, and compare both.
 
-    Attributes:
-        kind: `error`: the run cannot be replayed; `setting`: a value of the configuration;
-            `prompt`: a template; `missing`: an answer; `rank` and `stance`: of a document in the
-            run; `run`: any other change of the run file.
-        name: Name of the setting, or purpose of the prompt.
-        new: Current value, or label of the prompt.
-        text: Unified diff of a template, or an error message.
-    """
-
-    kind: Kind
-    name: str = ""
-    topic: str | None = None
-    document: str | None = None
-    old: Any = None
-    new: Any = None
-    text: str = ""
-
-    def row(self, run: str) -> dict[str, Any]:
-        """Return the difference as a table row, with lists and sections as text."""
-        values = {"run": run, **asdict(self)}
-        return {
-            name: str(value) if isinstance(value, list | dict | bool) else value
-            for name, value in values.items()
-        }
-
-    def __str__(self) -> str:
-        place = f"topic {self.topic}" + (f" document {self.document}" if self.document else "")
-        change = f"{'none' if self.old is None else self.old} → {'none' if self.new is None else self.new}"
-        match self.kind:
-            case "error":
-                return f"cannot be replayed: {self.text}"
-            case "prompt":
-                return f"prompt {self.name} changed:\n{self.text}".replace("\n", "\n    ")
-            case "missing":
-                return f"{self.name}: {place}"
-            case "run":
-                return f"run.txt: {self.text}"
-            case "setting":
-                return f"setting {self.name}: {change}"
-            case _:
-                return f"{place}: {self.kind} {change}"
-
-
-COLUMNS = ("run", *RunDifference.__dataclass_fields__)
-
-
-def format_differences(name: str, differences: Iterable[RunDifference]) -> str:
-    """Format the differences of a run as text, with the first or largest of each kind."""
-    by_kind: dict[Kind, list[RunDifference]] = {}
-    for difference in differences:
-        by_kind.setdefault(difference.kind, []).append(difference)
-    lines = [f"{name}: differs" if by_kind else f"{name}: as recorded"]
-    for kind, found in by_kind.items():
-        if kind not in _HEADINGS:
-            lines += [f"  {difference}" for difference in found]
-            continue
-        lines.append(f"  {_HEADINGS[kind]}: {len(found):,}")
-        lines += [f"    {difference}" for difference in found[:_LISTED]]
-        lines += [f"    and {len(found) - _LISTED:,} more"] if len(found) > _LISTED else []
-    return to_printable("\n".join(lines))
-
-
-async def check_folder(folder: Path) -> list[RunDifference]:
-    """Return how a replay with the current program and templates differs from the recorded run of a folder.
-
-    A run that cannot be read has that error as its only difference.
+    A run that cannot be read or replayed has the error in its result.
     """
     try:
         with tempfile.TemporaryDirectory() as work:
-            return await _compare_replay(open_snapshot(folder), Path(work))
-    except (ToucheError, OSError) as error:
-        text = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        return [RunDifference("error", text=text)]
-
-
-async def _compare_replay(snapshot: Snapshot, work: Path) -> list[RunDifference]:
-    """Replay a recorded run in the empty folder `work`, and compare both."""
-    config = snapshot.config().model_copy(update={"index": work / "index"})
-    settings = _compare_settings(snapshot, config)
-    try:
-        replayed = await replay(config, snapshot.first_stage, work, snapshot.folder)
+            snapshot = open_snapshot(folder)
+            replayed = await replay(
+                config=snapshot.config(),
+                first_stage=snapshot.first_stage,
+                work=Path(work),
+                place=folder,
+            )
+            return compare_replay(snapshot, replayed)
     except ToucheError as error:
-        return [RunDifference("error", text=str(error)), *settings]
-
-    if replayed.missing:
-        prompts = _compare_prompts(snapshot, replayed)
-        return [*settings, *prompts, *list_missing(replayed.missing)]
-
-    differences = compare_runs(snapshot, replayed.directory.run_file)
-    return [*settings, *differences] if differences else []
+        return CheckResult(error=str(error))
+    except OSError as error:
+        return CheckResult(error=describe_os_error(error))
 
 
-def _compare_settings(snapshot: Snapshot, config: Config) -> list[RunDifference]:
-    """Compare the settings with the recorded ones.
+def compare_replay(snapshot: Snapshot, replayed: ReplayResult) -> CheckResult:
+    """Compare a replay with the recorded run.
 
-    A default that the program did not have then is no difference.
+    Raises:
+        DataError: The run files differ, and one of them is not a valid run.
     """
-    recorded, now = snapshot.manifest.settings, run_settings(config)
-    defaults = flatten({name: field.default for name, field in list_fields(Config)})
-    new = {
-        name: value
-        for name, value in now.items()
-        if name in recorded or value != defaults.get(name)
-    }
-    return [
-        RunDifference("setting", name, old=old, new=value)
-        for name, old, value in sorted(_compare(recorded, new))
-    ]
-
-
-def _compare(old: Mapping[KeyT, Any], new: Mapping[KeyT, Any]) -> Iterator[tuple[KeyT, Any, Any]]:
-    """Yield the keys with different values, and these; None stands for a missing one."""
-    for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key):
-            yield key, old.get(key), new.get(key)
-
-
-def _compare_prompts(snapshot: Snapshot, now: ReplayResult) -> Iterator[RunDifference]:
-    """Yield the changed templates among those of requests without a recorded answer."""
-    for purpose in now.missing:
-        prompt = now.prompts[purpose]
-        old, new = (
-            [line for name in sorted(texts) for line in (f"[{name}]", *texts[name].splitlines())]
-            for texts in (snapshot.read_template(purpose), list_texts(prompt))
+    if not replayed.missing:
+        return compare_runs(
+            recorded=snapshot.run,
+            replayed=replayed.directory.run_file,
+            labels=snapshot.task.stances,
         )
-        if old != new:
-            text = "\n".join(unified_diff(old, new, "recorded", str(prompt.path), n=2, lineterm=""))
-            yield RunDifference("prompt", purpose, new=prompt.label, text=text)
+
+    prompts = [_describe_missing(snapshot, replayed, purpose) for purpose in replayed.missing]
+    topics = [missing.topic_id for prompt in prompts for missing in prompt.missing]
+    return CheckResult(topics=tuple(dict.fromkeys(topics)), prompts=tuple(prompts))
 
 
-def list_missing(missing: Requests) -> list[RunDifference]:
-    """Return a difference for each request without a recorded answer."""
-    return [
-        RunDifference("missing", purpose, request.origin.topic_id, request.origin.document_id)
-        for purpose, requests in missing.items()
-        for request in requests
-    ]
+def _describe_missing(snapshot: Snapshot, replayed: ReplayResult, purpose: str) -> PromptDifference:
+    """Describe a prompt whose requests have no recorded answer."""
+    missing: list[MissingAnswer] = []
+    for request in replayed.missing[purpose]:
+        missing.append(MissingAnswer(request.origin.topic_id, request.origin.document_id))
+
+    template = list_texts(replayed.prompts[purpose])
+    return PromptDifference(
+        purpose=purpose,
+        has_changed_template=template != snapshot.read_template(purpose),
+        missing=tuple(missing),
+    )
 
 
 def list_texts(prompt: Prompt) -> dict[str, str]:
@@ -345,69 +245,100 @@ def list_texts(prompt: Prompt) -> dict[str, str]:
     return texts
 
 
-def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:
-    """Compare a run file with the recorded one."""
-    if run.read_bytes() == snapshot.run.read_bytes():
-        return []
-    old, new = (read_run(file, snapshot.task.stances) for file in (snapshot.run, run))
-    if not (differences := compare_rankings(old, new)):
-        return [RunDifference("run", text="ranks and stances are equal, scores or the tag differ")]
-    return differences
+def compare_runs(recorded: Path, replayed: Path, labels: Collection[str]) -> CheckResult:
+    """Compare two run files.
 
+    Args:
+        recorded: Run file of the recording.
+        replayed: Run file of the replay.
+        labels: Valid stance labels.
 
-def compare_rankings(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
-    """Compare the ranks, largest moves first, then the stances of two runs.
-
-    None stands for a document that is missing from a run.
+    Raises:
+        DataError: The files differ, and one of them is not a valid run.
     """
-    return [*_compare_ranks(old, new), *_compare_stances(old, new)]
+    if recorded.read_bytes() == replayed.read_bytes():
+        return CheckResult()
+
+    recorded_run = read_run(recorded, labels)
+    replayed_run = read_run(replayed, labels)
+    return CheckResult(
+        topics=tuple(_list_differing_topics(recorded, replayed)),
+        ranks=tuple(compare_ranks(recorded_run, replayed_run)),
+        labels=tuple(compare_labels(recorded_run, replayed_run)),
+    )
 
 
-def _compare_ranks(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
+def _list_differing_topics(recorded: Path, replayed: Path) -> list[str]:
+    """Return the topics whose lines differ; if only the order of the topics differs, all."""
+    recorded_lines = _group_lines(recorded)
+    replayed_lines = _group_lines(replayed)
+    topics = list(dict.fromkeys([*recorded_lines, *replayed_lines]))
+    differing = [
+        topic for topic in topics if recorded_lines.get(topic) != replayed_lines.get(topic)
+    ]
+    return differing or topics
+
+
+def _group_lines(run: Path) -> dict[str, list[bytes]]:
+    """Return the lines of a valid run file by topic."""
+    lines: dict[str, list[bytes]] = {}
+    for line in run.read_bytes().splitlines(keepends=True):
+        columns = line.split()
+        if columns:
+            lines.setdefault(columns[0].decode(), []).append(line)
+    return lines
+
+
+def compare_ranks(recorded: ParsedRun, replayed: ParsedRun) -> list[RankDifference]:
     """Return the documents with different ranks, largest moves first."""
-    differences: list[RunDifference] = []
-    for key, old_rank, new_rank in _compare(_list_ranks(old), _list_ranks(new)):
+    recorded_ranks = _list_ranks(recorded)
+    replayed_ranks = _list_ranks(replayed)
+
+    differences: list[RankDifference] = []
+    for key in dict.fromkeys([*recorded_ranks, *replayed_ranks]):
         topic_id, document_id = key
-        difference = RunDifference(
-            kind="rank",
-            topic=topic_id,
-            document=document_id,
-            old=old_rank,
-            new=new_rank,
-        )
-        differences.append(difference)
+        recorded_rank = recorded_ranks.get(key)
+        replayed_rank = replayed_ranks.get(key)
+        if recorded_rank != replayed_rank:
+            difference = RankDifference(
+                topic_id=topic_id,
+                document_id=document_id,
+                recorded=recorded_rank,
+                replayed=replayed_rank,
+            )
+            differences.append(difference)
 
     # A document that only one run has counts as the furthest move.
-    rankings = [*old.rankings.values(), *new.rankings.values()]
+    rankings = [*recorded.rankings.values(), *replayed.rankings.values()]
     longest = max(map(len, rankings), default=0)
     missing_rank = 2 * longest + 1
 
-    def distance(difference: RunDifference) -> int:
-        old_rank: int = difference.old or missing_rank
-        new_rank: int = difference.new or missing_rank
-        return abs(old_rank - new_rank)
+    def distance(difference: RankDifference) -> int:
+        recorded_rank = difference.recorded or missing_rank
+        replayed_rank = difference.replayed or missing_rank
+        return abs(recorded_rank - replayed_rank)
 
     return sorted(differences, key=distance, reverse=True)
 
 
-def _compare_stances(old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
-    """Return the documents of both runs with different stances."""
-    new_ranks = _list_ranks(new)
-    shared = [key for key in _list_ranks(old) if key in new_ranks]
-    old_stances = {key: old.stances.get(key) for key in shared}
-    new_stances = {key: new.stances.get(key) for key in shared}
+def compare_labels(recorded: ParsedRun, replayed: ParsedRun) -> list[LabelDifference]:
+    """Return the documents of both runs with different stance labels."""
+    replayed_ranks = _list_ranks(replayed)
+    shared = [key for key in _list_ranks(recorded) if key in replayed_ranks]
 
-    differences: list[RunDifference] = []
-    for key, old_stance, new_stance in _compare(old_stances, new_stances):
+    differences: list[LabelDifference] = []
+    for key in shared:
         topic_id, document_id = key
-        difference = RunDifference(
-            kind="stance",
-            topic=topic_id,
-            document=document_id,
-            old=old_stance,
-            new=new_stance,
-        )
-        differences.append(difference)
+        recorded_label = recorded.stances.get(key)
+        replayed_label = replayed.stances.get(key)
+        if recorded_label != replayed_label:
+            difference = LabelDifference(
+                topic_id=topic_id,
+                document_id=document_id,
+                recorded=recorded_label,
+                replayed=replayed_label,
+            )
+            differences.append(difference)
     return differences
 
 

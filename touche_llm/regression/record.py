@@ -35,14 +35,8 @@ from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.regression.check import (
-    ReplayResult,
-    compare_runs,
-    format_differences,
-    list_missing,
-    list_texts,
-    replay,
-)
+from touche_llm.regression.check import ReplayResult, compare_replay, list_texts, replay
+from touche_llm.regression.result import format_result
 from touche_llm.regression.snapshot import (
     CASSETTE,
     DECISIVE,
@@ -54,7 +48,6 @@ from touche_llm.regression.snapshot import (
     Snapshot,
     corpus_file,
     open_snapshot,
-    run_settings,
 )
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import describe_restriction
@@ -203,7 +196,7 @@ async def record(config: Config, run: Path, target: Path) -> Recording:
         write_topics(context.topics, folder / TOPICS)
         shutil.copyfile(directory.run_file, folder / directory.run_file.name)
         templates = _copy_templates(context, folder)
-        Manifest(settings=run_settings(config), templates=templates).write(folder)
+        Manifest(templates=templates).write(folder)
         answers = await _write_answers(config, folder, Path(work), target)
 
         return Recording(
@@ -308,13 +301,11 @@ async def _replay_equal(
     """Replay a run that is being recorded; raise DataError if the replay gives another run."""
     replayed = await replay(config, snapshot.first_stage, work, target)
 
-    differences = list_missing(replayed.missing)
-    if not differences:
-        differences = compare_runs(snapshot, replayed.directory.run_file)
-    if differences:
+    result = compare_replay(snapshot, replayed)
+    if not result.is_same:
         raise DataError(
             f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "
             "another run; repeat the run, which sends only requests without an answer, then record it\n"
-            + format_differences(target.name, differences)
+            + format_result(target.name, result)
         )
     return replayed

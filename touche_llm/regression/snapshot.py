@@ -9,14 +9,13 @@ from typing import Any, Literal
 
 import orjson
 
-from touche_llm.config import Config, flatten, is_one_of
+from touche_llm.config import Config
 from touche_llm.data.io import open_atomic, read_bounded, recover, shorten_path
 from touche_llm.data.records import Malformed, Model
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import CONFIG, COPY, find_task_folder, load_config
-from touche_llm.pipeline.provenance import INCIDENTAL
 from touche_llm.pipeline.run_directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
 from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import get_task
@@ -41,10 +40,13 @@ DECISIVE = (
 
 
 class Manifest(Model):
-    """Settings that determine a recorded run, by dotted name, and the template file of each purpose."""
+    """Manifest of a recorded run.
 
-    format: Literal[1] = 1
-    settings: dict[str, Any]
+    Attributes:
+        templates: Names of the template files, by purpose of the prompt.
+    """
+
+    format: Literal[2] = 2
     templates: dict[str, str]
 
     def write(self, folder: Path) -> None:
@@ -101,7 +103,7 @@ class Snapshot:
         )
 
     def read_template(self, purpose: str) -> dict[str, str]:
-        """Return the texts of the recorded files of a prompt by name."""
+        """Return the texts of the recorded files of a prompt by name; none if it is not recorded."""
         folder = self.folder / PROMPTS / purpose
         texts: dict[str, str] = {}
         for path in folder.rglob("*"):
@@ -122,16 +124,6 @@ class Snapshot:
 def corpus_file(task: Task) -> str:
     """Return the name of the corpus file, which has the format of the task's reader."""
     return ARGUMENTS if task.reads_arguments else DOCUMENTS
-
-
-def run_settings(config: Config) -> dict[str, Any]:
-    """Return every setting that determines a run after the first stage, by dotted name."""
-    dumped = config.model_dump(mode="json")
-    values = {name: dumped[name] for name in DECISIVE if dumped[name] is not None}
-    values["engine"]["model"] = config.engine.model_name
-    return {
-        name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)
-    }
 
 
 def find_snapshots(root: Path, names: list[str]) -> list[Path]:

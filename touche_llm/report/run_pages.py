@@ -8,9 +8,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from pandas import DataFrame
 
+from touche_llm.config import Config, flatten, is_one_of
 from touche_llm.data.records import Topic
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
@@ -18,8 +20,9 @@ from touche_llm.evaluation.measures import Evaluation, describe_judging, evaluat
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, select_topics
 from touche_llm.evaluation.significance import compare
 from touche_llm.evaluation.stances import count_confusion
+from touche_llm.pipeline.provenance import INCIDENTAL
 from touche_llm.pipeline.run_directory import read_counts
-from touche_llm.regression.snapshot import run_settings
+from touche_llm.regression.snapshot import DECISIVE
 from touche_llm.report.folder import DocumentRow, RunFolder, get_assessments, open_folder
 from touche_llm.report.page import (
     COSTS,
@@ -246,7 +249,7 @@ def _add_differing_settings(
 ) -> None:
     """Add the settings in which the runs differ to the facts of those that have a folder."""
     settings = [
-        (side, run_settings(folder.config))
+        (side, _list_settings(folder.config))
         for side, folder in zip(sides, folders, strict=True)
         if folder is not None
     ]
@@ -254,6 +257,16 @@ def _add_differing_settings(
         if len({str(of_run.get(name)) for _, of_run in settings}) > 1:
             for side, of_run in settings:
                 side.facts[name] = str(of_run.get(name))
+
+
+def _list_settings(config: Config) -> dict[str, Any]:
+    """Return every setting that determines a run after the first stage, by dotted name."""
+    dumped = config.model_dump(mode="json")
+    values = {name: dumped[name] for name in DECISIVE if dumped[name] is not None}
+    values["engine"]["model"] = config.engine.model_name
+    return {
+        name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)
+    }
 
 
 def _describe_side(
