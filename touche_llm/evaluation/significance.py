@@ -60,6 +60,10 @@ class Estimate:
         """Return the value of each topic alone, of shape (topics,)."""
         return self.formula(self.counts)
 
+    def values_by_topic(self) -> dict[str, float]:
+        """Return the value of each topic alone, by topic."""
+        return dict(zip(self.topics, self.by_topic().tolist(), strict=True))
+
     def select(self, topics: Collection[str]) -> Array:
         """Return the counts of these topics, in their order, (topics, counts).
 
