@@ -120,12 +120,14 @@ def show_aspects(
     """Print a table of measures for each aspect, with the topics that its values are over."""
     from touche_llm.evaluation.measures import describe_coverage
 
-    of_aspect: dict[str, list[Mapping[str, Any]]] = {}
+    rows_by_aspect: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        of_aspect.setdefault(row["measure"].partition(" ")[0], []).append(row)
-    for aspect, found in of_aspect.items():
-        below = describe_coverage(evaluations, aspect)
-        show_table(columns, found, title=aspect + change, below=below)
+        aspect, _, _ = row["measure"].partition(" ")
+        rows_by_aspect.setdefault(aspect, []).append(row)
+
+    for aspect, of_aspect in rows_by_aspect.items():
+        coverage = describe_coverage(evaluations, aspect)
+        show_table(columns, of_aspect, title=aspect + change, below=coverage)
         print()
 
 
