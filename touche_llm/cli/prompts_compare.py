@@ -142,28 +142,37 @@ def compare(
 
 
 def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the tables of a part: the measures of its variants, and their changes."""
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
-        # Without the aspect.
+        # Without the aspect, except where several aspects have the measure.
         title = measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
         columns.append(Column(title, value=_key(measure)))
-    columns += [Column("outside", drop=2), Column("failures", drop=2)]
-    columns += [Column("tokens", drop=2, value="prompt_tokens"), Column("requests", drop=2)]
-    chance = dict.fromkeys(rows[0]) | {
-        "variant": "random order",
-        _key(part.measures[0]): part.chance,
-    }
-    purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
-    topics = f"{len(part.topics)} topic{'' if len(part.topics) == 1 else 's'}"
-    show_table(columns, [*rows, chance], f"{len(part.sample):,} documents of {topics}{purpose}")
+    columns.append(Column("outside", drop=2))
+    columns.append(Column("failures", drop=2))
+    columns.append(Column("tokens", drop=2, value="prompt_tokens"))
+    columns.append(Column("requests", drop=2))
+
+    random_order = dict.fromkeys(rows[0])
+    random_order["variant"] = "random order"
+    random_order[_key(part.measures[0])] = part.chance
+    show_table(columns, [*rows, random_order], _describe_part(part))
     print()
-    changes = [
-        {"measure": measure, "variant": variant.name, **part.differences[variant.name, measure]}
-        for measure in part.measures
-        for variant in found.variants_in(part)[1:]
-    ]
+
+    changes: list[dict[str, Any]] = []
+    for measure in part.measures:
+        for variant in found.variants_in(part)[1:]:
+            change = part.differences[variant.name, measure]
+            changes.append({"measure": measure, "variant": variant.name, **change})
     show_table(_CHANGES, changes, f"change from {found.variants[0].name}")
     print()
+
+
+def _describe_part(part: PartMeasures) -> str:
+    """Return the title of a part's table: its documents, its topics and what it is for."""
+    purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
+    topics = f"{len(part.topics)} topic{'' if len(part.topics) == 1 else 's'}"
+    return f"{len(part.sample):,} documents of {topics}{purpose}"
 
 
 _CHANGES = (Column("measure", is_text=True), Column("variant", is_text=True), *m.CHANGE_COLUMNS)

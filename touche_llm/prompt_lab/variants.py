@@ -282,31 +282,40 @@ def _rank_documents(
 def _estimate_variant(
     run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool
 ) -> dict[str, Estimate]:
-    first = next(iter(given.grades))
-    useful = _select_relevant(given)
-    estimates = {
-        f"{first} {NDCG}": estimate_grades(run, useful, CUTOFF)[NDCG]
-        if useful
-        else estimate_mean({})
-    }
-    estimates |= {
-        f"{aspect} kappa": _estimate_kappa(said, of, aspect) for aspect, of in given.grades.items()
-    }
+    """Estimate the measures of a variant, in the order of `PartMeasures.measures`.
+
+    Args:
+        run: Ranking by the judgments of the variant, with their stances.
+        said: Judgments of the variant.
+        given: Human judgments of the sampled documents.
+        stances: Whether there are stance qrels, with or without sampled documents.
+    """
+    first_aspect = next(iter(given.grades))
+    relevant = _select_relevant(given)
+    estimates: dict[str, Estimate] = {}
+
+    ndcg = f"{first_aspect} {NDCG}"
+    estimates[ndcg] = estimate_mean({})
+    if relevant:
+        estimates[ndcg] = estimate_grades(run, relevant, CUTOFF)[NDCG]
+
+    for aspect, grades in given.grades.items():
+        estimates[f"{aspect} kappa"] = _estimate_kappa(said, grades, aspect)
+
     if stances:
-        estimates[MACRO_F1] = (
-            estimate_stances(run, given, CUTOFF)[MACRO_F1] if given.stances else estimate_mean({})
-        )
+        estimates[MACRO_F1] = estimate_mean({})
+    if given.stances:
+        estimates[MACRO_F1] = estimate_stances(run, given, CUTOFF)[MACRO_F1]
     return estimates
 
 
 def _estimate_kappa(said: Judgments, grades: Grades, aspect: str) -> Estimate:
-    return estimate_kappa(
-        {
-            topic: [
-                (said[topic, document].grades[aspect], grade)
-                for document, grade in judged.items()
-                if (topic, document) in said
-            ]
-            for topic, judged in grades.items()
-        }
-    )
+    """Estimate kappa of a variant's and the human grades of an aspect."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for topic, judged in grades.items():
+        pairs[topic] = [
+            (said[topic, document].grades[aspect], grade)
+            for document, grade in judged.items()
+            if (topic, document) in said
+        ]
+    return estimate_kappa(pairs)
