@@ -26,14 +26,13 @@ from touche_llm.cli.emit import (
 )
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.io import check_output
+from touche_llm.data.measure import MeasureName
 from touche_llm.errors import ToucheError, UsageError, describe_os_error, shorten
 from touche_llm.evaluation.measures import (
-    JUDGED,
     Evaluation,
     compare_runs,
     describe_coverage,
     describe_judging,
-    name_judged,
 )
 from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
 from touche_llm.evaluation.significance import describe_missing_intervals
@@ -64,9 +63,7 @@ def rank_among_published(
     The place is from 1, the better of a tie; `behind` is the published run after it, or with the
     same value.
     """
-    tables = {
-        f"{table.measure} {task.measures[table.measure]}": table for table in read_tables(task)
-    }
+    tables = {task.official_measures[table.measure]: table for table in read_tables(task)}
     if not tables:
         raise UsageError(
             f"--leaderboard: {task.name} has no published results; write {task.folder / LEADERBOARD_FILE}"
@@ -83,7 +80,7 @@ def rank_among_published(
                 placed.append({**row, **_describe_place(table, row["value"])})
     if not placed:
         raise UsageError(
-            f"--leaderboard: published are {', '.join(tables)} over all judged topics, not measured here"
+            f"--leaderboard: published are {', '.join(map(str, tables))} over all judged topics, not measured here"
         )
     return placed
 
@@ -233,16 +230,16 @@ def summarize(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 def _list_topics(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return a row for each run and topic, with `run`, `topic`, the measures and their judged@k."""
     measures = list(evaluations[-1].estimates)
-    names = [*measures, *map(name_judged, measures)]
+    shares = [measure.judged for measure in measures]
+    empty = dict.fromkeys(map(str, [*measures, *shares]), nan)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for evaluation in evaluations:
         for measured in evaluation.per_topic().itertuples(index=False):
             key = (evaluation.name, measured.topic)
             if key not in rows:
-                empty = dict.fromkeys(names, nan)
                 rows[key] = {"run": evaluation.name, "topic": measured.topic, **empty}
-            rows[key][name_judged(measured.measure)] = measured.judged
-            rows[key][measured.measure] = measured.value
+            rows[key][str(measured.measure.judged)] = measured.judged
+            rows[key][str(measured.measure)] = measured.value
     return list(rows.values())
 
 
@@ -251,15 +248,14 @@ def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n", drop=1)]
     columns.append(Column("judged@k", value=_get_judged_share, digits=3))
     # Their shares are in the column beside the other measures.
-    shown = [row for row in rows if JUDGED not in row["measure"]]
+    shown = [row for row in rows if row["measure"].name is not MeasureName.JUDGED]
     m.show_aspects(shown, columns, evaluations)
     show_lines((m.JUDGED_LEGEND,))
 
 
 def _get_judged_share(row: Mapping[str, Any]) -> float | None:
     """Return judged@k of a row of `summarize`; None for a measure of one label."""
-    is_of_label = "precision" in row["measure"] or "recall" in row["measure"]
-    return None if is_of_label else row["judged"]
+    return row["judged"] if row["measure"].label is None else None
 
 
 # The first measures of an aspect are the usual ones; rows for other programs have all.
@@ -269,10 +265,10 @@ _MAX_SHOWN_MEASURES = 6
 def _show_topics(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     """Print the rows of `_list_topics`, in a table for each aspect and run."""
     measures = list(evaluations[-1].estimates)
-    for aspect in dict.fromkeys(measure.split(" ", 1)[0] for measure in measures):
-        of_aspect = [name for name in measures if name.startswith(f"{aspect} ")]
+    for aspect in dict.fromkeys(measure.aspect for measure in measures):
+        of_aspect = [measure for measure in measures if measure.aspect == aspect]
         shown = of_aspect[:_MAX_SHOWN_MEASURES]
-        columns = [Column(m.strip_aspect(name), value=name) for name in shown]
+        columns = [Column(measure.short_text, value=str(measure)) for measure in shown]
 
         for evaluation in evaluations:
             coverage = describe_coverage([evaluation], aspect)
@@ -280,7 +276,9 @@ def _show_topics(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
                 # A first stage labels nothing.
                 continue
             measured = [
-                row for row in rows if row["run"] == evaluation.name and not isnan(row[shown[0]])
+                row
+                for row in rows
+                if row["run"] == evaluation.name and not isnan(row[str(shown[0])])
             ]
             show_table(
                 [Column("topic"), *columns],

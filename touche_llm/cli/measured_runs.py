@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
 
 # The columns of a measure in tables by aspect.
-MEASURE = Column("measure", is_text=True, value=lambda row: strip_aspect(row["measure"]))
+MEASURE = Column("measure", is_text=True, value=lambda row: row["measure"].short_text)
 RUN_COLUMN = Column("run", is_text=True)
 INTERVAL = Column("95 % interval", value=format_interval)
 # The columns of a difference between two runs or prompts.
@@ -122,8 +122,7 @@ def show_aspects(
 
     rows_by_aspect: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        aspect, _, _ = row["measure"].partition(" ")
-        rows_by_aspect.setdefault(aspect, []).append(row)
+        rows_by_aspect.setdefault(row["measure"].aspect, []).append(row)
 
     for aspect, of_aspect in rows_by_aspect.items():
         coverage = describe_coverage(evaluations, aspect)
@@ -227,8 +226,3 @@ def print_notes(
     sys.stdout.flush()
     for note in notes:
         CommandProgress().warn(note)
-
-
-def strip_aspect(measure: str) -> str:
-    """Return a measure's name without its aspect."""
-    return measure.split(" ", 1)[1]

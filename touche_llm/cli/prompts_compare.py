@@ -25,6 +25,7 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, print_costs, print_failures, run_requests
 from touche_llm.config import Config
 from touche_llm.data.io import check_output
+from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.context import Dataset
@@ -145,8 +146,9 @@ def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[st
     """Print the tables of a part: the measures of its variants, and their changes."""
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
-        # Without the aspect, except where several aspects have the measure.
-        title = measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
+        # Each graded aspect has a kappa; the other measures occur once.
+        is_repeated = measure.name is MeasureName.KAPPA
+        title = str(measure) if is_repeated else measure.short_text
         columns.append(Column(title, value=_key(measure)))
     columns.append(Column("outside", drop=2))
     columns.append(Column("failures", drop=2))
@@ -178,8 +180,9 @@ def _describe_part(part: PartMeasures) -> str:
 _CHANGES = (Column("measure", is_text=True), Column("variant", is_text=True), *m.CHANGE_COLUMNS)
 
 
-def _key(measure: str) -> str:
-    return re.sub(r"\W+", "_", measure.lower())
+def _key(measure: Measure) -> str:
+    """Return the name of a measure in rows for other programs, such as `relevance_ndcg_5`."""
+    return re.sub(r"\W+", "_", str(measure).lower())
 
 
 def _make_rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
+from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import (
@@ -33,10 +34,6 @@ from touche_llm.evaluation.significance import (
 )
 from touche_llm.evaluation.stances import estimate_common_stances, estimate_labels, estimate_stances
 
-CUTOFF = 5
-NDCG = f"nDCG@{CUTOFF}"
-TOUCHE_NDCG = f"touche_nDCG@{CUTOFF}"
-JUDGED = f"judged@{CUTOFF}"
 _SUMMARY_COLUMNS = (
     "run",
     "measure",
@@ -59,8 +56,7 @@ class Evaluation:
     """The measured values of a run.
 
     Attributes:
-        estimates: Estimates by measure: for each graded aspect those of `estimate_grades`, prefixed
-            by the aspect, as in `relevance nDCG@5`, and those of `estimate_stances`.
+        estimates: Estimates of `estimate_grades` for each graded aspect, and of `estimate_stances`.
         labels: Estimates of `estimate_labels`.
         notes: Notes for readers, such as on missing topics, each with its aspects.
     """
@@ -68,8 +64,8 @@ class Evaluation:
     name: str
     run: ParsedRun
     qrels: Qrels
-    estimates: dict[str, Estimate]
-    labels: dict[str, Estimate]
+    estimates: dict[Measure, Estimate]
+    labels: dict[Measure, Estimate]
     notes: list[str]
 
     def coverage(self, aspect: str) -> Coverage:
@@ -77,7 +73,10 @@ class Evaluation:
         return Coverage.of(self.run, self.qrels, aspect)
 
     def summary(self) -> pd.DataFrame:
-        """Return a row for each measure, with the columns that `evaluation.evaluate` names."""
+        """Return a row for each measure, with the columns that `evaluation.evaluate` names.
+
+        The column `measure` has records.
+        """
         estimates = self.estimates | self.labels
         rows = [self._summarize(measure, estimate) for measure, estimate in estimates.items()]
         return pd.DataFrame(rows, columns=_SUMMARY_COLUMNS)
@@ -85,18 +84,18 @@ class Evaluation:
     def per_topic(self) -> pd.DataFrame:
         """Return a row for each measure and contributing topic: `run`, `measure`, `topic`, `value` and `judged`.
 
-        Topics are in the order of their numbers, since qrels files have them in any order. A stance
-        measure is computed over the topic's own documents; the mean over topics is not the run's
-        value.
+        The column `measure` has records. Topics are in the order of their numbers, since qrels
+        files have them in any order. A stance measure is computed over the topic's own documents;
+        the mean over topics is not the run's value.
         """
         rows: list[dict[str, Any]] = []
         for measure, estimate in self.estimates.items():
             rows += self._list_topics(measure, estimate)
         return pd.DataFrame(rows, columns=_TOPIC_COLUMNS)
 
-    def _summarize(self, measure: str, estimate: Estimate) -> dict[str, Any]:
+    def _summarize(self, measure: Measure, estimate: Estimate) -> dict[str, Any]:
         """Return the row of a measure for `summary`."""
-        covered = self.coverage(aspect_of(measure))
+        covered = self.coverage(measure.aspect)
         low, high = compute_interval(estimate)
         judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
         return {
@@ -112,7 +111,7 @@ class Evaluation:
             "judged": judged.value,
         }
 
-    def _list_topics(self, measure: str, estimate: Estimate) -> list[dict[str, Any]]:
+    def _list_topics(self, measure: Measure, estimate: Estimate) -> list[dict[str, Any]]:
         """Return the rows of a measure for `per_topic`."""
         judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
         values = estimate.values_by_topic()
@@ -132,30 +131,18 @@ class Evaluation:
         return rows
 
 
-def aspect_of(measure: str) -> str:
-    """Return the aspect of a measure, its first word."""
-    return measure.split(" ", 1)[0]
-
-
-def name_judged(measure: str) -> str:
-    """Return the name of the share of judged documents that belongs to a measure, such as `relevance judged@10`."""
-    _, at, cutoff = measure.partition("@")
-    return f"{aspect_of(measure)} judged{at}{cutoff}"
-
-
 def estimate_judged(
-    run: ParsedRun, qrels: Qrels, measure: str, topics: Collection[str]
+    run: ParsedRun, qrels: Qrels, measure: Measure, topics: Collection[str]
 ) -> Estimate:
     """Estimate judged@k over judged topics: the share of judged documents among those that a measure looks at.
 
-    The k is the measure's cutoff, as in `relevance nDCG@5`. The missing places of a shorter ranking
-    are unjudged, as they are no hits for P@5 (Judged@5 of ir-measures divides by the number of
-    documents). Without a cutoff the whole ranking counts.
+    The k is the measure's cutoff. The missing places of a shorter ranking are unjudged, as they are
+    no hits for P@5 (Judged@5 of ir-measures divides by the number of documents). Without a cutoff
+    the whole ranking counts.
     """
-    judged = qrels.judgments_of(aspect_of(measure))
+    judged = qrels.judgments_of(measure.aspect)
     documents = {topic: judged[topic] for topic in topics}
-    _, _, cutoff = measure.partition("@")
-    return _estimate_share(run, documents, int(cutoff) if cutoff else None)
+    return _estimate_share(run, documents, measure.cutoff)
 
 
 def _estimate_share(
@@ -178,11 +165,11 @@ def _estimate_share(
     return estimate_mean(shares)
 
 
-def list_headline(qrels: Qrels) -> list[str]:
+def list_headline(qrels: Qrels) -> list[Measure]:
     """Return the headline measures: nDCG@5 of each graded aspect, and macro-F1 of the stance."""
-    headline = [f"{aspect} {NDCG}" for aspect in qrels.grades]
+    headline = [make_headline_ndcg(aspect) for aspect in qrels.grades]
     if qrels.stances:
-        headline.append(f"{STANCE} macro-F1")
+        headline.append(MACRO_F1)
     return headline
 
 
@@ -203,11 +190,10 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
     for aspect in qrels.aspects:
         check_judged(run, qrels, aspect)
 
-    estimates: dict[str, Estimate] = {}
+    estimates: dict[Measure, Estimate] = {}
     for aspect, grades in qrels.grades.items():
-        for measure, estimate in estimate_grades(run, grades, depth).items():
-            estimates[f"{aspect} {measure}"] = estimate
-    labels: dict[str, Estimate] = {}
+        estimates |= estimate_grades(run, aspect, grades, depth)
+    labels: dict[Measure, Estimate] = {}
     if qrels.stances:
         estimates |= estimate_stances(run, qrels, CUTOFF)
         labels = estimate_labels(run, qrels)
@@ -234,7 +220,9 @@ def _describe_aspects(run: ParsedRun, qrels: Qrels) -> list[str]:
     return [f"{', '.join(aspects)}: {note}" for note, aspects in aspects_of_note.items()]
 
 
-def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Estimate]:
+def estimate_grades(
+    run: ParsedRun, aspect: str, grades: Grades, depth: int
+) -> dict[Measure, Estimate]:
     """Estimate the measures of one aspect's grades, each the mean over the judged topics.
 
     nDCG@5, nDCG@10: linear gain, discount log2(rank + 1), unjudged documents and grades below 0
@@ -246,30 +234,35 @@ def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Est
 
     touche_nDCG@5: see `compute_condensed_ndcg`; only over the topics for which it is defined.
     """
-    estimates = _estimate_by_ir_measures(run, grades, depth)
-    estimates[JUDGED] = _estimate_share(run, grades, CUTOFF)
-    estimates[TOUCHE_NDCG] = _estimate_condensed_ndcg(run, grades)
+    judged = make_headline_ndcg(aspect).judged
+    touche_ndcg = Measure(aspect, MeasureName.TOUCHE_NDCG, CUTOFF)
+
+    estimates = _estimate_by_ir_measures(run, aspect, grades, depth)
+    estimates[judged] = _estimate_share(run, grades, judged.cutoff)
+    estimates[touche_ndcg] = _estimate_condensed_ndcg(run, grades)
     return estimates
 
 
-def _estimate_by_ir_measures(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Estimate]:
+def _estimate_by_ir_measures(
+    run: ParsedRun, aspect: str, grades: Grades, depth: int
+) -> dict[Measure, Estimate]:
     """Estimate the measures that ir-measures computes, with recall at `depth`."""
-    measures = {
-        NDCG: ir_measures.nDCG @ CUTOFF,
-        "nDCG@10": ir_measures.nDCG @ 10,
-        f"P@{CUTOFF}": ir_measures.P(rel=_UNIT) @ CUTOFF,
-        f"R@{depth}": ir_measures.R(rel=_UNIT) @ depth,
+    calculated = {
+        make_headline_ndcg(aspect): ir_measures.nDCG @ CUTOFF,
+        Measure(aspect, MeasureName.NDCG, 10): ir_measures.nDCG @ 10,
+        Measure(aspect, MeasureName.PRECISION, CUTOFF): ir_measures.P(rel=_UNIT) @ CUTOFF,
+        Measure(aspect, MeasureName.RECALL, depth): ir_measures.R(rel=_UNIT) @ depth,
     }
     metrics = ir_measures.iter_calc(
-        list(measures.values()),
+        list(calculated.values()),
         _convert_grades(grades),
         _convert_rankings(run, grades),
     )
     values = {(metric.measure, metric.query_id): metric.value for metric in metrics}
 
-    estimates: dict[str, Estimate] = {}
-    for name, measure in measures.items():
-        estimates[name] = estimate_mean({topic: values[measure, topic] for topic in grades})
+    estimates: dict[Measure, Estimate] = {}
+    for measure, calculator in calculated.items():
+        estimates[measure] = estimate_mean({topic: values[calculator, topic] for topic in grades})
     return estimates
 
 
@@ -383,7 +376,7 @@ def compare_runs(
     Raises:
         UsageError: The runs cannot be compared, see `significance.compare`.
     """
-    common: dict[str, dict[str, tuple[Estimate, Estimate]]] = {}
+    common: dict[str, dict[Measure, tuple[Estimate, Estimate]]] = {}
     for other in others:
         if other.qrels.stances:
             common[other.name] = estimate_common_stances(other.run, baseline.run, other.qrels)
@@ -413,17 +406,17 @@ def compare_runs(
 _SHARE_COLUMNS = ("judged", "baseline_judged")
 
 
-def _select_compared(evaluation: Evaluation) -> dict[str, Estimate]:
+def _select_compared(evaluation: Evaluation) -> dict[Measure, Estimate]:
     """Return the estimates by the measures of a system, which judged@5 is not."""
     return {
         measure: estimate
         for measure, estimate in evaluation.estimates.items()
-        if not measure.endswith(f" {JUDGED}")
+        if measure.name is not MeasureName.JUDGED
     }
 
 
 def _compute_judged_shares(
-    run: Evaluation, baseline: Evaluation, measure: str, topics: Collection[str]
+    run: Evaluation, baseline: Evaluation, measure: Measure, topics: Collection[str]
 ) -> dict[str, float]:
     """Return judged@k of a measure over some topics, of a run and of the baseline."""
     judged = estimate_judged(run.run, run.qrels, measure, topics)
@@ -434,7 +427,7 @@ def _compute_judged_shares(
 def _describe_common_stances(
     run: Evaluation,
     baseline: Evaluation,
-    common: Mapping[str, tuple[Estimate, Estimate]],
+    common: Mapping[Measure, tuple[Estimate, Estimate]],
 ) -> list[str]:
     """Return a note for each measure whose common documents are not all those of each run.
 
@@ -463,7 +456,7 @@ def describe_judging(run: Evaluation, baseline: Evaluation) -> list[str]:
     """
     notes: list[str] = []
     for aspect in run.qrels.grades:
-        measure = f"{aspect} {JUDGED}"
+        measure = make_headline_ndcg(aspect).judged
         share = run.estimates[measure].value
         baseline_share = baseline.estimates[measure].value
         if abs(share - baseline_share) > _MAX_JUDGED_DIFFERENCE:

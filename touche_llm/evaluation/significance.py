@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from touche_llm.data.measure import Measure
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 
@@ -151,9 +153,9 @@ def compute_bootstrap(counts: Array, formula: Callable[[Array], Array]) -> tuple
 
 def compare(
     baseline: str,
-    runs: Mapping[str, Mapping[str, Estimate]],
+    runs: Mapping[str, Mapping[Measure, Estimate]],
     *,
-    common: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]] | None = None,
+    common: Mapping[str, Mapping[Measure, tuple[Estimate, Estimate]]] | None = None,
 ) -> DataFrame:
     """Compare each run with the baseline by each measure, over the topics that contribute to both.
 

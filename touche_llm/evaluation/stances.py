@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.data.io import read_records
+from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError
-from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.evaluation.significance import Array, Estimate, ratio
 from touche_llm.judging.labels import check_judgments, choose_stances
 from touche_llm.tasks.task import Task
@@ -84,7 +85,7 @@ def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Ar
     )
 
 
-def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[str, Estimate]:
+def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[Measure, Estimate]:
     """Estimate macro-F1 (see `macro_f1`) and accuracy over the judged documents with a label in the run.
 
     The documents of all topics are pooled: neither value is a mean over topics, and topics without
@@ -99,7 +100,7 @@ def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[str, Est
 
 def estimate_common_stances(
     run: ParsedRun, other: ParsedRun, qrels: Qrels
-) -> dict[str, tuple[Estimate, Estimate]]:
+) -> dict[Measure, tuple[Estimate, Estimate]]:
     """Estimate macro-F1 and accuracy of two runs, by measure, over the judged documents with a label in both.
 
     Over its own documents, a run could look better by leaving hard ones without a label or by
@@ -116,12 +117,12 @@ def _keep_stances(run: ParsedRun, keys: Collection[tuple[str, str]]) -> ParsedRu
     return replace(run, stances={key: run.stances[key] for key in keys})
 
 
-def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
+def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[Measure, Estimate]:
     """Estimate precision and recall of each label, over the documents of `estimate_stances`.
 
     Returns:
-        Estimates by measure, such as `stance precision NO`, over the topics with documents that
-        have this label in the run (precision) or for which it is true (recall).
+        Estimates by measure, over the topics with documents that have its label in the run
+        (precision) or for which the label is true (recall).
     """
     tables = _count_labels(run, qrels)
     topics = list(tables)
@@ -131,15 +132,13 @@ def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
     chosen = counts.sum(axis=1)
     true = counts.sum(axis=2)
 
-    estimates: dict[str, Estimate] = {}
+    estimates: dict[Measure, Estimate] = {}
     for place, label in enumerate(qrels.labels):
-        estimates[f"stance precision {label}"] = _estimate_share(
-            topics, hits[:, place], chosen[:, place]
-        )
+        precision = Measure(STANCE, MeasureName.LABEL_PRECISION, label=label)
+        estimates[precision] = _estimate_share(topics, hits[:, place], chosen[:, place])
     for place, label in enumerate(qrels.labels):
-        estimates[f"stance recall {label}"] = _estimate_share(
-            topics, hits[:, place], true[:, place]
-        )
+        recall = Measure(STANCE, MeasureName.LABEL_RECALL, label=label)
+        estimates[recall] = _estimate_share(topics, hits[:, place], true[:, place])
     return estimates
 
 
@@ -201,20 +200,20 @@ def _count_labels(
 
 def _estimate_pooled(
     run: ParsedRun, qrels: Qrels, cutoff: int | None = None
-) -> dict[str, Estimate]:
+) -> dict[Measure, Estimate]:
     """Estimate macro-F1 and accuracy over the documents that `_count_labels` counts.
 
     Topics without documents are left out.
     """
-    suffix = "" if cutoff is None else f"@{cutoff}"
     tables = _count_labels(run, qrels, cutoff)
     kept = {topic: table for topic, table in tables.items() if table.any()}
     cells = len(qrels.labels) ** 2
     counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), cells)
 
-    estimates: dict[str, Estimate] = {}
-    for name, formula in (("macro-F1", _macro_f1), ("accuracy", _accuracy)):
-        estimates[f"stance {name}{suffix}"] = Estimate(
+    formulas = {MeasureName.MACRO_F1: _macro_f1, MeasureName.ACCURACY: _accuracy}
+    estimates: dict[Measure, Estimate] = {}
+    for name, formula in formulas.items():
+        estimates[Measure(STANCE, name, cutoff)] = Estimate(
             topics=tuple(kept),
             counts=counts,
             formula=formula,

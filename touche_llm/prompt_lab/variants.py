@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from touche_llm.config import Config
+from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.records import Candidate, Failure, Judgment, ScoredDocument, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
+from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
 from touche_llm.evaluation.stances import estimate_kappa, estimate_stances
@@ -99,7 +100,6 @@ def _convert_grades(judgment: Judgment, task: Task) -> Judgment:
     return structs.replace(judgment, grades=grades)
 
 
-MACRO_F1 = "stance macro-F1"
 Judgments = Mapping[tuple[str, str], Judgment]
 
 ValueT = TypeVar("ValueT", str, float)
@@ -120,8 +120,8 @@ class PartMeasures:
 
     name: str
     sample: list[Sampled]
-    estimates: dict[str, dict[str, Estimate]]
-    differences: dict[tuple[str, str], Mapping[str, Any]]
+    estimates: dict[str, dict[Measure, Estimate]]
+    differences: dict[tuple[str, Measure], Mapping[str, Any]]
     chance: float
     off_label_mass: dict[str, float | None]
 
@@ -131,8 +131,8 @@ class PartMeasures:
         return list(dict.fromkeys(item.topic_id for item in self.sample))
 
     @property
-    def measures(self) -> list[str]:
-        """Return the names of the measures, nDCG@5 first."""
+    def measures(self) -> list[Measure]:
+        """Return the measures, nDCG@5 first."""
         return list(next(iter(self.estimates.values())))
 
 
@@ -281,7 +281,7 @@ def _rank_documents(
 
 def _estimate_variant(
     run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool
-) -> dict[str, Estimate]:
+) -> dict[Measure, Estimate]:
     """Estimate the measures of a variant, in the order of `PartMeasures.measures`.
 
     Args:
@@ -292,15 +292,16 @@ def _estimate_variant(
     """
     first_aspect = next(iter(given.grades))
     relevant = _select_relevant(given)
-    estimates: dict[str, Estimate] = {}
+    estimates: dict[Measure, Estimate] = {}
 
-    ndcg = f"{first_aspect} {NDCG}"
+    ndcg = make_headline_ndcg(first_aspect)
     estimates[ndcg] = estimate_mean({})
     if relevant:
-        estimates[ndcg] = estimate_grades(run, relevant, CUTOFF)[NDCG]
+        estimates[ndcg] = estimate_grades(run, first_aspect, relevant, CUTOFF)[ndcg]
 
     for aspect, grades in given.grades.items():
-        estimates[f"{aspect} kappa"] = _estimate_kappa(said, grades, aspect)
+        kappa = Measure(aspect, MeasureName.KAPPA)
+        estimates[kappa] = _estimate_kappa(said, grades, aspect)
 
     if stances:
         estimates[MACRO_F1] = estimate_mean({})

@@ -372,8 +372,8 @@ def compare_measures(old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[RunDi
 
     before, now = (evaluate_run("run", ranking, qrels).estimates for ranking in (old, new))
     return [
-        RunDifference("measure", name, old=before[name].value, new=now[name].value)
-        for name in list_headline(qrels)
+        RunDifference("measure", str(measure), old=before[measure].value, new=now[measure].value)
+        for measure in list_headline(qrels)
     ]
 
 

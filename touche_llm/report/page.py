@@ -18,6 +18,7 @@ from pandas import DataFrame
 
 from touche_llm.config import Config
 from touche_llm.data.io import open_atomic
+from touche_llm.data.measure import Measure
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_headline
 from touche_llm.evaluation.qrels import Qrels
@@ -172,7 +173,7 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
 
     The first run has all measures.
 
-    These are the names of the `measures`, and of the `headline` ones, at the top of a page; the
+    These are the `measures`, and the `headline` ones, at the top of a page; the
     `rows` of `Evaluation.summary` and the `changes`, rows of `significance.compare`, both by run
     and measure; for headline measures of all runs their values `by_topic`, run by run, and their
     `plots`; `coverage` and `notes`.
@@ -183,8 +184,8 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
     changes = differences.to_dict("records")
 
     headline = list_headline(evaluations[0].qrels)
-    by_topic: dict[str, list[dict[str, float]]] = {}
-    plots: dict[str, dict[str, dict[int, float]]] = {}
+    by_topic: dict[Measure, list[dict[str, float]]] = {}
+    plots: dict[Measure, dict[str, dict[int, float]]] = {}
     for measure in headline:
         if not all(measure in evaluation.estimates for evaluation in evaluations):
             continue
@@ -196,9 +197,8 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
 
     coverage: list[str] = []
     for measure in headline:
-        aspect = measure.split(" ", 1)[0]
-        lines = describe_coverage(evaluations, aspect)
-        coverage += [f"{aspect}: {line}" for line in lines]
+        lines = describe_coverage(evaluations, measure.aspect)
+        coverage += [f"{measure.aspect}: {line}" for line in lines]
 
     return SimpleNamespace(
         measures=list(dict.fromkeys(row["measure"] for row in rows)),
