@@ -30,10 +30,11 @@ from numpy.typing import NDArray
 
 from benchmarks.figures import parse_sizes
 from touche_llm import open_corpus, read_topics, retrieve
+from touche_llm.data.measure import CUTOFF, make_headline_ndcg
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import ToucheError
-from touche_llm.evaluation.measures import CUTOFF, JUDGED, NDCG, estimate_grades
+from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.evaluation.significance import compute_interval, estimate_mean
 from touche_llm.pipeline.progress import SilentProgress
@@ -43,6 +44,8 @@ from touche_llm.tasks.definition import FIRST_STAGE, Objective
 
 TASK = get_task("comparative")
 ASPECTS = tuple(TASK.aspects)
+NDCG = f"nDCG@{CUTOFF}"
+JUDGED = f"judged@{CUTOFF}"
 CONDENSED = f"condensed {NDCG}"
 MEASURES = (NDCG, CONDENSED)
 QUALITY = (0.0, 0.1, 0.2, 0.25, 0.3, 1 / 3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -76,10 +79,12 @@ class Material:
         values: Values = {}
         for aspect, grades in self.qrels.grades.items():
             complete, condensed = _to_run(rankings), _to_run(rankings, grades)
-            found = estimate_grades(complete, grades, CUTOFF)
-            values[aspect, NDCG] = found[NDCG].by_topic()
-            values[aspect, JUDGED] = found[JUDGED].by_topic()
-            values[aspect, CONDENSED] = estimate_grades(condensed, grades, CUTOFF)[NDCG].by_topic()
+            ndcg = make_headline_ndcg(aspect)
+            of_complete = estimate_grades(complete, aspect, grades, CUTOFF)
+            of_condensed = estimate_grades(condensed, aspect, grades, CUTOFF)
+            values[aspect, NDCG] = of_complete[ndcg].by_topic()
+            values[aspect, JUDGED] = of_complete[ndcg.judged].by_topic()
+            values[aspect, CONDENSED] = of_condensed[ndcg].by_topic()
         return values
 
 

@@ -34,11 +34,12 @@ from tests.vllm.server import ROOT
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data import concurrency
+from touche_llm.data.measure import CUTOFF, MACRO_F1, make_headline_ndcg
 from touche_llm.data.records import Candidate, Reading, Topic
 from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
+from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.evaluation.stances import estimate_stances
 from touche_llm.judging.pointwise import judge
@@ -234,7 +235,8 @@ def condensed_ndcg(
         if one.document in grades.get(one.topic, {}):
             ranking = rankings.setdefault(one.topic, [])
             ranking.append(Candidate(one.topic, one.document, len(ranking) + 1, score(one)))
-    return estimate_grades(ParsedRun(rankings, {}), grades, CUTOFF)[NDCG].value
+    estimates = estimate_grades(ParsedRun(rankings, {}), aspect, grades, CUTOFF)
+    return estimates[make_headline_ndcg(aspect)].value
 
 
 def macro_f1(answers: Sequence[Answer], qrels: Qrels) -> float:
@@ -247,7 +249,7 @@ def macro_f1(answers: Sequence[Answer], qrels: Qrels) -> float:
     rankings: dict[str, list[Candidate]] = {}
     for topic, document in stances:
         rankings.setdefault(topic, []).append(Candidate(topic, document, 0, 0.0))
-    return estimate_stances(ParsedRun(rankings, stances), qrels, CUTOFF)[f"{STANCE} macro-F1"].value
+    return estimate_stances(ParsedRun(rankings, stances), qrels, CUTOFF)[MACRO_F1].value
 
 
 def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:

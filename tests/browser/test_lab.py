@@ -20,6 +20,7 @@ from tests.browser.test_report import FAINT
 from tests.fake_server import FakeServer, says
 from tests.lab.labs import ASPECTS, copy_run, lab_in_thread, make_run, reading
 from tests.report.reports import ATTACKS, hostile_run
+from touche_llm.data.measure import make_headline_ndcg
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import read_qrels
@@ -238,7 +239,7 @@ def test_documents_are_labelled_with_keys_and_exported_as_qrels(
         assert page.evaluate("document.querySelectorAll('.ranking .own').length") == 6
     own = read_qrels({"relevance": folder / "own.txt"}, "comparative")
     evaluation = evaluate_run("run", run, own.restrict_to({"1"}))
-    assert evaluation.estimates["relevance nDCG@5"].value == pytest.approx(1.0)
+    assert evaluation.estimates[make_headline_ndcg("relevance")].value == pytest.approx(1.0)
 
 
 def test_filters_are_in_the_address(open_lab: OpenLab, folder: Path) -> None:

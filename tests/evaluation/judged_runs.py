@@ -53,5 +53,5 @@ def evaluated(folder: Path, run: str, qrels: str) -> Evaluation:
 
 
 def values_of(found: Evaluation) -> dict[str, float]:
-    """The run's values by the name of the measure, without the aspect."""
-    return {measure.split(" ", 1)[1]: figure.value for measure, figure in found.estimates.items()}
+    """The run's values by the text of the measure, without the aspect."""
+    return {measure.short_text: estimate.value for measure, estimate in found.estimates.items()}

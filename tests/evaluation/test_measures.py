@@ -12,6 +12,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.evaluation.judged_runs import TASK, evaluated, qrels_of, run_of, values_of
+from touche_llm.data.measure import MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError
 from touche_llm.evaluation import evaluate
@@ -19,6 +20,7 @@ from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.evaluation.qrels import Grades, read_qrels
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"
+ACCURACY = Measure("stance", MeasureName.ACCURACY)
 QRELS = "1 0 a 2\n1 0 b 1\n1 0 c 0\n"
 # The ideal ranking of the judgments above.
 IDEAL = 2 + 1 / log2(3)
@@ -114,10 +116,10 @@ def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
         evaluate_run(name, run_of(rankings, labels), qrels)
         for name, labels in (("all", every), ("few", few))
     )
-    assert part.estimates["stance accuracy"].value == 1.0
-    assert whole.estimates["stance accuracy"].value == pytest.approx(1 / 3)
+    assert part.estimates[ACCURACY].value == 1.0
+    assert whole.estimates[ACCURACY].value == pytest.approx(1 / 3)
     frame, notes = compare_runs(whole, [part])
-    row = frame.set_index("measure").loc["stance accuracy"]
+    row = frame.set_index("measure").loc[ACCURACY]
     assert (row["value"], row["baseline_value"], row["difference"]) == (1.0, 1.0, 0.0)
     assert (row["n"], row["documents"], row["ties"]) == (2, 2, 2)
     assert any(
@@ -139,12 +141,17 @@ def test_the_share_of_judged_documents_is_at_the_cutoff_of_each_measure() -> Non
         "R@8": 5 / 8,
         "touche_nDCG@5": 3 / 5,
     }
-    assert {name: judged[f"relevance {name}"] for name in expected} == pytest.approx(expected)
+    graded = {
+        measure.short_text: share
+        for measure, share in judged.items()
+        if measure.short_text in expected
+    }
+    assert graded == pytest.approx(expected)
     # Without a cutoff the whole ranking counts; stances are judged apart.
-    assert (judged["stance macro-F1"], judged["stance macro-F1@5"]) == pytest.approx(
-        (2 / 10, 2 / 5)
-    )
-    assert judged["stance precision FIRST"] == pytest.approx(2 / 10)
+    assert judged[MACRO_F1] == pytest.approx(2 / 10)
+    assert judged[Measure("stance", MeasureName.MACRO_F1, 5)] == pytest.approx(2 / 5)
+    precision = Measure("stance", MeasureName.LABEL_PRECISION, label="FIRST")
+    assert judged[precision] == pytest.approx(2 / 10)
 
 
 def test_a_difference_that_the_judging_could_make_is_told() -> None:
@@ -179,8 +186,9 @@ def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
     assert set(summary[columns[-4:-1]].itertuples(index=False, name=None)) == {(2, 1, 2)}
     assert list(per_topic.columns) == ["run", "measure", "topic", "value", "judged"]
     counted = summary.set_index("measure")["n"]
-    assert counted["relevance nDCG@5"] == 2 and counted["relevance touche_nDCG@5"] == 1
-    means = per_topic.groupby("measure")[["value", "judged"]].mean()
+    assert counted[make_headline_ndcg("relevance")] == 2
+    assert counted[Measure("relevance", MeasureName.TOUCHE_NDCG, 5)] == 1
+    means = per_topic.groupby("measure", sort=False)[["value", "judged"]].mean()
     for row in summary.itertuples():
         assert (row.value, row.judged) == pytest.approx(tuple(means.loc[row.measure]))
 
@@ -208,7 +216,7 @@ def test_ndcg_precision_and_recall_are_those_of_the_textbook(
             "R@7": sum(gain >= 1 for gain in gains[:7]) / relevant if relevant else 0.0,
         }
         for measure, value in expected.items():
-            figure = found.estimates[f"relevance {measure}"]
+            figure = found.estimates[Measure.parse(f"relevance {measure}")]
             assert figure.by_topic()[figure.topics.index(topic)] == pytest.approx(value)
 
 
@@ -256,7 +264,7 @@ def test_ours_and_ir_measures_agree_where_they_define_the_same(
         }
 
     def ours(measure: str) -> dict[str, float]:
-        figure = found.estimates[f"relevance {measure}"]
+        figure = found.estimates[Measure.parse(f"relevance {measure}")]
         return dict(zip(figure.topics, figure.by_topic(), strict=True))
 
     assert ours("judged@5") == pytest.approx(theirs(ir_measures.Judged @ 5, ranked))

@@ -9,6 +9,7 @@ import scipy.stats
 from statsmodels.stats.multitest import multipletests
 
 from tests.evaluation.judged_runs import qrels_of, run_of
+from touche_llm.data.measure import CUTOFF, Measure, MeasureName
 from touche_llm.evaluation.significance import (
     MIN_TOPICS,
     MIN_TOPICS_POOLED,
@@ -21,6 +22,10 @@ from touche_llm.evaluation.significance import (
     estimate_mean,
 )
 from touche_llm.evaluation.stances import estimate_stances
+
+M = Measure("relevance", MeasureName.NDCG, CUTOFF)
+K = Measure("relevance", MeasureName.KAPPA)
+ACCURACY = Measure("stance", MeasureName.ACCURACY)
 
 
 def means(*values: float) -> Estimate:
@@ -36,7 +41,7 @@ def accuracies(right: list[int], size: int = 30) -> Estimate:
         for document in judged
     }
     ranked = {topic: list(judged) for topic, judged in truth.items()}
-    return estimate_stances(run_of(ranked, chosen), qrels_of({}, truth), 5)["stance accuracy"]
+    return estimate_stances(run_of(ranked, chosen), qrels_of({}, truth), 5)[ACCURACY]
 
 
 @pytest.mark.parametrize("topics", [6, 120])
@@ -47,9 +52,7 @@ def test_the_interval_of_a_mean_is_that_of_student(topics: int) -> None:
         (expected.low, expected.high), rel=1e-12
     )
     other = np.random.default_rng(topics + 1).random(topics)
-    (row,) = compare("b", {"a": {"m": means(*values)}, "b": {"m": means(*other)}}).to_dict(
-        "records"
-    )
+    (row,) = compare("b", {"a": {M: means(*values)}, "b": {M: means(*other)}}).to_dict("records")
     paired = scipy.stats.ttest_rel(values, other).confidence_interval(0.95)
     assert (row["low"], row["high"]) == pytest.approx((paired.low, paired.high), rel=1e-12)
 
@@ -63,7 +66,7 @@ def test_few_topics_have_no_interval() -> None:
     right = [1 + topic % 30 for topic in range(MIN_TOPICS_POOLED)]
     for topics in (1, 5, MIN_TOPICS_POOLED - 1, MIN_TOPICS_POOLED):
         some, all_right = accuracies(right[:topics]), accuracies([30] * topics)
-        (row,) = compare("base", {"base": {"m": some}, "new": {"m": all_right}}).to_dict("records")
+        (row,) = compare("base", {"base": {M: some}, "new": {M: all_right}}).to_dict("records")
         for low, high in (compute_interval(some), (row["low"], row["high"])):
             assert (math.isnan(low), math.isnan(high)) == (topics < MIN_TOPICS_POOLED,) * 2
 
@@ -91,8 +94,8 @@ def test_the_interval_of_pooled_documents_is_that_of_scipy() -> None:
 
 def test_differences_have_wins_ties_and_losses() -> None:
     runs = {
-        "base": {"m": means(0.1, 0.5, 0.5, 0.3, 0.2)},
-        "new": {"m": means(0.9, 0.5, 0.4, 0.6, 0.3)},
+        "base": {M: means(0.1, 0.5, 0.5, 0.3, 0.2)},
+        "new": {M: means(0.9, 0.5, 0.4, 0.6, 0.3)},
     }
     table = compare("base", runs)
     values = ["value", "baseline_value", "difference", "low", "high", "p", "p_holm"]
@@ -108,7 +111,7 @@ def test_differences_have_wins_ties_and_losses() -> None:
         "documents",
     ]
     (row,) = table.to_dict("records")
-    assert (row["run"], row["baseline"], row["measure"]) == ("new", "base", "m")
+    assert (row["run"], row["baseline"], row["measure"]) == ("new", "base", M)
     assert row["difference"] == pytest.approx((0.8 + 0 - 0.1 + 0.3 + 0.1) / 5)
     assert (row["wins"], row["ties"], row["losses"], row["n"]) == (3, 1, 1, 5)
     assert row["low"] < row["difference"] < row["high"]
@@ -120,7 +123,7 @@ def test_few_topics_have_the_exact_randomisation_test() -> None:
     signs = np.array(list(product((1, -1), repeat=7)))
     swapped = np.abs((signs * (one - other)).mean(axis=1))
     exact = (swapped >= abs((one - other).mean()) - 1e-12).mean()
-    (row,) = compare("b", {"a": {"m": means(*one)}, "b": {"m": means(*other)}}).to_dict("records")
+    (row,) = compare("b", {"a": {M: means(*one)}, "b": {M: means(*other)}}).to_dict("records")
     assert row["p"] == pytest.approx(exact)
 
 
@@ -134,11 +137,11 @@ def test_holm_is_that_of_statsmodels(p: list[float]) -> None:
 
 def test_only_topics_of_both_runs_are_compared() -> None:
     runs = {
-        "a": {"m": estimate_mean({"1": 0.5, "2": 0.7}), "k": estimate_mean({"1": 1.0})},
-        "b": {"m": estimate_mean({"3": 0.9, "2": 0.9}), "k": estimate_mean({})},
+        "a": {M: estimate_mean({"1": 0.5, "2": 0.7}), K: estimate_mean({"1": 1.0})},
+        "b": {M: estimate_mean({"3": 0.9, "2": 0.9}), K: estimate_mean({})},
     }
     table = compare("a", runs).set_index("measure")
-    assert table.loc["m", "difference"] == pytest.approx(0.2)
-    assert table.loc["m", "n"] == 1 and table.loc["k", "n"] == 0
-    assert table.loc["k", ["difference", "low", "high", "p", "p_holm"]].isna().all()
-    assert list(table.loc["k", ["wins", "ties", "losses"]]) == [0, 0, 0]
+    assert table.loc[M, "difference"] == pytest.approx(0.2)
+    assert table.loc[M, "n"] == 1 and table.loc[K, "n"] == 0
+    assert table.loc[K, ["difference", "low", "high", "p", "p_holm"]].isna().all()
+    assert list(table.loc[K, ["wins", "ties", "losses"]]) == [0, 0, 0]

@@ -8,6 +8,7 @@ from statsmodels.stats.inter_rater import cohens_kappa
 
 from tests.evaluation.judged_runs import TASK, qrels_of, run_of
 from tests.expect import raises_at
+from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName
 from touche_llm.errors import DataError
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.stances import (
@@ -18,6 +19,9 @@ from touche_llm.evaluation.stances import (
     round_grade,
 )
 
+MACRO_F1_AT_5 = Measure("stance", MeasureName.MACRO_F1, CUTOFF)
+ACCURACY = Measure("stance", MeasureName.ACCURACY)
+ACCURACY_AT_5 = Measure("stance", MeasureName.ACCURACY, CUTOFF)
 TRUTH = {"1": {"a": "FIRST", "b": "NO", "c": "NO"}, "2": {"a": "FIRST", "f": "SECOND"}}
 RUN = run_of(
     {"1": ["a", "x", "b", "c"], "2": ["v", "w", "x", "y", "z", "f"]},
@@ -30,13 +34,13 @@ def test_judged_documents_that_carry_a_label_count() -> None:
     estimates = estimate_stances(RUN, QRELS, 5)
     # Of topic 1 a (right) and b (NO taken for FIRST): c has no label, x no judgment; of topic 2 f
     # (right), in place 6. F1 is 2/3 for FIRST, 0 for NO, 1 for SECOND; NEUTRAL is nowhere.
-    assert estimates["stance macro-F1"].value == pytest.approx((2 / 3 + 0 + 1) / 3)
-    assert estimates["stance accuracy"].value == pytest.approx(2 / 3)
-    assert estimates["stance macro-F1"].n == 3
+    assert estimates[MACRO_F1].value == pytest.approx((2 / 3 + 0 + 1) / 3)
+    assert estimates[ACCURACY].value == pytest.approx(2 / 3)
+    assert estimates[MACRO_F1].n == 3
     # The top alone is measured too.
-    assert estimates["stance macro-F1@5"].value == pytest.approx((2 / 3 + 0) / 2)
-    assert estimates["stance accuracy@5"].value == pytest.approx(1 / 2)
-    assert (estimates["stance accuracy@5"].n, estimates["stance accuracy@5"].topics) == (2, ("1",))
+    assert estimates[MACRO_F1_AT_5].value == pytest.approx((2 / 3 + 0) / 2)
+    assert estimates[ACCURACY_AT_5].value == pytest.approx(1 / 2)
+    assert (estimates[ACCURACY_AT_5].n, estimates[ACCURACY_AT_5].topics) == (2, ("1",))
 
 
 def test_precision_and_recall_are_over_the_documents_with_the_label() -> None:
@@ -49,14 +53,15 @@ def test_precision_and_recall_are_over_the_documents_with_the_label() -> None:
         "NO": (math.nan, 0),
     }
     recall = {"FIRST": (1.0, 1), "SECOND": (1.0, 1), "NEUTRAL": (math.nan, 0), "NO": (0.0, 1)}
-    for name, expected in (("precision", precision), ("recall", recall)):
+    cases = {MeasureName.LABEL_PRECISION: precision, MeasureName.LABEL_RECALL: recall}
+    for name, expected in cases.items():
         for label, (value, documents) in expected.items():
-            estimate = estimates[f"stance {name} {label}"]
+            estimate = estimates[Measure("stance", name, label=label)]
             assert (estimate.value, estimate.n) == pytest.approx((value, documents), nan_ok=True)
     # No resample of topics is without such a document.
-    assert (
-        estimates["stance recall NO"].topics == estimates["stance precision FIRST"].topics == ("1",)
-    )
+    recall_of_no = Measure("stance", MeasureName.LABEL_RECALL, label="NO")
+    precision_of_first = Measure("stance", MeasureName.LABEL_PRECISION, label="FIRST")
+    assert estimates[recall_of_no].topics == estimates[precision_of_first].topics == ("1",)
     assert count_confusion(RUN, QRELS).tolist() == [
         [1, 0, 0, 0],
         [0, 1, 0, 0],

@@ -7,6 +7,7 @@ import pytest
 
 from tests.lab.labs import open_lab
 from tests.prompt_variants import wording
+from touche_llm.data.measure import make_headline_ndcg
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import read_qrels
@@ -109,7 +110,7 @@ async def test_labels_are_stored_beside_the_run_and_exported_as_qrels(folder: Pa
     )
     assert sum(map(len, own.stances.values())) == 11
     evaluation = evaluate_run("run", run, own.restrict_to({"1", "3"}))
-    assert evaluation.estimates["relevance nDCG@5"].value == pytest.approx(1.0)
+    assert evaluation.estimates[make_headline_ndcg("relevance")].value == pytest.approx(1.0)
 
 
 async def test_a_wrong_label_is_refused(folder: Path) -> None:

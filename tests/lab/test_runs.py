@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from tests.lab.labs import LabClient, open_lab
+from touche_llm.data.measure import Measure
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import read_qrels
@@ -56,7 +57,8 @@ async def test_runs_are_measured_over_the_topics_to_choose_on(
         assert set(row["measures"]) == {"relevance nDCG@5", "quality nDCG@5", "stance macro-F1"}
         assert row["measures"]["relevance nDCG@5"]["n"] == 8
         assert all(
-            row["measures"][name]["value"] == measured[name].value for name in row["measures"]
+            row["measures"][name]["value"] == measured[Measure.parse(name)].value
+            for name in row["measures"]
         )
     assert read_accesses(access_log(folder / "answers.sqlite")) == []
 

@@ -15,6 +15,7 @@ from tests.sample_runs import run_directly, run_lines
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.corpus.args_me import HEADER
+from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
@@ -148,7 +149,7 @@ async def test_files_of_beir_are_ranked_and_measured_as_published(tmp_path: Path
     assert "\nPremises: Parents of pupils" in shown["S1-A2-x"]
     qrels = tl.read_qrels({"relevance": tmp_path / "test.tsv"}, "webis_touche2020_v3")
     run = evaluate_run("run", tl.read_run(tmp_path / "out" / "run.txt"), qrels)
-    assert run.estimates["relevance nDCG@10"].value == 1.0
+    assert run.estimates[Measure("relevance", MeasureName.NDCG, 10)].value == 1.0
     # Recorded with and without a side.
     await record(config, tmp_path / "out", tmp_path / "recorded")
     assert (await check_folder(tmp_path / "recorded")).is_same

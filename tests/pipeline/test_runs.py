@@ -9,6 +9,7 @@ import pytest
 
 from tests.expect import raises_at
 from tests.sample_runs import Silent, config_for, retrieve_stage
+from touche_llm.data.measure import make_headline_ndcg
 from touche_llm.data.settings import to_yaml
 from touche_llm.errors import DataError
 from touche_llm.pipeline.rank import list_result_columns
@@ -77,4 +78,22 @@ def test_what_is_no_evaluation_is_refused_with_its_file(content: str, tmp_path: 
     assert read_evaluation(directory) is None
     directory.evaluation_file.write_text(content)
     with raises_at(DataError, directory.evaluation_file):
+        read_evaluation(directory)
+
+
+def evaluation_of(measure: str) -> bytes:
+    """A recorded evaluation by one measure."""
+    content: dict[str, Any] = {"task": "comparative", "run": "ab", "qrels": {}, "coverage": {}}
+    return to_yaml({**content, "measures": {measure: {"value": 0.5, "judged": 1.0}}})
+
+
+def test_recorded_measures_are_known_ones(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.evaluation_file.write_bytes(evaluation_of("quality nDCG@5"))
+    evaluation = read_evaluation(directory)
+    assert evaluation is not None
+    assert list(evaluation.measures) == [make_headline_ndcg("quality")]
+
+    directory.evaluation_file.write_bytes(evaluation_of("quality F5"))
+    with raises_at(DataError, directory.evaluation_file, "'quality F5'", "nDCG@K", "evaluate"):
         read_evaluation(directory)

@@ -12,13 +12,14 @@ import pytest
 from tests.prompt_variants import collection, config_of, opening, reader, wording
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
+from touche_llm.data.measure import make_headline_ndcg
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.prompt_lab.comparison import ComparisonInputs, PromptComparison, compare_prompts
 from touche_llm.prompt_lab.holdout import access_log
 from touche_llm.prompt_lab.sample import Plan
 from touche_llm.tasks import get_task
 
-NDCG = "relevance nDCG@5"
+NDCG = make_headline_ndcg("relevance")
 SHARP, BLUNT = "SHARP", "BLUNT"
 # A prompt with this word misreads two of three documents.
 DULL: dict[str, Callable[[str, int], bool]] = {BLUNT: lambda topic, number: number < 4}

@@ -16,6 +16,7 @@ from tests.report.reports import sample_run
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.data.io import read_records
+from touche_llm.data.measure import MACRO_F1, Measure, MeasureName
 from touche_llm.data.records import Candidate, Judgment
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import PromptError, ReplayMiss, UsageError
@@ -46,9 +47,9 @@ async def test_the_better_prompt_wins_and_is_confirmed_on_other_topics(
         of = part.estimates[str(sharp)]
         assert {measure: figure.value for measure, figure in of.items()} == {
             NDCG: 1.0,
-            "relevance kappa": 1.0,
-            "quality kappa": 1.0,
-            "stance macro-F1": 1.0,
+            Measure("relevance", MeasureName.KAPPA): 1.0,
+            Measure("quality", MeasureName.KAPPA): 1.0,
+            MACRO_F1: 1.0,
         }
         worse = part.estimates[str(blunt)]
         assert all(worse[measure].value < 0.8 for measure in of)
@@ -142,7 +143,7 @@ def test_the_chance_level_is_the_mean_over_all_orders() -> None:
             },
             {},
         )
-        mean = estimate_grades(run, dict.fromkeys(orders, documents), 5)["nDCG@5"].value
+        mean = estimate_grades(run, "relevance", dict.fromkeys(orders, documents), 5)[NDCG].value
         assert compute_chance_ndcg({"1": documents}).value == pytest.approx(mean)
 
 
@@ -207,7 +208,7 @@ async def test_documents_without_an_answer_rank_last(
     part = found.parts[0]
     assert part.estimates[str(sharp)][NDCG].value < part.estimates[str(blunt)][NDCG].value
     # Over its own documents it has no fault.
-    assert part.estimates[str(sharp)]["relevance kappa"].value == 1.0
+    assert part.estimates[str(sharp)][Measure("relevance", MeasureName.KAPPA)].value == 1.0
 
 
 async def test_topics_without_a_relevant_document_are_left_out_of_ndcg(
@@ -275,11 +276,8 @@ def test_prompts_for_sentence_pairs_are_compared(
     )
     (part,) = found.parts
     assert len(part.sample) == 40
-    assert (
-        part.estimates["judge"]["coherence kappa"].value
-        == 1.0
-        == part.estimates[str(copy)]["coherence kappa"].value
-    )
+    kappa = Measure("coherence", MeasureName.KAPPA)
+    assert part.estimates["judge"][kappa].value == part.estimates[str(copy)][kappa].value == 1.0
     with raises_at(UsageError, "sentence", "'judge'"):
         asyncio.run(
             compare_prompts(ComparisonInputs(config, ["judge", "sentence"], qrels), Silent())

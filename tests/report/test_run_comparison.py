@@ -10,6 +10,7 @@ import pytest
 from tests.expect import raises_at
 from tests.report.reports import POISON, changed, poisoned
 from tests.report.test_run_page import Page
+from touche_llm.data.measure import MACRO_F1, make_headline_ndcg
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
@@ -130,7 +131,8 @@ def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_basel
     assert found.baseline == "A"
     expected = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
     measured = found.measured
-    assert measured.headline == ["relevance nDCG@5", "quality nDCG@5", "stance macro-F1"]
+    relevance_ndcg = make_headline_ndcg("relevance")
+    assert measured.headline == [relevance_ndcg, make_headline_ndcg("quality"), MACRO_F1]
     for measure in measured.measures[:2]:
         values = {each.name: each.estimates[measure].value for each in expected}
         assert {name: measured.rows[name, measure].value for name in values} == values
@@ -139,7 +141,7 @@ def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_basel
             change = measured.changes[name, measure]
             assert change.difference == pytest.approx(values[name] - values["first"])
             assert change.wins + change.ties + change.losses == measured.rows[name, measure].n
-    assert [set(each) for each in measured.by_topic["relevance nDCG@5"]] == [
+    assert [set(each) for each in measured.by_topic[relevance_ndcg]] == [
         set(qrels.grades["relevance"])
     ] * 3
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from touche_llm.data.measure import MACRO_F1, make_headline_ndcg
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.qrels import Qrels
@@ -28,7 +29,7 @@ def test_values_are_those_of_the_evaluation(
         }
         for measure, row in found.items():
             values = [getattr(row, column) for column in columns]
-            np.testing.assert_array_equal(values, expected.loc[measure][columns].astype(float))
+            np.testing.assert_array_equal(values, expected.loc[str(measure)][columns].astype(float))
 
 
 def test_headline_measures_have_differences_and_topics_and_stances_a_matrix(
@@ -50,7 +51,7 @@ def test_stances_alone_can_be_measured_and_grades_alone_too(
 ) -> None:
     run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
     alone = measure_run(run, first, replace(qrels, grades={}), "first stage")
-    assert alone.headline == ["stance macro-F1"] and alone.confusion
+    assert alone.headline == [MACRO_F1] and alone.confusion
     graded = measure_run(run, first, replace(qrels, stances={}), "first stage")
-    assert graded.headline == ["relevance nDCG@5", "quality nDCG@5"]
+    assert graded.headline == [make_headline_ndcg(aspect) for aspect in ("relevance", "quality")]
     assert graded.confusion == []

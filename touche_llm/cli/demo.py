@@ -39,7 +39,7 @@ def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
     measured = m.given_runs([folder], qrels, task)
     evaluations = m.evaluate_runs(measured, qrels, m.find_recall_depth(measured))
     record_evaluation(RunDirectory(folder), task, files, evaluations[-1])
-    official = {f"{aspect} {task.measures[aspect]}" for aspect in files}
+    official = [task.official_measures[aspect] for aspect in files]
     show_summary([row for row in summarize(evaluations) if row["measure"] in official], evaluations)
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from touche_llm.data.measure import Measure
 from touche_llm.errors import to_printable
 
 # Width of a table where the output is not a terminal, and of a column of cut texts.
@@ -182,7 +183,7 @@ def print_rows(
 
     Args:
         output: JSON or TSV.
-        rows: Flat mappings with the same keys.
+        rows: Flat mappings with the same keys; a measure is printed as its text.
         columns: The keys to print; only needed if there may be no row, or rows have more.
     """
     values = [{name: _to_plain(row[name]) for name in columns or row} for row in rows]
@@ -212,6 +213,8 @@ def _to_plain(value: Any) -> Any:
             return os.fsencode(value).decode(errors="replace")
         case str():
             return to_printable(value)
+        case Measure():
+            return str(value)
         case float() if math.isnan(value):
             return None
         case _:

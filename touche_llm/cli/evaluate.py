@@ -26,14 +26,13 @@ from touche_llm.cli.emit import (
 )
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.io import check_output
+from touche_llm.data.measure import MeasureName
 from touche_llm.errors import ToucheError, UsageError, describe_os_error, shorten
 from touche_llm.evaluation.measures import (
-    JUDGED,
     Evaluation,
     compare_runs,
     describe_coverage,
     describe_judging,
-    name_judged,
 )
 from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
 from touche_llm.evaluation.significance import describe_missing_intervals
@@ -47,7 +46,7 @@ from touche_llm.judging.labels import choose_stances, write_thresholds
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import find_run_file, find_task, record_evaluation
 from touche_llm.tasks import get_task
-from touche_llm.tasks.published import LEADERBOARD_FILE, find_place, read_tables
+from touche_llm.tasks.published import LEADERBOARD_FILE, Table, find_place, read_tables
 from touche_llm.tasks.task import Task
 
 Rows = Sequence[Mapping[str, Any]]
@@ -63,61 +62,73 @@ def rank_among_published(
     The place is from 1, the better of a tie; `behind` is the published run after it, or with the
     same value.
     """
-    found = {evaluation.name: evaluation for evaluation in evaluations}
-    tables = {
-        f"{table.measure} {task.measures[table.measure]}": table for table in read_tables(task)
-    }
+    tables = {task.official_measures[table.measure]: table for table in read_tables(task)}
     if not tables:
         raise UsageError(
             f"--leaderboard: {task.name} has no published results; write {task.folder / LEADERBOARD_FILE}"
         )
-    placed = []
-    for row in sorted(rows, key=lambda row: [*tables, row["measure"]].index(row["measure"])):
-        table = tables.get(row["measure"])
-        if (
-            table is None
-            or isnan(row["value"])
-            or found[row["run"]].coverage(table.measure).left_out
-        ):
-            continue
-        place = find_place(table, row["value"])
-        row = {**row, "place": place, "published": len(table.runs)}
-        for side, neighbours in (
-            ("ahead", table.runs[: place - 1][-1:]),
-            ("behind", table.runs[place - 1 :][:1]),
-        ):
-            run = next(iter(neighbours), None)
-            row |= {side: run and f"{run.team}: {run.tag}", f"{side}_value": run and run.value}
-        placed.append({**row, "source": table.url})
+
+    evaluations_by_run = {evaluation.name: evaluation for evaluation in evaluations}
+    placed: list[dict[str, Any]] = []
+    for measure, table in tables.items():
+        for row in rows:
+            if row["measure"] != measure or isnan(row["value"]):
+                continue
+            coverage = evaluations_by_run[row["run"]].coverage(table.measure)
+            if not coverage.left_out:
+                placed.append({**row, **_describe_place(table, row["value"])})
     if not placed:
         raise UsageError(
-            f"--leaderboard: published are {', '.join(tables)} over all judged topics, not measured here"
+            f"--leaderboard: published are {', '.join(map(str, tables))} over all judged topics, not measured here"
         )
     return placed
 
 
-def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
-    def name(row: Mapping[str, Any], side: str) -> str:
-        return f"{row[side]} {row[f'{side}_value']:.3f}" if row[side] else ""
+def _describe_place(table: Table, value: float) -> dict[str, Any]:
+    """Return the place of a value in a published table, and the published runs ahead and behind."""
+    place = find_place(table, value)
+    ahead = table.runs[place - 2] if place > 1 else None
+    behind = table.runs[place - 1] if place <= len(table.runs) else None
+    return {
+        "place": place,
+        "published": len(table.runs),
+        "ahead": None if ahead is None else f"{ahead.team}: {ahead.tag}",
+        "ahead_value": None if ahead is None else ahead.value,
+        "behind": None if behind is None else f"{behind.team}: {behind.tag}",
+        "behind_value": None if behind is None else behind.value,
+        "source": table.url,
+    }
 
-    columns = [Column("measure", is_text=True), m.RUN_COLUMN]
-    columns += [
-        Column("place", value=lambda row: f"{row['place']} of {row['published'] + 1}"),
-        Column("value"),
-    ]
-    columns += [m.INTERVAL, Column("n", drop=1)]
-    columns += [
-        Column(side, drop=3, is_text=True, value=partial(name, side=side))
-        for side in ("ahead", "behind")
-    ]
-    show_table(columns, rows)
+
+def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
+    show_table(_PLACES, rows)
+    sources = list(dict.fromkeys(row["source"] for row in rows))
     show_lines(
         (
-            *dict.fromkeys(row["source"] for row in rows),
+            *sources,
             "nDCG: the official measure, where unjudged documents count 0; touche_nDCG@5 drops them and has no place",
             "n: topics (for the stance: documents) judged here; the published values are over all topics of the task",
         )
     )
+
+
+def _format_neighbour(row: Mapping[str, Any], side: str) -> str:
+    """Format the published run on one side of a place, `ahead` or `behind`; empty without one."""
+    if row[side] is None:
+        return ""
+    return f"{row[side]} {row[f'{side}_value']:.3f}"
+
+
+_PLACES = (
+    Column("measure", is_text=True),
+    m.RUN_COLUMN,
+    Column("place", value=lambda row: f"{row['place']} of {row['published'] + 1}"),
+    Column("value"),
+    m.INTERVAL,
+    Column("n", drop=1),
+    Column("ahead", drop=3, is_text=True, value=partial(_format_neighbour, side="ahead")),
+    Column("behind", drop=3, is_text=True, value=partial(_format_neighbour, side="behind")),
+)
 
 
 @s.takes_settings("dataset")
@@ -217,52 +228,63 @@ def summarize(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 def _list_topics(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return a row for each run and topic, with `run`, `topic`, the measures and their judged@k."""
     measures = list(evaluations[-1].estimates)
-    names = dict.fromkeys([*measures, *map(name_judged, measures)], nan)
+    shares = [measure.judged for measure in measures]
+    empty = dict.fromkeys(map(str, [*measures, *shares]), nan)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for evaluation in evaluations:
-        for found in evaluation.per_topic().itertuples(index=False):
-            key = (evaluation.name, found.topic)
-            row = rows.setdefault(key, {"run": evaluation.name, "topic": found.topic, **names})
-            row |= {name_judged(found.measure): found.judged, found.measure: found.value}
+        for measured in evaluation.per_topic().itertuples(index=False):
+            key = (evaluation.name, measured.topic)
+            if key not in rows:
+                rows[key] = {"run": evaluation.name, "topic": measured.topic, **empty}
+            rows[key][str(measured.measure.judged)] = measured.judged
+            rows[key][str(measured.measure)] = measured.value
     return list(rows.values())
 
 
 def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     """Print the rows of `summarize`."""
-
-    def get_judged(row: Mapping[str, Any]) -> float | None:
-        return (
-            None if "precision" in row["measure"] or "recall" in row["measure"] else row["judged"]
-        )
-
     columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n", drop=1)]
-    columns.append(Column("judged@k", value=get_judged, digits=3))
-    # Their shares stand in the column beside the other measures.
-    shown = [row for row in rows if JUDGED not in row["measure"]]
+    columns.append(Column("judged@k", value=_get_judged_share, digits=3))
+    # Their shares are in the column beside the other measures.
+    shown = [row for row in rows if row["measure"].name is not MeasureName.JUDGED]
     m.show_aspects(shown, columns, evaluations)
     show_lines((m.JUDGED_LEGEND,))
 
 
+def _get_judged_share(row: Mapping[str, Any]) -> float | None:
+    """Return judged@k of a row of `summarize`; None for a measure of one label."""
+    return row["judged"] if row["measure"].label is None else None
+
+
+# The first measures of an aspect are the usual ones; rows for other programs have all.
+_MAX_SHOWN_MEASURES = 6
+
+
 def _show_topics(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
+    """Print the rows of `_list_topics`, in a table for each aspect and run."""
     measures = list(evaluations[-1].estimates)
-    for aspect in dict.fromkeys(measure.split(" ", 1)[0] for measure in measures):
-        # The first measures are the usual ones; rows for other programs have all.
-        chosen = [name for name in measures if name.startswith(f"{aspect} ")][:6]
-        columns = [Column(m.strip_aspect(name), value=name) for name in chosen]
+    for aspect in dict.fromkeys(measure.aspect for measure in measures):
+        of_aspect = [measure for measure in measures if measure.aspect == aspect]
+        shown = of_aspect[:_MAX_SHOWN_MEASURES]
+        columns = [Column(measure.short_text, value=str(measure)) for measure in shown]
+
         for evaluation in evaluations:
-            if below := describe_coverage([evaluation], aspect):  # a first stage labels nothing
-                kept = [
-                    row
-                    for row in rows
-                    if row["run"] == evaluation.name and not isnan(row[chosen[0]])
-                ]
-                show_table(
-                    [Column("topic"), *columns],
-                    kept,
-                    title=f"{aspect}: {evaluation.name}",
-                    below=below,
-                )
-                print()
+            coverage = describe_coverage([evaluation], aspect)
+            if not coverage:
+                # A first stage labels nothing.
+                continue
+            measured = [
+                row
+                for row in rows
+                if row["run"] == evaluation.name and not isnan(row[str(shown[0])])
+            ]
+            show_table(
+                [Column("topic"), *columns],
+                measured,
+                title=f"{aspect}: {evaluation.name}",
+                below=coverage,
+            )
+            print()
 
 
 @s.takes_settings("dataset")

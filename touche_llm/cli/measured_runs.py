@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
 
 # The columns of a measure in tables by aspect.
-MEASURE = Column("measure", is_text=True, value=lambda row: strip_aspect(row["measure"]))
+MEASURE = Column("measure", is_text=True, value=lambda row: row["measure"].short_text)
 RUN_COLUMN = Column("run", is_text=True)
 INTERVAL = Column("95 % interval", value=format_interval)
 # The columns of a difference between two runs or prompts.
@@ -120,12 +120,13 @@ def show_aspects(
     """Print a table of measures for each aspect, with the topics that its values are over."""
     from touche_llm.evaluation.measures import describe_coverage
 
-    of_aspect: dict[str, list[Mapping[str, Any]]] = {}
+    rows_by_aspect: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        of_aspect.setdefault(row["measure"].partition(" ")[0], []).append(row)
-    for aspect, found in of_aspect.items():
-        below = describe_coverage(evaluations, aspect)
-        show_table(columns, found, title=aspect + change, below=below)
+        rows_by_aspect.setdefault(row["measure"].aspect, []).append(row)
+
+    for aspect, of_aspect in rows_by_aspect.items():
+        coverage = describe_coverage(evaluations, aspect)
+        show_table(columns, of_aspect, title=aspect + change, below=coverage)
         print()
 
 
@@ -225,8 +226,3 @@ def print_notes(
     sys.stdout.flush()
     for note in notes:
         CommandProgress().warn(note)
-
-
-def strip_aspect(measure: str) -> str:
-    """Return a measure's name without its aspect."""
-    return measure.split(" ", 1)[1]

@@ -25,6 +25,7 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, print_costs, print_failures, run_requests
 from touche_llm.config import Config
 from touche_llm.data.io import check_output
+from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.context import Dataset
@@ -142,35 +143,46 @@ def compare(
 
 
 def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the tables of a part: the measures of its variants, and their changes."""
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
-        # Without the aspect.
-        title = measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
+        # Each graded aspect has a kappa; the other measures occur once.
+        is_repeated = measure.name is MeasureName.KAPPA
+        title = str(measure) if is_repeated else measure.short_text
         columns.append(Column(title, value=_key(measure)))
-    columns += [Column("outside", drop=2), Column("failures", drop=2)]
-    columns += [Column("tokens", drop=2, value="prompt_tokens"), Column("requests", drop=2)]
-    chance = dict.fromkeys(rows[0]) | {
-        "variant": "random order",
-        _key(part.measures[0]): part.chance,
-    }
-    purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
-    topics = f"{len(part.topics)} topic{'' if len(part.topics) == 1 else 's'}"
-    show_table(columns, [*rows, chance], f"{len(part.sample):,} documents of {topics}{purpose}")
+    columns.append(Column("outside", drop=2))
+    columns.append(Column("failures", drop=2))
+    columns.append(Column("tokens", drop=2, value="prompt_tokens"))
+    columns.append(Column("requests", drop=2))
+
+    random_order = dict.fromkeys(rows[0])
+    random_order["variant"] = "random order"
+    random_order[_key(part.measures[0])] = part.chance
+    show_table(columns, [*rows, random_order], _describe_part(part))
     print()
-    changes = [
-        {"measure": measure, "variant": variant.name, **part.differences[variant.name, measure]}
-        for measure in part.measures
-        for variant in found.variants_in(part)[1:]
-    ]
+
+    changes: list[dict[str, Any]] = []
+    for measure in part.measures:
+        for variant in found.variants_in(part)[1:]:
+            change = part.differences[variant.name, measure]
+            changes.append({"measure": measure, "variant": variant.name, **change})
     show_table(_CHANGES, changes, f"change from {found.variants[0].name}")
     print()
+
+
+def _describe_part(part: PartMeasures) -> str:
+    """Return the title of a part's table: its documents, its topics and what it is for."""
+    purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
+    topics = f"{len(part.topics)} topic{'' if len(part.topics) == 1 else 's'}"
+    return f"{len(part.sample):,} documents of {topics}{purpose}"
 
 
 _CHANGES = (Column("measure", is_text=True), Column("variant", is_text=True), *m.CHANGE_COLUMNS)
 
 
-def _key(measure: str) -> str:
-    return re.sub(r"\W+", "_", measure.lower())
+def _key(measure: Measure) -> str:
+    """Return the name of a measure in rows for other programs, such as `relevance_ndcg_5`."""
+    return re.sub(r"\W+", "_", str(measure).lower())
 
 
 def _make_rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
 from touche_llm.data.io import check_output
+from touche_llm.data.measure import Measure
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
@@ -57,12 +58,14 @@ def runs(
         show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
 
 
-def _list_names(measures: Iterable[str]) -> list[str]:
+def _list_names(measures: Iterable[Measure]) -> list[str]:
     names = ["run", "state", "problem", "task", "model", "prompt", "steps", "topics"]
-    return [*names, *measures, *(f"{name} judged" for name in measures), *RunUsage._fields, "date"]
+    names += [str(measure) for measure in measures]
+    names += [f"{measure} judged" for measure in measures]
+    return [*names, *RunUsage._fields, "date"]
 
 
-def _make_row(overview: RunOverview, root: Path, measures: Iterable[str]) -> dict[str, Any]:
+def _make_row(overview: RunOverview, root: Path, measures: Iterable[Measure]) -> dict[str, Any]:
     config, evaluation = overview.config, overview.evaluation
     row: dict[str, Any] = dict.fromkeys(_list_names(measures))
     row |= {"run": overview.directory.path.relative_to(root), "state": overview.state}
@@ -75,21 +78,25 @@ def _make_row(overview: RunOverview, root: Path, measures: Iterable[str]) -> dic
     row |= overview.usage._asdict()
     if config is not None:
         row |= {"task": config.task, "steps": ",".join(config.rank)}
-    for name in measures:
-        if evaluation is not None and (recorded := evaluation.measures.get(name)) is not None:
-            row |= {name: recorded.value, f"{name} judged": recorded.judged}
+    for measure in measures:
+        if evaluation is not None and (recorded := evaluation.measures.get(measure)) is not None:
+            row |= {str(measure): recorded.value, f"{measure} judged": recorded.judged}
     return row
 
 
-def _list_columns(rows: Sequence[Mapping[str, Any]], measures: Mapping[str, str]) -> list[Column]:
+def _list_columns(
+    rows: Sequence[Mapping[str, Any]], measures: Mapping[Measure, str]
+) -> list[Column]:
     columns = [Column("run", is_text=True)]
     columns += [Column("state", is_text=True)] * any(row["state"] != COMPLETE for row in rows)
     if len({row["task"] for row in rows if row["task"]}) > 1:
         columns.append(Column("task", is_text=True, value=lambda row: Path(row["task"] or "").name))
-    measured = [name for name in measures if any(row[name] is not None for row in rows)]
+    measured = [
+        measure for measure in measures if any(row[str(measure)] is not None for row in rows)
+    ]
     return [
         *columns,
-        *(Column(measures[name], value=name) for name in measured),
+        *(Column(measures[measure], value=str(measure)) for measure in measured),
         Column("topics", drop=5),
         Column("date", drop=2, value=lambda row: row["date"][:10]),
         Column(

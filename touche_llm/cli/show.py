@@ -21,6 +21,7 @@ from touche_llm.cli.emit import (
 )
 from touche_llm.config import Config
 from touche_llm.data.io import read_records, shorten_path
+from touche_llm.data.measure import MACRO_F1, Measure, make_headline_ndcg
 from touche_llm.data.records import Judgment, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
@@ -48,11 +49,10 @@ from touche_llm.pipeline.stages import count_by_kind
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 
-_NDCG = " nDCG@5"
 # Measures of the last evaluation with short names that have a column in any case; a task may have
 # other aspects.
-_MEASURES = {f"{aspect}{_NDCG}": aspect for aspect in ("relevance", "quality", "coherence")}
-_MEASURES["stance macro-F1"] = "stance"
+_MEASURES = {make_headline_ndcg(aspect): aspect for aspect in ("relevance", "quality", "coherence")}
+_MEASURES[MACRO_F1] = MACRO_F1.aspect
 # Counts in the facts of a stage that say what came out of it.
 _OUTPUTS = ("candidates", "judgments", "lines")
 
@@ -290,9 +290,13 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
             )
 
 
-def list_measures(evaluations: Iterable[RecordedEvaluation | None]) -> dict[str, str]:
+def list_measures(evaluations: Iterable[RecordedEvaluation | None]) -> dict[Measure, str]:
     """Return the measures that are shown, with their short names."""
-    measured = (
-        name for evaluation in evaluations if evaluation is not None for name in evaluation.measures
-    )
-    return _MEASURES | {name: name.removesuffix(_NDCG) for name in measured if name.endswith(_NDCG)}
+    measures = dict(_MEASURES)
+    for evaluation in evaluations:
+        if evaluation is None:
+            continue
+        for measure in evaluation.measures:
+            if measure == make_headline_ndcg(measure.aspect):
+                measures[measure] = measure.aspect
+    return measures

@@ -33,15 +33,15 @@ def evaluate(
         per_topic: Whether to return the values by topic instead of their means.
 
     Returns:
-        A row for each measure, with the columns `run`, `measure`, `value`, `low` and `high` (95 %
-        interval over topics, see `significance.compute_interval`), `n` (topics, or documents for
-        the stance), `topics` (judged topics that the run is measured on), `missing` (number of
-        these that the run lacks; each counts 0 for grades), `judged_topics` (of the qrels file;
-        `Qrels.restrict_to` measures a run by some of them) and `judged` (judged@k: share of judged
-        documents among the first k, the measure's cutoff, or in the whole ranking). A value that is
-        not defined is NaN, as are the ends of an interval over too few topics. With `per_topic`, a
-        row for each measure and topic, with the columns `run`, `measure`, `topic`, `value` and
-        `judged`.
+        A row for each measure, with the columns `run`, `measure` (text, such as `relevance nDCG@5`),
+        `value`, `low` and `high` (95 % interval over topics, see `significance.compute_interval`),
+        `n` (topics, or documents for the stance), `topics` (judged topics that the run is measured
+        on), `missing` (number of these that the run lacks; each counts 0 for grades),
+        `judged_topics` (of the qrels file; `Qrels.restrict_to` measures a run by some of them) and
+        `judged` (judged@k: share of judged documents among the first k, the measure's cutoff, or in
+        the whole ranking). A value that is not defined is NaN, as are the ends of an interval over
+        too few topics. With `per_topic`, a row for each measure and topic, with the columns `run`,
+        `measure`, `topic`, `value` and `judged`.
 
     Warns:
         ToucheWarning: Topics are missing, documents have no label, there are too few topics for an
@@ -56,6 +56,7 @@ def evaluate(
 
     found = evaluate_run(name, run, qrels, depth)
     table = found.per_topic() if per_topic else found.summary()
+    table["measure"] = [str(measure) for measure in table["measure"]]
     notes = (
         found.notes
         if per_topic

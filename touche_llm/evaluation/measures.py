@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ir_measures
 import numpy as np
 import pandas as pd
 import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
+from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import (
@@ -32,10 +34,19 @@ from touche_llm.evaluation.significance import (
 )
 from touche_llm.evaluation.stances import estimate_common_stances, estimate_labels, estimate_stances
 
-CUTOFF = 5
-NDCG = f"nDCG@{CUTOFF}"
-TOUCHE_NDCG = f"touche_nDCG@{CUTOFF}"
-JUDGED = f"judged@{CUTOFF}"
+_SUMMARY_COLUMNS = (
+    "run",
+    "measure",
+    "value",
+    "low",
+    "high",
+    "n",
+    "topics",
+    "missing",
+    "judged_topics",
+    "judged",
+)
+_TOPIC_COLUMNS = ("run", "measure", "topic", "value", "judged")
 # pytrec_eval takes integers; nDCG with linear gain does not change if all grades are multiplied.
 _UNIT = 10**GRADE_DECIMALS
 
@@ -45,8 +56,7 @@ class Evaluation:
     """The measured values of a run.
 
     Attributes:
-        estimates: Estimates by measure: for each graded aspect those of `estimate_grades`, prefixed
-            by the aspect, as in `relevance nDCG@5`, and those of `estimate_stances`.
+        estimates: Estimates of `estimate_grades` for each graded aspect, and of `estimate_stances`.
         labels: Estimates of `estimate_labels`.
         notes: Notes for readers, such as on missing topics, each with its aspects.
     """
@@ -54,8 +64,8 @@ class Evaluation:
     name: str
     run: ParsedRun
     qrels: Qrels
-    estimates: dict[str, Estimate]
-    labels: dict[str, Estimate]
+    estimates: dict[Measure, Estimate]
+    labels: dict[Measure, Estimate]
     notes: list[str]
 
     def coverage(self, aspect: str) -> Coverage:
@@ -63,96 +73,104 @@ class Evaluation:
         return Coverage.of(self.run, self.qrels, aspect)
 
     def summary(self) -> pd.DataFrame:
-        """Return a row for each measure, with the columns that `evaluation.evaluate` names."""
+        """Return a row for each measure, with the columns that `evaluation.evaluate` names.
+
+        The column `measure` has records.
+        """
         estimates = self.estimates | self.labels
-        rows = []
-        for measure, estimate in estimates.items():
-            covered = self.coverage(aspect_of(measure))
-            counts = (estimate.n, len(covered.topics), len(covered.missing), covered.judged)
-            judged = estimate_judged(self.run, self.qrels, measure, estimate.topics).value
-            rows.append(
-                (self.name, measure, estimate.value, *compute_interval(estimate), *counts, judged)
-            )
-        columns = [
-            "run",
-            "measure",
-            "value",
-            "low",
-            "high",
-            "n",
-            "topics",
-            "missing",
-            "judged_topics",
-            "judged",
-        ]
-        return pd.DataFrame(rows, columns=columns)
+        rows = [self._summarize(measure, estimate) for measure, estimate in estimates.items()]
+        return pd.DataFrame(rows, columns=_SUMMARY_COLUMNS)
 
     def per_topic(self) -> pd.DataFrame:
         """Return a row for each measure and contributing topic: `run`, `measure`, `topic`, `value` and `judged`.
 
-        Topics are in the order of their numbers, since qrels files have them in any order. A stance
-        measure is computed over the topic's own documents; the mean over topics is not the run's
-        value.
+        The column `measure` has records. Topics are in the order of their numbers, since qrels
+        files have them in any order. A stance measure is computed over the topic's own documents;
+        the mean over topics is not the run's value.
         """
-        rows = []
+        rows: list[dict[str, Any]] = []
         for measure, estimate in self.estimates.items():
-            judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
-            values = zip(
-                estimate.topics,
-                estimate.by_topic().tolist(),
-                judged.by_topic().tolist(),
-                strict=True,
-            )
-            in_order = sorted(values, key=lambda of_topic: (len(of_topic[0]), of_topic[0]))
-            rows += [(self.name, measure, *of_topic) for of_topic in in_order]
-        return pd.DataFrame(rows, columns=["run", "measure", "topic", "value", "judged"])
+            rows += self._list_topics(measure, estimate)
+        return pd.DataFrame(rows, columns=_TOPIC_COLUMNS)
 
+    def _summarize(self, measure: Measure, estimate: Estimate) -> dict[str, Any]:
+        """Return the row of a measure for `summary`."""
+        covered = self.coverage(measure.aspect)
+        low, high = compute_interval(estimate)
+        judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
+        return {
+            "run": self.name,
+            "measure": measure,
+            "value": estimate.value,
+            "low": low,
+            "high": high,
+            "n": estimate.n,
+            "topics": len(covered.topics),
+            "missing": len(covered.missing),
+            "judged_topics": covered.judged,
+            "judged": judged.value,
+        }
 
-def aspect_of(measure: str) -> str:
-    """Return the aspect of a measure, its first word."""
-    return measure.split(" ", 1)[0]
+    def _list_topics(self, measure: Measure, estimate: Estimate) -> list[dict[str, Any]]:
+        """Return the rows of a measure for `per_topic`."""
+        judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
+        values = estimate.values_by_topic()
+        shares = judged.values_by_topic()
 
-
-def name_judged(measure: str) -> str:
-    """Return the name of the share of judged documents that belongs to a measure, such as `relevance judged@10`."""
-    _, at, cutoff = measure.partition("@")
-    return f"{aspect_of(measure)} judged{at}{cutoff}"
+        rows = []
+        # Most ids are numbers, of which 2 comes before 10.
+        for topic in sorted(estimate.topics, key=lambda topic: (len(topic), topic)):
+            row = {
+                "run": self.name,
+                "measure": measure,
+                "topic": topic,
+                "value": values[topic],
+                "judged": shares[topic],
+            }
+            rows.append(row)
+        return rows
 
 
 def estimate_judged(
-    run: ParsedRun, qrels: Qrels, measure: str, topics: Collection[str]
+    run: ParsedRun, qrels: Qrels, measure: Measure, topics: Collection[str]
 ) -> Estimate:
     """Estimate judged@k over judged topics: the share of judged documents among those that a measure looks at.
 
-    The k is the measure's cutoff, as in `relevance nDCG@5`. The missing places of a shorter ranking
-    are unjudged, as they are no hits for P@5 (Judged@5 of ir-measures divides by the number of
-    documents). Without a cutoff the whole ranking counts.
+    The k is the measure's cutoff. The missing places of a shorter ranking are unjudged, as they are
+    no hits for P@5 (Judged@5 of ir-measures divides by the number of documents). Without a cutoff
+    the whole ranking counts.
     """
-    aspect, cutoff = aspect_of(measure), measure.partition("@")[2]
-    judged = qrels.stances if aspect == STANCE else qrels.grades[aspect]
-    return _estimate_share(
-        run, {topic: judged[topic] for topic in topics}, int(cutoff) if cutoff else None
-    )
+    judged = qrels.judgments_of(measure.aspect)
+    documents = {topic: judged[topic] for topic in topics}
+    return _estimate_share(run, documents, measure.cutoff)
 
 
 def _estimate_share(
     run: ParsedRun, judged: Mapping[str, Collection[str]], cutoff: int | None
 ) -> Estimate:
-    shares = {}
+    """Estimate the share of judged documents among the first `cutoff` of each judged topic.
+
+    Args:
+        run: Run to measure.
+        judged: Judged documents by topic.
+        cutoff: Number of first documents, by which the share is divided even if the ranking is
+            shorter; None for the whole ranking.
+    """
+    shares: dict[str, float] = {}
     for topic, documents in judged.items():
         top = run.rankings.get(topic, [])[:cutoff]
-        shares[topic] = sum(candidate.document_id in documents for candidate in top) / (
-            cutoff or len(top) or 1
-        )
+        hits = sum(candidate.document_id in documents for candidate in top)
+        places = len(top) if cutoff is None else cutoff
+        shares[topic] = hits / max(places, 1)
     return estimate_mean(shares)
 
 
-def list_headline(qrels: Qrels) -> list[str]:
+def list_headline(qrels: Qrels) -> list[Measure]:
     """Return the headline measures: nDCG@5 of each graded aspect, and macro-F1 of the stance."""
-    return [
-        *(f"{aspect} {NDCG}" for aspect in qrels.grades),
-        *([f"{STANCE} macro-F1"] if qrels.stances else []),
-    ]
+    headline = [make_headline_ndcg(aspect) for aspect in qrels.grades]
+    if qrels.stances:
+        headline.append(MACRO_F1)
+    return headline
 
 
 def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = None) -> Evaluation:
@@ -169,28 +187,42 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
         depth = max(map(len, run.rankings.values()))
     if depth < 1:
         raise UsageError(f"recall at {depth} documents: give a depth of 1 or more")
-    estimates: dict[str, Estimate] = {}
-    labels: dict[str, Estimate] = {}
-    notes: dict[str, list[str]] = {}
-    for aspect in (*qrels.grades, *([STANCE] if qrels.stances else [])):
+    for aspect in qrels.aspects:
         check_judged(run, qrels, aspect)
-        found = describe_topics(run, qrels, aspect)
+
+    estimates: dict[Measure, Estimate] = {}
+    for aspect, grades in qrels.grades.items():
+        estimates |= estimate_grades(run, aspect, grades, depth)
+    labels: dict[Measure, Estimate] = {}
+    if qrels.stances:
+        estimates |= estimate_stances(run, qrels, CUTOFF)
+        labels = estimate_labels(run, qrels)
+
+    return Evaluation(
+        name=name,
+        run=run,
+        qrels=qrels,
+        estimates=estimates,
+        labels=labels,
+        notes=_describe_aspects(run, qrels),
+    )
+
+
+def _describe_aspects(run: ParsedRun, qrels: Qrels) -> list[str]:
+    """Return the notes on all aspects; one that is true of several names them together."""
+    aspects_of_note: dict[str, list[str]] = {}
+    for aspect in qrels.aspects:
+        notes = describe_topics(run, qrels, aspect)
         if aspect == STANCE:
-            estimates |= estimate_stances(run, qrels, CUTOFF)
-            labels = estimate_labels(run, qrels)
-            found += describe_labels(run, qrels)
-        else:
-            of_grades = estimate_grades(run, qrels.grades[aspect], depth)
-            estimates |= {
-                f"{aspect} {measure}": estimate for measure, estimate in of_grades.items()
-            }
-        for note in found:
-            notes.setdefault(note, []).append(aspect)
-    lines = [f"{', '.join(aspects)}: {note}" for note, aspects in notes.items()]
-    return Evaluation(name, run, qrels, estimates, labels, lines)
+            notes += describe_labels(run, qrels)
+        for note in notes:
+            aspects_of_note.setdefault(note, []).append(aspect)
+    return [f"{', '.join(aspects)}: {note}" for note, aspects in aspects_of_note.items()]
 
 
-def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Estimate]:
+def estimate_grades(
+    run: ParsedRun, aspect: str, grades: Grades, depth: int
+) -> dict[Measure, Estimate]:
     """Estimate the measures of one aspect's grades, each the mean over the judged topics.
 
     nDCG@5, nDCG@10: linear gain, discount log2(rank + 1), unjudged documents and grades below 0
@@ -202,45 +234,75 @@ def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Est
 
     touche_nDCG@5: see `compute_condensed_ndcg`; only over the topics for which it is defined.
     """
-    judged = {
-        topic: {document: round(max(grade, 0.0) * _UNIT) for document, grade in documents.items()}
-        for topic, documents in grades.items()
-    }
-    # Scores are made from ranks, since evaluators sort by score and then by id. The id of an
-    # unjudged document may contain characters that end a string in C, so it is replaced; no id in
-    # qrels contains a space.
-    ranked = {
-        topic: {
-            candidate.document_id
-            if candidate.document_id in judged[topic]
-            else f" {candidate.rank}": -float(candidate.rank)
-            for candidate in run.rankings[topic]
-        }
-        for topic in judged
-        if topic in run.rankings
-    }
-    measures = {
-        NDCG: ir_measures.nDCG @ CUTOFF,
-        "nDCG@10": ir_measures.nDCG @ 10,
-        f"P@{CUTOFF}": ir_measures.P(rel=_UNIT) @ CUTOFF,
-        f"R@{depth}": ir_measures.R(rel=_UNIT) @ depth,
-    }
-    values = {
-        (metric.measure, metric.query_id): metric.value
-        for metric in ir_measures.iter_calc(list(measures.values()), judged, ranked)
-    }
-    estimates = {
-        name: estimate_mean({topic: values[measure, topic] for topic in judged})
-        for name, measure in measures.items()
-    }
-    estimates[JUDGED] = _estimate_share(run, grades, CUTOFF)
-    condensed = {
-        topic: compute_condensed_ndcg(run, topic, documents) for topic, documents in grades.items()
-    }
-    estimates[TOUCHE_NDCG] = estimate_mean(
-        {topic: value for topic, value in condensed.items() if value is not None}
-    )
+    judged = make_headline_ndcg(aspect).judged
+    touche_ndcg = Measure(aspect, MeasureName.TOUCHE_NDCG, CUTOFF)
+
+    estimates = _estimate_by_ir_measures(run, aspect, grades, depth)
+    estimates[judged] = _estimate_share(run, grades, judged.cutoff)
+    estimates[touche_ndcg] = _estimate_condensed_ndcg(run, grades)
     return estimates
+
+
+def _estimate_by_ir_measures(
+    run: ParsedRun, aspect: str, grades: Grades, depth: int
+) -> dict[Measure, Estimate]:
+    """Estimate the measures that ir-measures computes, with recall at `depth`."""
+    calculated = {
+        make_headline_ndcg(aspect): ir_measures.nDCG @ CUTOFF,
+        Measure(aspect, MeasureName.NDCG, 10): ir_measures.nDCG @ 10,
+        Measure(aspect, MeasureName.PRECISION, CUTOFF): ir_measures.P(rel=_UNIT) @ CUTOFF,
+        Measure(aspect, MeasureName.RECALL, depth): ir_measures.R(rel=_UNIT) @ depth,
+    }
+    metrics = ir_measures.iter_calc(
+        list(calculated.values()),
+        _convert_grades(grades),
+        _convert_rankings(run, grades),
+    )
+    values = {(metric.measure, metric.query_id): metric.value for metric in metrics}
+
+    estimates: dict[Measure, Estimate] = {}
+    for measure, calculator in calculated.items():
+        estimates[measure] = estimate_mean({topic: values[calculator, topic] for topic in grades})
+    return estimates
+
+
+def _convert_grades(grades: Grades) -> dict[str, dict[str, int]]:
+    """Return grades as multiples of `1 / _UNIT`, those below 0 as 0."""
+    converted: dict[str, dict[str, int]] = {}
+    for topic, judged in grades.items():
+        converted[topic] = {
+            document: round(max(grade, 0.0) * _UNIT) for document, grade in judged.items()
+        }
+    return converted
+
+
+def _convert_rankings(run: ParsedRun, grades: Grades) -> dict[str, dict[str, float]]:
+    """Return the scores of documents by topic, for the graded topics that the run has.
+
+    Scores are made from ranks, since evaluators sort by score and then by id.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for topic, judged in grades.items():
+        if topic not in run.rankings:
+            continue
+        scores[topic] = {}
+        for candidate in run.rankings[topic]:
+            # The id of an unjudged document may contain characters that end a string in C, so it is
+            # replaced; no id in qrels contains a space.
+            is_judged = candidate.document_id in judged
+            document_id = candidate.document_id if is_judged else f" {candidate.rank}"
+            scores[topic][document_id] = -float(candidate.rank)
+    return scores
+
+
+def _estimate_condensed_ndcg(run: ParsedRun, grades: Grades) -> Estimate:
+    """Estimate the mean of `compute_condensed_ndcg` over the topics for which it is defined."""
+    values: dict[str, float] = {}
+    for topic, judged in grades.items():
+        value = compute_condensed_ndcg(run, topic, judged)
+        if value is not None:
+            values[topic] = value
+    return estimate_mean(values)
 
 
 def compute_condensed_ndcg(run: ParsedRun, topic: str, grades: Mapping[str, float]) -> float | None:
@@ -259,25 +321,39 @@ def compute_condensed_ndcg(run: ParsedRun, topic: str, grades: Mapping[str, floa
         The value; None if the script leaves the topic out of its mean, since the run lacks it, none
         of its first 5 documents is judged, or no grade of it is above 0.
     """
-    top = [candidate.document_id for candidate in run.rankings.get(topic, [])[:CUTOFF]]
-    gains = [max(int(grades[document]), 0) for document in top if document in grades]
-    ideal = _dcg(sorted((max(int(grade), 0) for grade in grades.values()), reverse=True)[:CUTOFF])
-    return _dcg(gains) / ideal if gains and ideal else None
+    gains: list[int] = []
+    for candidate in run.rankings.get(topic, [])[:CUTOFF]:
+        if candidate.document_id in grades:
+            gains.append(_to_gain(grades[candidate.document_id]))
+
+    ideal_gains = sorted(map(_to_gain, grades.values()), reverse=True)[:CUTOFF]
+    ideal = _compute_dcg(ideal_gains)
+    if not gains or ideal == 0.0:
+        return None
+    return _compute_dcg(gains) / ideal
 
 
-def _dcg(gains: list[int]) -> float:
-    return float(np.sum(np.array(gains) / np.log2(np.arange(len(gains)) + 2.0)))
+def _to_gain(grade: float) -> int:
+    """Return a grade without its decimals; 0 for a grade below 0."""
+    return max(int(grade), 0)
+
+
+def _compute_dcg(gains: Sequence[int]) -> float:
+    """Return the discounted cumulative gain of a ranking with these gains, best rank first."""
+    discounts = np.log2(np.arange(len(gains)) + 2.0)
+    return float(np.sum(np.array(gains) / discounts))
 
 
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:
     """Return one line if all runs have the same coverage, else a line for each run."""
-    texts = {
-        evaluation.name: str(evaluation.coverage(aspect))
-        for evaluation in evaluations
-        if aspect in evaluation.qrels.grades or (aspect == STANCE and evaluation.qrels.stances)
-    }
-    if len(set(texts.values())) == 1:
-        return list(texts.values())[:1]
+    texts: dict[str, str] = {}
+    for evaluation in evaluations:
+        if aspect in evaluation.qrels.aspects:
+            texts[evaluation.name] = str(evaluation.coverage(aspect))
+
+    distinct_texts = list(dict.fromkeys(texts.values()))
+    if len(distinct_texts) == 1:
+        return distinct_texts
     return [f"{name}: {text}" for name, text in texts.items()]
 
 
@@ -300,46 +376,76 @@ def compare_runs(
     Raises:
         UsageError: The runs cannot be compared, see `significance.compare`.
     """
-    common = {
-        other.name: estimate_common_stances(other.run, baseline.run, other.qrels)
-        for other in others
-        if other.qrels.stances
-    }
-    runs = {
-        evaluation.name: {
-            name: each
-            for name, each in evaluation.estimates.items()
-            if not name.endswith(f" {JUDGED}")
-        }
-        for evaluation in (baseline, *others)
-    }
-    notes = []
+    common: dict[str, dict[Measure, tuple[Estimate, Estimate]]] = {}
     for other in others:
-        for measure, (estimate, _) in common.get(other.name, {}).items():
-            alone, theirs = other.estimates[measure].n, baseline.estimates[measure].n
-            if estimate.n < max(alone, theirs):
-                notes.append(
-                    f"{other.name}: {measure}: compared over the {estimate.n:,} judged documents that both label; it "
-                    f"labels {alone:,}, and {baseline.name} {theirs:,}"
-                )
-        notes += describe_judging(other, baseline)
-    frame = compare(baseline.name, runs, common=common)
-    by_name = {other.name: other for other in others}
-    shares = []
+        if other.qrels.stances:
+            common[other.name] = estimate_common_stances(other.run, baseline.run, other.qrels)
+
+    frame = compare(
+        baseline.name,
+        {evaluation.name: _select_compared(evaluation) for evaluation in (baseline, *others)},
+        common=common,
+    )
+
+    others_by_name = {other.name: other for other in others}
+    shares: list[dict[str, float]] = []
     for name, measure in zip(frame["run"], frame["measure"], strict=True):
-        other = by_name[name]
-        pair = common.get(name, {}).get(measure) or (
-            other.estimates[measure],
-            baseline.estimates[measure],
-        )
+        other = others_by_name[name]
+        alone = (other.estimates[measure], baseline.estimates[measure])
+        pair = common.get(name, {}).get(measure, alone)
         topics = list_common_topics(*pair)
-        shares.append(
-            [
-                estimate_judged(each.run, each.qrels, measure, topics).value
-                for each in (other, baseline)
-            ]
-        )
-    return frame.join(pd.DataFrame(shares, columns=["judged", "baseline_judged"])), notes
+        shares.append(_compute_judged_shares(other, baseline, measure, topics))
+
+    notes: list[str] = []
+    for other in others:
+        notes += _describe_common_stances(other, baseline, common.get(other.name, {}))
+        notes += describe_judging(other, baseline)
+    return frame.join(pd.DataFrame(shares, columns=_SHARE_COLUMNS)), notes
+
+
+_SHARE_COLUMNS = ("judged", "baseline_judged")
+
+
+def _select_compared(evaluation: Evaluation) -> dict[Measure, Estimate]:
+    """Return the estimates by the measures of a system, which judged@5 is not."""
+    return {
+        measure: estimate
+        for measure, estimate in evaluation.estimates.items()
+        if measure.name is not MeasureName.JUDGED
+    }
+
+
+def _compute_judged_shares(
+    run: Evaluation, baseline: Evaluation, measure: Measure, topics: Collection[str]
+) -> dict[str, float]:
+    """Return judged@k of a measure over some topics, of a run and of the baseline."""
+    judged = estimate_judged(run.run, run.qrels, measure, topics)
+    baseline_judged = estimate_judged(baseline.run, baseline.qrels, measure, topics)
+    return {"judged": judged.value, "baseline_judged": baseline_judged.value}
+
+
+def _describe_common_stances(
+    run: Evaluation,
+    baseline: Evaluation,
+    common: Mapping[Measure, tuple[Estimate, Estimate]],
+) -> list[str]:
+    """Return a note for each measure whose common documents are not all those of each run.
+
+    Args:
+        run: Run that is compared.
+        baseline: Run that it is compared with.
+        common: Estimates of both runs over their common documents, by measure.
+    """
+    notes: list[str] = []
+    for measure, (estimate, _) in common.items():
+        own_count = run.estimates[measure].n
+        baseline_count = baseline.estimates[measure].n
+        if estimate.n < max(own_count, baseline_count):
+            notes.append(
+                f"{run.name}: {measure}: compared over the {estimate.n:,} judged documents that both label; it "
+                f"labels {own_count:,}, and {baseline.name} {baseline_count:,}"
+            )
+    return notes
 
 
 def describe_judging(run: Evaluation, baseline: Evaluation) -> list[str]:
@@ -348,14 +454,14 @@ def describe_judging(run: Evaluation, baseline: Evaluation) -> list[str]:
     Unjudged documents count 0, which is why comparisons with BM25 on Touché 2020 were not fair
     (Thakur et al., SIGIR 2024, arXiv 2407.07790).
     """
-    notes = []
+    notes: list[str] = []
     for aspect in run.qrels.grades:
-        share, other_share = (
-            evaluation.estimates[f"{aspect} {JUDGED}"].value for evaluation in (run, baseline)
-        )
-        if abs(share - other_share) > _MAX_JUDGED_DIFFERENCE:
+        measure = make_headline_ndcg(aspect).judged
+        share = run.estimates[measure].value
+        baseline_share = baseline.estimates[measure].value
+        if abs(share - baseline_share) > _MAX_JUDGED_DIFFERENCE:
             notes.append(
-                f"{run.name}: {aspect} {JUDGED} is {share:.3f}, and {other_share:.3f} for {baseline.name}; part of the "
+                f"{run.name}: {measure} is {share:.3f}, and {baseline_share:.3f} for {baseline.name}; part of the "
                 "difference may come from the judging, since an unjudged document counts 0"
             )
     return notes

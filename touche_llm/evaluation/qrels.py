@@ -57,6 +57,15 @@ class Qrels:
             )
             self.judged_topics.update({STANCE: frozenset(self.stances)} if self.stances else {})
 
+    @property
+    def aspects(self) -> tuple[str, ...]:
+        """Judged aspects: the graded ones, then the stance."""
+        return (*self.grades, STANCE) if self.stances else tuple(self.grades)
+
+    def judgments_of(self, aspect: str) -> Mapping[str, Mapping[str, float | str]]:
+        """Return the grades or true labels of an aspect, by topic and document."""
+        return self.stances if aspect == STANCE else self.grades[aspect]
+
     def restrict_to(self, topics: Collection[str]) -> Qrels:
         """Return the judgments of these topics alone.
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from touche_llm.data.measure import Measure
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 
@@ -59,6 +61,10 @@ class Estimate:
     def by_topic(self) -> Array:
         """Return the value of each topic alone, of shape (topics,)."""
         return self.formula(self.counts)
+
+    def values_by_topic(self) -> dict[str, float]:
+        """Return the value of each topic alone, by topic."""
+        return dict(zip(self.topics, self.by_topic().tolist(), strict=True))
 
     def select(self, topics: Collection[str]) -> Array:
         """Return the counts of these topics, in their order, (topics, counts).
@@ -147,9 +153,9 @@ def compute_bootstrap(counts: Array, formula: Callable[[Array], Array]) -> tuple
 
 def compare(
     baseline: str,
-    runs: Mapping[str, Mapping[str, Estimate]],
+    runs: Mapping[str, Mapping[Measure, Estimate]],
     *,
-    common: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]] | None = None,
+    common: Mapping[str, Mapping[Measure, tuple[Estimate, Estimate]]] | None = None,
 ) -> DataFrame:
     """Compare each run with the baseline by each measure, over the topics that contribute to both.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import compress, product
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.data.io import read_records
+from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError
-from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.evaluation.significance import Array, Estimate, ratio
 from touche_llm.judging.labels import check_judgments, choose_stances
 from touche_llm.tasks.task import Task
@@ -84,7 +85,7 @@ def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Ar
     )
 
 
-def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[str, Estimate]:
+def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[Measure, Estimate]:
     """Estimate macro-F1 (see `macro_f1`) and accuracy over the judged documents with a label in the run.
 
     The documents of all topics are pooled: neither value is a mean over topics, and topics without
@@ -94,92 +95,131 @@ def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[str, Est
     Raises:
         DataError: The run has a label that the task does not have.
     """
-    return _pool(_count_labels(run, qrels, None), "") | _pool(
-        _count_labels(run, qrels, cutoff), f"@{cutoff}"
-    )
+    return _estimate_pooled(run, qrels) | _estimate_pooled(run, qrels, cutoff)
 
 
 def estimate_common_stances(
     run: ParsedRun, other: ParsedRun, qrels: Qrels
-) -> dict[str, tuple[Estimate, Estimate]]:
+) -> dict[Measure, tuple[Estimate, Estimate]]:
     """Estimate macro-F1 and accuracy of two runs, by measure, over the judged documents with a label in both.
 
     Over its own documents, a run could look better by leaving hard ones without a label or by
     ranking other documents.
     """
-    both = run.stances.keys() & other.stances.keys()
-    estimates, others = (
-        _pool(
-            _count_labels(
-                replace(labelled, stances={key: labelled.stances[key] for key in both}), qrels, None
-            ),
-            "",
-        )
-        for labelled in (run, other)
-    )
-    return {measure: (estimate, others[measure]) for measure, estimate in estimates.items()}
+    common = run.stances.keys() & other.stances.keys()
+    estimates = _estimate_pooled(_keep_stances(run, common), qrels)
+    other_estimates = _estimate_pooled(_keep_stances(other, common), qrels)
+    return {measure: (estimates[measure], other_estimates[measure]) for measure in estimates}
 
 
-def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
+def _keep_stances(run: ParsedRun, keys: Collection[tuple[str, str]]) -> ParsedRun:
+    """Return a run with the stances of these topics and documents alone."""
+    return replace(run, stances={key: run.stances[key] for key in keys})
+
+
+def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[Measure, Estimate]:
     """Estimate precision and recall of each label, over the documents of `estimate_stances`.
 
     Returns:
-        Estimates by measure, such as `stance precision NO`, over the topics with documents that
-        have this label in the run (precision) or for which it is true (recall).
+        Estimates by measure, over the topics with documents that have its label in the run
+        (precision) or for which the label is true (recall).
     """
-    tables = np.array(list(_count_labels(run, qrels, None).values()))
-    topics = list(qrels.stances)
-    estimates = {}
-    for name, axis in (("precision", 1), ("recall", 2)):
-        of_label = tables.sum(axis=axis)
-        for place, label in enumerate(qrels.labels):
-            hits, whole = tables[:, place, place], of_label[:, place]
-            kept = whole > 0
-            counts = np.stack([hits[kept], whole[kept]], axis=1).astype(np.float64)
-            topics_kept = tuple(topic for topic, keep in zip(topics, kept, strict=True) if keep)
-            estimates[f"stance {name} {label}"] = Estimate(
-                topics_kept, counts, ratio, int(whole.sum())
-            )
+    tables = _count_labels(run, qrels)
+    topics = list(tables)
+    # Of shape (topics, true labels, labels of the run).
+    counts = np.array(list(tables.values()))
+    hits = counts.diagonal(axis1=1, axis2=2)
+    chosen = counts.sum(axis=1)
+    true = counts.sum(axis=2)
+
+    estimates: dict[Measure, Estimate] = {}
+    for place, label in enumerate(qrels.labels):
+        precision = Measure(STANCE, MeasureName.LABEL_PRECISION, label=label)
+        estimates[precision] = _estimate_share(topics, hits[:, place], chosen[:, place])
+    for place, label in enumerate(qrels.labels):
+        recall = Measure(STANCE, MeasureName.LABEL_RECALL, label=label)
+        estimates[recall] = _estimate_share(topics, hits[:, place], true[:, place])
     return estimates
+
+
+def _estimate_share(
+    topics: Sequence[str], hits: NDArray[np.int64], documents: NDArray[np.int64]
+) -> Estimate:
+    """Estimate the share of hits among the documents of all topics.
+
+    Args:
+        topics: Topics; those without documents do not contribute.
+        hits: Number of hits of each topic.
+        documents: Number of documents of each topic.
+    """
+    has_documents = documents > 0
+    contributing = tuple(compress(topics, has_documents))
+    counts = np.stack([hits[has_documents], documents[has_documents]], axis=1)
+    return Estimate(contributing, counts.astype(np.float64), ratio, int(documents.sum()))
 
 
 def count_confusion(run: ParsedRun, qrels: Qrels) -> NDArray[np.int64]:
     """Count the documents by true label (rows) and the run's label (columns), in the order of `qrels.labels`."""
-    counts: NDArray[np.int64] = np.array(list(_count_labels(run, qrels, None).values())).sum(axis=0)
+    tables = list(_count_labels(run, qrels).values())
+    counts: NDArray[np.int64] = np.array(tables).sum(axis=0)
     return counts
 
 
-def _count_labels(run: ParsedRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArray[np.int64]]:
-    """Return the confusion matrix of each judged topic: true labels in rows, the run's in columns."""
+def _count_labels(
+    run: ParsedRun, qrels: Qrels, cutoff: int | None = None
+) -> dict[str, NDArray[np.int64]]:
+    """Count the documents of each judged topic by true label (rows) and the run's label (columns).
+
+    Args:
+        run: Run with the labels.
+        qrels: True labels.
+        cutoff: Number of first documents of each topic that count; None for all.
+
+    Raises:
+        DataError: The run has a label that the task does not have.
+    """
     places = {label: place for place, label in enumerate(qrels.labels)}
-    tables = {}
+    tables: dict[str, NDArray[np.int64]] = {}
     for topic, truth in qrels.stances.items():
         table = np.zeros((len(places), len(places)), dtype=np.int64)
         for candidate in run.rankings.get(topic, [])[:cutoff]:
             chosen = run.stances.get((topic, candidate.document_id))
-            if chosen is not None and chosen not in places:
+            if chosen is None:
+                continue
+            if chosen not in places:
                 raise DataError(
                     f"topic {topic}, document {candidate.document_id}: the run has the stance {chosen!r:.40}, not one "
                     f"of {', '.join(places)}; evaluate the run with its own task"
                 )
-            if chosen is not None and candidate.document_id in truth:
-                table[places[truth[candidate.document_id]], places[chosen]] += 1
+            true = truth.get(candidate.document_id)
+            if true is not None:
+                table[places[true], places[chosen]] += 1
         tables[topic] = table
     return tables
 
 
-def _pool(tables: Mapping[str, NDArray[np.int64]], suffix: str) -> dict[str, Estimate]:
-    """Estimate macro-F1 and accuracy from confusion matrices by topic.
+def _estimate_pooled(
+    run: ParsedRun, qrels: Qrels, cutoff: int | None = None
+) -> dict[Measure, Estimate]:
+    """Estimate macro-F1 and accuracy over the documents that `_count_labels` counts.
 
     Topics without documents are left out.
     """
+    tables = _count_labels(run, qrels, cutoff)
     kept = {topic: table for topic, table in tables.items() if table.any()}
-    size = next(iter(tables.values())).size
-    counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), size)
-    return {
-        f"stance {name}{suffix}": Estimate(tuple(kept), counts, formula, int(counts.sum()))
-        for name, formula in (("macro-F1", _macro_f1), ("accuracy", _accuracy))
-    }
+    cells = len(qrels.labels) ** 2
+    counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), cells)
+
+    formulas = {MeasureName.MACRO_F1: _macro_f1, MeasureName.ACCURACY: _accuracy}
+    estimates: dict[Measure, Estimate] = {}
+    for name, formula in formulas.items():
+        estimates[Measure(STANCE, name, cutoff)] = Estimate(
+            topics=tuple(kept),
+            counts=counts,
+            formula=formula,
+            documents=int(counts.sum()),
+        )
+    return estimates
 
 
 def _to_matrix(counts: Array) -> Array:

@@ -94,8 +94,8 @@ class RunList:
         evaluation = evaluate_run(run, overview.directory.read_run(task.stances), qrels)
         rows = {row["measure"]: row for row in evaluation.summary().to_dict("records")}
         return {
-            name: {column: rows[name][column] for column in _MEASURED}
-            for name in list_headline(qrels)
+            str(measure): {column: rows[measure][column] for column in _MEASURED}
+            for measure in list_headline(qrels)
         }
 
 

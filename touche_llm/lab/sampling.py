@@ -130,7 +130,7 @@ def _describe(
         change = part.differences[draft.name, measure]
         rows.append(
             {
-                "measure": measure,
+                "measure": str(measure),
                 "baseline": part.estimates[base.name][measure].value,
                 "value": part.estimates[draft.name][measure].value,
                 **{name: change[name] for name in ("n", "difference", "low", "high", "p")},

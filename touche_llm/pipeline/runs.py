@@ -9,12 +9,15 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import PlainValidator
 
 from touche_llm.config import Config
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data import trec_runs
 from touche_llm.data.io import open_atomic, sha256
+from touche_llm.data.measure import Measure
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Model
 from touche_llm.data.settings import load_yaml, to_yaml
@@ -197,8 +200,19 @@ class RecordedMeasure(Model, extra="ignore"):
     judged: float | None
 
 
+def _parse_recorded_measure(text: object) -> Measure:
+    try:
+        return Measure.parse(str(text))
+    except ValueError as error:
+        remedy = "give the qrels to `touche-llm evaluate` again"
+        raise ValueError(f"{error}; {remedy}") from error
+
+
+_RecordedName = Annotated[Measure, PlainValidator(_parse_recorded_measure)]
+
+
 class RecordedEvaluation(Model, extra="ignore"):
-    """The last evaluation of a run, by aspect and, as `relevance nDCG@5`, by measure.
+    """The last evaluation of a run, by aspect and measure.
 
     Attributes:
         run: SHA-256 of the run file that was measured.
@@ -209,7 +223,7 @@ class RecordedEvaluation(Model, extra="ignore"):
     run: str
     qrels: dict[str, QrelsFile]
     coverage: dict[str, Coverage]
-    measures: dict[str, RecordedMeasure]
+    measures: dict[_RecordedName, RecordedMeasure]
 
 
 def record_evaluation(
@@ -217,7 +231,7 @@ def record_evaluation(
 ) -> None:
     """Write the evaluation of a folder's run by these qrels files, in place of an earlier one."""
     measures = {
-        row["measure"]: {
+        str(row["measure"]): {
             name: None if isnan(row[name]) else round(float(row[name]), 6)
             for name in ("value", "judged")
         }

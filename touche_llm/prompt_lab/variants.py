@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from touche_llm.config import Config
+from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.records import Candidate, Failure, Judgment, ScoredDocument, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
+from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
 from touche_llm.evaluation.stances import estimate_kappa, estimate_stances
@@ -99,7 +100,6 @@ def _convert_grades(judgment: Judgment, task: Task) -> Judgment:
     return structs.replace(judgment, grades=grades)
 
 
-MACRO_F1 = "stance macro-F1"
 Judgments = Mapping[tuple[str, str], Judgment]
 
 ValueT = TypeVar("ValueT", str, float)
@@ -120,8 +120,8 @@ class PartMeasures:
 
     name: str
     sample: list[Sampled]
-    estimates: dict[str, dict[str, Estimate]]
-    differences: dict[tuple[str, str], Mapping[str, Any]]
+    estimates: dict[str, dict[Measure, Estimate]]
+    differences: dict[tuple[str, Measure], Mapping[str, Any]]
     chance: float
     off_label_mass: dict[str, float | None]
 
@@ -131,8 +131,8 @@ class PartMeasures:
         return list(dict.fromkeys(item.topic_id for item in self.sample))
 
     @property
-    def measures(self) -> list[str]:
-        """Return the names of the measures, nDCG@5 first."""
+    def measures(self) -> list[Measure]:
+        """Return the measures, nDCG@5 first."""
         return list(next(iter(self.estimates.values())))
 
 
@@ -281,32 +281,42 @@ def _rank_documents(
 
 def _estimate_variant(
     run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool
-) -> dict[str, Estimate]:
-    first = next(iter(given.grades))
-    useful = _select_relevant(given)
-    estimates = {
-        f"{first} {NDCG}": estimate_grades(run, useful, CUTOFF)[NDCG]
-        if useful
-        else estimate_mean({})
-    }
-    estimates |= {
-        f"{aspect} kappa": _estimate_kappa(said, of, aspect) for aspect, of in given.grades.items()
-    }
+) -> dict[Measure, Estimate]:
+    """Estimate the measures of a variant, in the order of `PartMeasures.measures`.
+
+    Args:
+        run: Ranking by the judgments of the variant, with their stances.
+        said: Judgments of the variant.
+        given: Human judgments of the sampled documents.
+        stances: Whether there are stance qrels, with or without sampled documents.
+    """
+    first_aspect = next(iter(given.grades))
+    relevant = _select_relevant(given)
+    estimates: dict[Measure, Estimate] = {}
+
+    ndcg = make_headline_ndcg(first_aspect)
+    estimates[ndcg] = estimate_mean({})
+    if relevant:
+        estimates[ndcg] = estimate_grades(run, first_aspect, relevant, CUTOFF)[ndcg]
+
+    for aspect, grades in given.grades.items():
+        kappa = Measure(aspect, MeasureName.KAPPA)
+        estimates[kappa] = _estimate_kappa(said, grades, aspect)
+
     if stances:
-        estimates[MACRO_F1] = (
-            estimate_stances(run, given, CUTOFF)[MACRO_F1] if given.stances else estimate_mean({})
-        )
+        estimates[MACRO_F1] = estimate_mean({})
+    if given.stances:
+        estimates[MACRO_F1] = estimate_stances(run, given, CUTOFF)[MACRO_F1]
     return estimates
 
 
 def _estimate_kappa(said: Judgments, grades: Grades, aspect: str) -> Estimate:
-    return estimate_kappa(
-        {
-            topic: [
-                (said[topic, document].grades[aspect], grade)
-                for document, grade in judged.items()
-                if (topic, document) in said
-            ]
-            for topic, judged in grades.items()
-        }
-    )
+    """Estimate kappa of a variant's and the human grades of an aspect."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for topic, judged in grades.items():
+        pairs[topic] = [
+            (said[topic, document].grades[aspect], grade)
+            for document, grade in judged.items()
+            if (topic, document) in said
+        ]
+    return estimate_kappa(pairs)

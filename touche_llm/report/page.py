@@ -18,6 +18,7 @@ from pandas import DataFrame
 
 from touche_llm.config import Config
 from touche_llm.data.io import open_atomic
+from touche_llm.data.measure import Measure
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_headline
 from touche_llm.evaluation.qrels import Qrels
@@ -172,35 +173,40 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
 
     The first run has all measures.
 
-    These are the names of the `measures`, and of the `headline` ones, at the top of a page; the
+    These are the `measures`, and the `headline` ones, at the top of a page; the
     `rows` of `Evaluation.summary` and the `changes`, rows of `significance.compare`, both by run
     and measure; for headline measures of all runs their values `by_topic`, run by run, and their
     `plots`; `coverage` and `notes`.
     """
-    rows = [row for evaluation in evaluations for row in evaluation.summary().to_dict("records")]
+    rows: list[dict[str, Any]] = []
+    for evaluation in evaluations:
+        rows += evaluation.summary().to_dict("records")
     changes = differences.to_dict("records")
+
     headline = list_headline(evaluations[0].qrels)
-    by_topic = {
-        name: [
-            dict(zip(estimate.topics, estimate.by_topic().tolist(), strict=True))
-            for estimate in (evaluation.estimates[name] for evaluation in evaluations)
-        ]
-        for name in headline
-        if all(name in evaluation.estimates for evaluation in evaluations)
-    }
-    plots = {name: plot_topics(values) for name, values in by_topic.items()}
-    aspects = [name.split(" ", 1)[0] for name in headline]
+    by_topic: dict[Measure, list[dict[str, float]]] = {}
+    plots: dict[Measure, dict[str, dict[int, float]]] = {}
+    for measure in headline:
+        if not all(measure in evaluation.estimates for evaluation in evaluations):
+            continue
+        estimates = [evaluation.estimates[measure] for evaluation in evaluations]
+        by_topic[measure] = [estimate.values_by_topic() for estimate in estimates]
+        plot = plot_topics(by_topic[measure])
+        if plot:
+            plots[measure] = plot
+
+    coverage: list[str] = []
+    for measure in headline:
+        lines = describe_coverage(evaluations, measure.aspect)
+        coverage += [f"{measure.aspect}: {line}" for line in lines]
+
     return SimpleNamespace(
         measures=list(dict.fromkeys(row["measure"] for row in rows)),
         headline=headline,
         rows={(row["run"], row["measure"]): SimpleNamespace(**row) for row in rows},
         changes={(row["run"], row["measure"]): SimpleNamespace(**row) for row in changes},
         by_topic=by_topic,
-        plots={name: plot for name, plot in plots.items() if plot},
-        coverage=[
-            f"{aspect}: {line}"
-            for aspect in aspects
-            for line in describe_coverage(evaluations, aspect)
-        ],
+        plots=plots,
+        coverage=coverage,
         notes=describe_missing_intervals([*rows, *changes]),
     )

@@ -25,7 +25,7 @@ Feature = Literal["objects", "stance_prompt", "pairs", "excerpts"]
 TiraTopics = Literal["objects", "no_objects"]
 # Label of a sentence that takes no side, beside the labels of the task.
 NO_SIDE = "NONE"
-MeasureName = Literal["nDCG@5", "nDCG@10", "macro-F1"]
+OfficialMeasure = Literal["nDCG@5", "nDCG@10", "macro-F1"]
 
 _SCALE = re.compile(r"([0-9]{1,2})\.\.([0-9]{1,2})")
 # Other fields of an answer, other weights, columns of runs and results, and the value for a stance

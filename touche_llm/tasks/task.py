@@ -18,6 +18,7 @@ from touche_llm.corpus.json_lines import (
     Reader,
     read_passages,
 )
+from touche_llm.data.measure import Measure
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.settings import load_yaml
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
@@ -35,9 +36,9 @@ from touche_llm.tasks.definition import (
     Feature,
     GradeScale,
     Line,
-    MeasureName,
     Name,
     Objective,
+    OfficialMeasure,
     Scale,
     StanceDefinition,
     Weight,
@@ -80,7 +81,7 @@ class Task(Model, strict=True):
     stance: StanceDefinition | None = None
     documents_per_topic: DocumentLimits = DocumentLimits()
     weights: dict[Objective, dict[str, Weight]]
-    measures: dict[str, MeasureName] = {}
+    measures: dict[str, OfficialMeasure] = {}
 
     _folder: Path = PrivateAttr(default=Path())
 
@@ -217,6 +218,11 @@ class Task(Model, strict=True):
     def judged_aspects(self) -> tuple[str, ...]:
         """Aspects that qrels may judge: those of the judge prompt, and the stance if documents have one."""
         return (*self.aspects, *(["stance"] if self.stances else []))
+
+    @property
+    def official_measures(self) -> dict[str, Measure]:
+        """Official measures by aspect, of the aspects that have one."""
+        return {aspect: Measure.parse(f"{aspect} {text}") for aspect, text in self.measures.items()}
 
     @property
     def qrels_scales(self) -> Mapping[str, Scale]:
