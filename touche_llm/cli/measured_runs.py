@@ -215,16 +215,22 @@ def print_notes(
     """
     notes = [*format_notes({each.name: each.notes for each in evaluations}), *further]
     for each in runs:
-        stages = (
-            RunDirectory(each.folder).read_metadata().stages
-            if each.folder and not each.first_stage
-            else {}
-        )
-        if qrels.stances and "rank" in stages and (imputed := read_counts(stages["rank"]).imputed):
+        imputed = _count_imputed_stances(each)
+        if qrels.stances and imputed:
             notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")
     sys.stdout.flush()
     for note in notes:
         CommandProgress().warn(note)
+
+
+def _count_imputed_stances(given: Given) -> int:
+    """Return the number of imputed stances that the folder of a run records, 0 if it records none."""
+    if given.folder is None or given.first_stage:
+        return 0
+    stages = RunDirectory(given.folder).read_metadata().stages
+    if "rank" not in stages:
+        return 0
+    return read_counts(stages["rank"]).imputed or 0
 
 
 def strip_aspect(measure: str) -> str:

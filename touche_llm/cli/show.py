@@ -21,11 +21,12 @@ from touche_llm.cli.emit import (
 )
 from touche_llm.config import Config
 from touche_llm.data.io import read_records, shorten_path
-from touche_llm.data.records import Judgment, Topic
+from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
+from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.run_directory import (
     CANDIDATES,
@@ -222,9 +223,14 @@ def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
     ]
     rows = []
     for name, stage in overview.stages.items():
-        result = next((f"{stage[count]:,} {count}" for count in _OUTPUTS if count in stage), None)
-        row = {"stage": name, "seconds": read_counts(stage).seconds, "result": result}
-        rows.append(row | sum_usage(stage)._asdict())
+        results = [f"{stage[count]:,} {count}" for count in _OUTPUTS if count in stage]
+        row: dict[str, Any] = {
+            "stage": name,
+            "seconds": read_counts(stage).seconds,
+            "result": results[0] if results else None,
+        }
+        row.update(sum_usage(stage)._asdict())
+        rows.append(row)
     show_table(columns, rows)
     print()
 
@@ -238,56 +244,74 @@ def show_facts(facts: Mapping[str, Any]) -> None:
 
 
 def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[tuple[str, str]]:
-    prompts = (read_counts(facts).prompts.values() for facts in overview.stages.values())
-    labels = [label.partition("/")[2] for of_stage in prompts for label in of_stage]
-    chosen = f", the first {config.limit_topics}" if config.limit_topics is not None else ""
-    chosen += f", only {', '.join(config.topic)}" if config.topic else ""
-    count = "" if overview.topics is None else f"{overview.topics:,} of "
     yield "task", f"{task.name} ({task.title})"
     yield "model", overview.model or config.engine.model or "not known yet"
-    if labels:
-        yield "prompts", ", ".join(labels)
-    yield "topics", f"{count}{config.dataset or shorten_path(config.topics)}{chosen}"
+    prompts = _list_prompts(overview)
+    if prompts:
+        yield "prompts", ", ".join(prompts)
+    yield "topics", _describe_topics(overview, config)
     yield "first stage", f"{config.candidates or config.retriever.name}, depth {config.depth}"
     yield "ranking", f"{', '.join(config.rank)}; objective {config.criterion}"
     yield "tag", config.tag
-    failures = [
-        failure for of_file in overview.directory.read_failures().values() for failure in of_file
-    ]
+
+    failures: list[Failure] = []
+    for of_file in overview.directory.read_failures().values():
+        failures.extend(of_file)
     if failures:
-        yield (
-            "failures",
-            ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items()),
-        )
-    for facts in overview.stages.values():
-        for name, counts in read_counts(facts).labels.items():
-            bits = ", ".join(
-                f"{aspect} {bits:.3f}" for aspect, bits in counts.bits.items() if bits is not None
-            )
-            known = (
-                f"information {bits} bits"
-                if bits
-                else "too few answers to say whether labels differ by document"
-            )
-            yield (
-                f"labels of {name}",
-                "; ".join([known, *counts.list_problems(), *counts.describe_overruled()]),
-            )
-    if (evaluation := overview.evaluation) is not None:
-        found = {name: evaluation.measures.get(name) for name in list_measures([evaluation])}
-        values = (
-            (name, item)
-            for name, item in found.items()
-            if item is not None and item.value is not None
-        )
-        judged = (f"{name} {item.value:.4f}" for name, item in values)
-        yield "measures", ", ".join(judged)
-        for aspect, covered in evaluation.coverage.items():
-            used = evaluation.qrels[aspect]
-            yield (
-                f"{aspect} over",
-                f"{covered}; qrels {shorten_path(used.file)} sha256 {used.sha256:.12}",
-            )
+        kinds = count_by_kind(failures).items()
+        yield "failures", ", ".join(f"{count:,} {kind}" for kind, count in kinds)
+
+    for stage in overview.stages.values():
+        for name, counts in read_counts(stage).labels.items():
+            yield f"labels of {name}", _describe_labels(counts)
+
+    if overview.evaluation is not None:
+        yield from _list_evaluation(overview.evaluation)
+
+
+def _list_prompts(overview: RunOverview) -> list[str]:
+    """Return the prompts of all stages as NAME@VERSION-HASH."""
+    labels: list[str] = []
+    for stage in overview.stages.values():
+        labels.extend(read_counts(stage).prompts.values())
+    return [label.partition("/")[2] for label in labels]
+
+
+def _describe_topics(overview: RunOverview, config: Config) -> str:
+    """Return the number of topics, their file or dataset, and which of them were chosen."""
+    topics = str(config.dataset or shorten_path(config.topics))
+    if overview.topics is not None:
+        topics = f"{overview.topics:,} of {topics}"
+    if config.limit_topics is not None:
+        topics += f", the first {config.limit_topics}"
+    if config.topic:
+        topics += f", only {', '.join(config.topic)}"
+    return topics
+
+
+def _describe_labels(counts: LabelCounts) -> str:
+    """Return what the labels of a prompt say about documents, and the problems with them."""
+    known = [f"{name} {bits:.3f}" for name, bits in counts.bits.items() if bits is not None]
+    if known:
+        information = f"information {', '.join(known)} bits"
+    else:
+        information = "too few answers to say whether labels differ by document"
+    return "; ".join([information, *counts.list_problems(), *counts.describe_overruled()])
+
+
+def _list_evaluation(evaluation: RecordedEvaluation) -> Iterator[tuple[str, str]]:
+    """Yield the measured values, and for each aspect the topics and qrels that they rest on."""
+    values: list[str] = []
+    for name in list_measures([evaluation]):
+        measure = evaluation.measures.get(name)
+        if measure is not None and measure.value is not None:
+            values.append(f"{name} {measure.value:.4f}")
+    yield "measures", ", ".join(values)
+
+    for aspect, coverage in evaluation.coverage.items():
+        qrels = evaluation.qrels[aspect]
+        file = shorten_path(qrels.file)
+        yield f"{aspect} over", f"{coverage}; qrels {file} sha256 {qrels.sha256:.12}"
 
 
 def list_measures(evaluations: Iterable[RecordedEvaluation | None]) -> dict[str, str]:

@@ -60,7 +60,9 @@ class RunList:
 
     def _make_row(self, run: str, is_all: bool) -> dict[str, Any]:
         overview = read_overview(self._lab.find_run(run).path)
+        seconds = [float(facts.get("seconds") or 0.0) for facts in overview.stages.values()]
         unknown = {"measures": {}, "note": "", "pending": overview.state == COMPLETE}
+        measured = self._measured.get(self._find_key(run, is_all), unknown)
         return {
             "run": run,
             "state": overview.state,
@@ -70,11 +72,9 @@ class RunList:
             "prompt": overview.prompt,
             "topics": overview.topics,
             **overview.usage._asdict(),
-            "seconds": sum(
-                float(facts.get("seconds") or 0.0) for facts in overview.stages.values()
-            ),
+            "seconds": sum(seconds),
             "changed": overview.changed.astimezone().isoformat(timespec="seconds"),
-            **self._measured.get(self._find_key(run, is_all), unknown),
+            **measured,
         }
 
     def _measure(self, run: str, overview: RunOverview, is_all: bool) -> dict[str, Any]:

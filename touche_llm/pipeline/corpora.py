@@ -51,8 +51,12 @@ class LocalCorpus(Corpus):
         warn: Warn | None,
     ) -> None:
         """Take over an open store; without `warn`, an index is opened, but not built."""
-        self.task, self.store = task, store
-        self.retriever, self.sentences, self.warn = retriever, sentences, warn
+        self.task = task
+        self.store = store
+        self.retriever = retriever
+        self.sentences = sentences
+        self.warn = warn
+
         manifest = store.manifest
         self.description = {
             "file": manifest.corpus,
@@ -60,9 +64,11 @@ class LocalCorpus(Corpus):
             "documents": manifest.documents,
             "bad lines": manifest.bad_lines,
         }
-        self.candidates, self.documents = store, store
+        self.candidates = store
+        self.documents = store
         if task.sentence_question is not None:
-            self.candidates, self.documents = store.parts, PairDocuments(store.parts)
+            self.candidates = store.parts
+            self.documents = PairDocuments(store.parts)
             self.description |= {"sentences": manifest.parts}
         self.empty = (
             "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "

@@ -70,18 +70,30 @@ def record_stage(
 
     `started` is of `time.monotonic`.
     """
-    # ru_maxrss is in KiB on Linux and in bytes on macOS.
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
-    used = {"seconds": round(time.monotonic() - started, 3), "peak memory MiB": peak}
-    recorded = {"chosen topics": context.chosen_topics, **facts, **used}
-    stages = {**_read_stages_before(directory, stage), stage: recorded}
+    recorded = {
+        "chosen topics": context.chosen_topics,
+        **facts,
+        "seconds": round(time.monotonic() - started, 3),
+        "peak memory MiB": _measure_peak_memory(),
+    }
+    stages = _read_stages_before(directory, stage)
+    stages[stage] = recorded
     directory.write_metadata(build_metadata(context.config, directory.path, stages))
 
 
+def _measure_peak_memory() -> int:
+    """Return the peak memory of this process so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # ru_maxrss is in KiB on Linux and in bytes on macOS.
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return round(peak / unit)
+
+
 def _read_stages_before(directory: RunDirectory, stage: str) -> dict[str, Any]:
+    """Return what the metadata records of the finished stages before this one."""
     stages = directory.read_metadata().stages
-    return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
+    earlier = STAGES[: STAGES.index(stage)]
+    return {name: stages[name] for name in earlier if name in stages}
 
 
 def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,23 +146,30 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
 def _list_methods(config: Config, stages: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the first stage and, once documents are judged, each step of the ranking, with their settings."""
     if config.candidates is not None:
-        last, method, params = "a given run", "run file", {"file": str(config.candidates)}
+        last: str = "a given run"
+        yield {"name": last, "method": "run file", "params": {"file": str(config.candidates)}}
     else:
-        last, method, params = (
-            config.retriever.name,
-            config.retriever.kind.method,
-            _list_settings(config, OF_RETRIEVE),
-        )
+        last = config.retriever.name
+        params = _list_settings(config, OF_RETRIEVE)
         # The judged depth may be smaller than the retrieved one.
         params["depth"] = stages.get("retrieve", {}).get("depth", config.first_stage_depth)
-    yield {"name": last, "method": method, "params": params}
-    for step in config.steps if "judge" in stages else ():
-        is_judge = step.name == JUDGE
-        params = _list_settings(
-            config, (*OF_JUDGE, "weights", "stance") if is_judge else (f"ranking.{step.name}",)
-        )
-        method = f"touche_llm.ranking.{'pointwise' if is_judge else step.name}"
-        yield {"name": str(step), "method": method, "reranks": last, "params": params}
+        yield {"name": last, "method": config.retriever.kind.method, "params": params}
+
+    if "judge" not in stages:
+        return
+    for step in config.steps:
+        if step.name == JUDGE:
+            module = "pointwise"
+            names: tuple[str, ...] = (*OF_JUDGE, "weights", "stance")
+        else:
+            module = step.name
+            names = (f"ranking.{step.name}",)
+        yield {
+            "name": str(step),
+            "method": f"touche_llm.ranking.{module}",
+            "reranks": last,
+            "params": _list_settings(config, names),
+        }
         last = str(step)
 
 
@@ -206,7 +225,8 @@ def check_settings(
                 "give another folder, or replace them (`overwrite: true`)"
             )
         return
-    old, stages = directory.read_config(), directory.read_metadata().stages
+    old = directory.read_config()
+    stages = directory.read_metadata().stages
     found = {stage: stages.get(stage, {}) for stage in made}
     changes = [
         *_compare_settings(old, context.config, _list_relevant(made, old, command)),
@@ -259,31 +279,39 @@ def _compare_settings(old: Config, new: Config, names: Collection[str]) -> Itera
 def _compare_facts(stages: Stages, replaced: Collection[str], context: RunContext) -> Iterator[str]:
     """Compare model and prompts with those that the finished stages recorded."""
     engine = context.config.engine
-    for name, now in zip(
-        OF_MODEL, (engine.model_name, engine.revision, engine.context), strict=True
-    ):
-        for before in dict.fromkeys(
-            stages[stage].get(name.removeprefix("engine.")) for stage in replaced
-        ):
-            # A value that is not configured is the server's and known only after connecting.
-            if None not in (before, now):
-                yield from _compare(name, before, now)
-    labels = {
-        purpose: label
-        for facts in stages.values()
-        for purpose, label in read_counts(facts).prompts.items()
+    configured = {
+        "engine.model": engine.model_name,
+        "engine.revision": engine.revision,
+        "engine.context": engine.context,
     }
-    for purpose, prompt in (context.load_prompts(*labels) if labels else {}).items():
-        yield from _compare(f"prompts.{purpose}", labels[purpose], prompt.label)
+    for name, now in configured.items():
+        recorded = [stages[stage].get(name.removeprefix("engine.")) for stage in replaced]
+        for before in dict.fromkeys(recorded):
+            # A value that is not configured is the server's and known only after connecting.
+            is_known = before is not None and now is not None
+            if is_known:
+                yield from _compare(name, before, now)
+
+    labels: dict[str, str] = {}
+    for facts in stages.values():
+        labels.update(read_counts(facts).prompts)
+    # Without names, all prompts of the run would be loaded.
+    if labels:
+        for purpose, prompt in context.load_prompts(*labels).items():
+            yield from _compare(f"prompts.{purpose}", labels[purpose], prompt.label)
 
 
 def _compare_inputs(stages: Stages, config: Config, names: Collection[str]) -> Iterator[str]:
     """Compare the files of these settings with those that the first stage found, if it recorded any."""
     before = read_counts(stages.get("retrieve", {})).inputs
-    now = hash_inputs(config) if before else {}
-    for name in names if before else ():
+    if not before:
+        return
+
+    now = hash_inputs(config)
+    for name in names:
         # A file that is missing is an error of the stage that reads it.
-        if name in now or getattr(config, name) is None:
+        is_missing = name not in now and getattr(config, name) is not None
+        if not is_missing:
             yield from _compare(name, before.get(name), now.get(name), "sha256 ", 12)
 
 

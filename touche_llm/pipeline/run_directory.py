@@ -222,6 +222,7 @@ class RunDirectory:
         path = self.metadata_file
         if not path.exists():
             return Metadata()
+
         content = read_yaml(path)
         try:
             metadata = msgspec.convert({"stages": None, **content}, Metadata)

@@ -30,6 +30,7 @@ from touche_llm.pipeline.run_directory import (
     OUTPUTS,
     RECORDED,
     RUN,
+    Metadata,
     RunDirectory,
     read_counts,
 )
@@ -50,7 +51,6 @@ EMPTY = "empty"
 _STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
 _TEXT_CHARS = 300
 _TEXT_COLUMNS = ("topic", "document", "stance", "stance_source")
-_REQUESTS = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
 
 
 class RunUsage(NamedTuple):
@@ -111,13 +111,16 @@ class RunOverview:
 def sum_usage(facts: Mapping[str, Any]) -> RunUsage:
     """Return the costs of a stage from its facts, as `read_metadata` checks them."""
     counts = read_counts(facts)
-    numbers = [counts.requests.get(name) or 0 for name in _REQUESTS]
     labels = counts.labels.values()
-    unread, overruled = (
-        sum(found.unread for found in labels),
-        sum(found.overruled for found in labels),
+    return RunUsage(
+        requests=counts.requests.get("requests") or 0,
+        cached=counts.requests.get("cache_hits") or 0,
+        prompt_tokens=counts.requests.get("prompt_tokens") or 0,
+        completion_tokens=counts.requests.get("completion_tokens") or 0,
+        failures=sum(counts.failures.values()),
+        unread=sum(of_prompt.unread for of_prompt in labels),
+        overruled=sum(of_prompt.overruled for of_prompt in labels),
     )
-    return RunUsage._make((*numbers, sum(counts.failures.values()), unread, overruled))
 
 
 def format_seconds(seconds: float) -> str:
@@ -131,41 +134,69 @@ def read_overview(folder: Path) -> RunOverview:
     A damaged file makes the run "broken" instead of raising an error.
     """
     directory = RunDirectory(folder)
-    state, problem, config = BROKEN, "", None
+    state = BROKEN
+    problem = ""
+    config: Config | None = None
     stages: Mapping[str, Mapping[str, Any]] = {}
-    evaluation = None
+    evaluation: RecordedEvaluation | None = None
     try:
         metadata = directory.read_metadata()
         stages = metadata.stages
         config = directory.read_config()
-        state = next(
-            (_STATES[stage] for stage in reversed(list(OUTPUTS)) if stage in stages), EMPTY
-        )
-        if metadata.unfinished is not None:
-            state, problem = (
-                "unfinished",
-                f"`touche-llm {metadata.unfinished}` was interrupted or is running",
-            )
-        elif state == COMPLETE and not directory.run_file.is_file():
-            state, problem = BROKEN, f"no {RUN}"
-        evaluation = read_evaluation(directory) if directory.run_file.is_file() else None
-        if evaluation is not None and evaluation.run != sha256(directory.run_file):
-            evaluation = None
+        state, problem = _find_state(directory, metadata)
+        evaluation = _read_present_evaluation(directory)
     except ToucheError as error:
-        state, problem = BROKEN, str(error)
-        # The configuration is written after start-up, before which there is the lock alone.
-        if [name for name in _MARKS if (folder / name).exists()] == [
-            LOCK
-        ] and not directory.config_file.exists():
-            state, problem = (
-                EMPTY,
-                f"{folder}: stopped during start-up, or starting now; give the command again",
-            )
+        problem = str(error)
+        state = BROKEN
+        if _is_starting(directory):
+            state = EMPTY
+            problem = f"{folder}: stopped during start-up, or starting now; give the command again"
     except OSError as error:
-        state, problem = BROKEN, f"cannot be read: {error.strerror}"
+        state = BROKEN
+        problem = f"cannot be read: {error.strerror}"
+
     marked = directory.metadata_file if directory.metadata_file.is_file() else folder
-    changed = datetime.fromtimestamp(marked.stat().st_mtime)
-    return RunOverview(directory, state, problem, config, stages, evaluation, changed)
+    return RunOverview(
+        directory=directory,
+        state=state,
+        problem=problem,
+        config=config,
+        stages=stages,
+        evaluation=evaluation,
+        changed=datetime.fromtimestamp(marked.stat().st_mtime),
+    )
+
+
+def _find_state(directory: RunDirectory, metadata: Metadata) -> tuple[str, str]:
+    """Return the state of a run that can be read, and the problem, empty if there is none."""
+    if metadata.unfinished is not None:
+        return "unfinished", f"`touche-llm {metadata.unfinished}` was interrupted or is running"
+
+    finished = [stage for stage in OUTPUTS if stage in metadata.stages]
+    if not finished:
+        return EMPTY, ""
+
+    state = _STATES[finished[-1]]
+    if state == COMPLETE and not directory.run_file.is_file():
+        return BROKEN, f"no {RUN}"
+    return state, ""
+
+
+def _read_present_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
+    """Read the last evaluation; None if there is none, or if it measured an earlier run file."""
+    if not directory.run_file.is_file():
+        return None
+    evaluation = read_evaluation(directory)
+    if evaluation is None or evaluation.run != sha256(directory.run_file):
+        return None
+    return evaluation
+
+
+def _is_starting(directory: RunDirectory) -> bool:
+    """Return whether a folder holds nothing but a lock, as during the start-up of a run."""
+    marks = [name for name in _MARKS if (directory.path / name).exists()]
+    # The configuration is written after start-up.
+    return marks == [LOCK] and not directory.config_file.exists()
 
 
 def find_runs(root: Path) -> list[Path]:

@@ -47,9 +47,14 @@ CommandName = Literal["run"] | StageName
 
 async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Write the candidates of each topic, retrieved or read from a run file of another tool."""
-    started, before, corpus = time.monotonic(), count_requests(context.model), context.corpus
-    opened, inputs = time.monotonic(), hash_inputs(context.config)
+    started = time.monotonic()
+    before = count_requests(context.model)
+    corpus = context.corpus
+    opened = time.monotonic()
+    inputs = hash_inputs(context.config)
+
     candidates = await retrieve_candidates(context)
+
     used: dict[str, Any] = {}
     if isinstance(corpus, DenseCorpus) and corpus.usage:
         context.complete("dense", model=str(corpus.usage["model"]))
@@ -58,9 +63,11 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
     if config.expansion.use:
         used |= _describe_model_use(context, ("queries",), before)
         used["failures"] = count_by_kind(candidates.failures)
+
     directory.path.mkdir(parents=True, exist_ok=True)
     begin_stage(context, directory, "retrieve")
     directory.write_candidates(candidates, config)
+
     facts = {
         "topics": len(context.topics),
         "depth": config.first_stage_depth,
@@ -80,13 +87,15 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
 
     NoCandidates without a pair.
     """
-    started, before = time.monotonic(), count_requests(context.model)
+    started = time.monotonic()
+    before = count_requests(context.model)
     candidates = read_first_stage(context, directory)
     judgments = await _judge_candidates(context, candidates)
+
     begin_stage(context, directory, "judge")
-    directory.write_judgments(
-        judgments, context.config.tag, context.load_prompts(*PURPOSES["judge"])
-    )
+    prompts = context.load_prompts(*PURPOSES["judge"])
+    directory.write_judgments(judgments, context.config.tag, prompts)
+
     facts = {
         **_describe_model_use(context, PURPOSES["judge"], before),
         **describe_judgments(judgments),
@@ -99,25 +108,32 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
 
 async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     """Rank the candidates of the run's folder; write run, results and comparisons."""
-    started, before = time.monotonic(), count_requests(context.model)
+    started = time.monotonic()
+    before = count_requests(context.model)
     judgments = directory.read_judgments(context)
-    config, kinds = context.config, list_comparison_kinds(context.config.steps)
-    if config.stance is not None and config.stance.depth and not directory.stances_file.exists():
+    config = context.config
+    kinds = list_comparison_kinds(config.steps)
+
+    needs_stances = config.stance is not None and config.stance.depth > 0
+    if needs_stances and not directory.stances_file.exists():
         context.progress.warn(
             f"{directory.stances_file}: no such file; every stance is that of the judge prompt"
         )
+
     facts: dict[str, Any] = {}
     async with context.using_reranker():
         ranking = await _rank_judgments(context, judgments)
         if context.reranker is not None:
-            facts["cross-encoder"] = describe_pooling(
-                context.reranker, context.config.ranking.cross_encoder
-            )
+            # The configuration knows the model only since the cross-encoder is open.
+            settings = context.config.ranking.cross_encoder
+            facts["cross-encoder"] = describe_pooling(context.reranker, settings)
     if kinds:
         facts |= _describe_model_use(context, kinds, before)
         facts["failures"] = count_by_kind(ranking.failures)
+
     begin_stage(context, directory, "rank")
     directory.write_ranking(ranking, compared=bool(kinds))
+
     facts |= {"lines": len(ranking.lines), "imputed stances": ranking.imputed}
     record_stage(context, directory, "rank", started, facts)
     return ranking
@@ -226,19 +242,26 @@ def _describe_model_use(
     context: RunContext, purposes: Iterable[str], before: Counts
 ) -> dict[str, Any]:
     """Return a stage's use of the model for the metadata, and warn of known failures."""
-    model, prompts = context.model, context.load_prompts(*purposes)
+    model = context.model
     assert model is not None
     report_known_failures(context.progress, model, before)
+    prompts = context.load_prompts(*purposes)
     counts = model.counts.since(before)
-    labels = {name: model.labels.get(prompt.name) for name, prompt in prompts.items()}
-    read = {name: asdict(found) for name, found in labels.items() if found is not None}
-    return {
+    use = {
         **describe_engine(model.engine_info),
-        "prompts": {name: prompt.label for name, prompt in prompts.items()},
+        "prompts": {purpose: prompt.label for purpose, prompt in prompts.items()},
         "documents cut": counts.cut,
         "requests": counts.as_dict(),
-        **({"labels": read} if read else {}),
     }
+
+    labels: dict[str, Any] = {}
+    for purpose, prompt in prompts.items():
+        label_counts = model.labels.get(prompt.name)
+        if label_counts is not None:
+            labels[purpose] = asdict(label_counts)
+    if labels:
+        use["labels"] = labels
+    return use
 
 
 @dataclass(frozen=True, slots=True)

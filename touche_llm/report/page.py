@@ -107,13 +107,10 @@ def describe_run(
 ) -> dict[str, str]:
     """Return the facts about a run, by name; empty ones are omitted."""
     judge = stages.get("judge", {})
-    engine = config.chatnoir or config.elasticsearch
-    corpus = (
-        config.dataset
-        or config.corpus
-        or config.index
-        or (engine.index if engine is not None else "")
-    )
+    corpus = config.dataset or config.corpus or config.index
+    search_engine = config.chatnoir or config.elasticsearch
+    if corpus is None and search_engine is not None:
+        corpus = search_engine.index
     facts = {
         "task": task.title,
         "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),
@@ -121,7 +118,7 @@ def describe_run(
         "prompts": ", ".join(judge.get("prompts", {}).values()),
         "ranked by": ", ".join(config.rank),
         "objective": config.criterion,
-        "corpus": str(corpus),
+        "corpus": "" if corpus is None else str(corpus),
         "topics": f"{len(run.rankings):,}",
         "lines": f"{sum(map(len, run.rankings.values())):,}",
         "tag": config.tag,
@@ -131,9 +128,17 @@ def describe_run(
 
 def extract_costs(stage: Mapping[str, Any]) -> dict[str, float]:
     """Return the costs of a stage that its metadata have, by name."""
-    usage = stage.get("requests")
-    values = {**stage, **usage} if isinstance(usage, dict) else stage
-    return {name: value for name in COSTS if isinstance(value := values.get(name), int | float)}
+    values = dict(stage)
+    counts = stage.get("requests")
+    if isinstance(counts, dict):
+        values.update(counts)
+
+    costs: dict[str, float] = {}
+    for name in COSTS:
+        value = values.get(name)
+        if isinstance(value, int | float):
+            costs[name] = value
+    return costs
 
 
 def compute_label_shares(

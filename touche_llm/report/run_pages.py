@@ -149,10 +149,8 @@ def _note_gaps(opened: RunFolder) -> Iterator[str]:
         yield f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below."
     for facts in opened.stages.values():
         for name, counts in read_counts(facts).labels.items():
-            yield from (
-                f"Prompt {name}: {note}."
-                for note in (*counts.list_problems(), *counts.describe_overruled())
-            )
+            for note in (*counts.list_problems(), *counts.describe_overruled()):
+                yield f"Prompt {name}: {note}."
 
 
 def check_number(runs: int) -> None:
@@ -230,15 +228,18 @@ def _compare_costs(
     costs: Sequence[Mapping[str, Mapping[str, float]]],
 ) -> dict[str, dict[str, list[float | None]]]:
     """Return the costs of several runs by stage and name, without those that none of them has."""
-    stages = dict.fromkeys(stage for of_run in costs for stage in of_run)
-    amounts = {
-        stage: {name: [of_run.get(stage, {}).get(name) for of_run in costs] for name in COSTS}
-        for stage in stages
-    }
-    return {
-        stage: {name: row for name, row in rows.items() if any(row)}
-        for stage, rows in amounts.items()
-    }
+    stages: dict[str, None] = {}
+    for of_run in costs:
+        stages.update(dict.fromkeys(of_run))
+
+    compared: dict[str, dict[str, list[float | None]]] = {}
+    for stage in stages:
+        compared[stage] = {}
+        for name in COSTS:
+            amounts = [of_run.get(stage, {}).get(name) for of_run in costs]
+            if any(amounts):
+                compared[stage][name] = amounts
+    return compared
 
 
 def _add_differing_settings(
@@ -263,10 +264,12 @@ def _describe_side(
     run = evaluation.run
     if folder is None:
         lines = sum(map(len, run.rankings.values()))
-        facts, costs = (
-            {"given as": "a run file", "topics": f"{len(run.rankings):,}", "lines": f"{lines:,}"},
-            None,
-        )
+        facts = {
+            "given as": "a run file",
+            "topics": f"{len(run.rankings):,}",
+            "lines": f"{lines:,}",
+        }
+        costs = None
     else:
         facts = describe_run(folder.config, task, folder.stages, run)
         del facts["task"]
