@@ -23,7 +23,13 @@ from touche_llm.pipeline.config_file import index_folder
 from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.ranking.order import fuse_candidates
-from touche_llm.retrieval.base import Corpus, FirstStage, QueryField, RetrieverConfig
+from touche_llm.retrieval.base import (
+    Corpus,
+    CorpusRecord,
+    FirstStage,
+    QueryField,
+    RetrieverConfig,
+)
 from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus
 from touche_llm.retrieval.dense import (
@@ -58,18 +64,18 @@ class LocalCorpus(Corpus):
         self.warn = warn
 
         manifest = store.manifest
-        self.description = {
-            "file": manifest.corpus,
-            "sha256": manifest.sha256,
-            "documents": manifest.documents,
-            "bad lines": manifest.bad_lines,
-        }
+        self.description = CorpusRecord(
+            source=manifest.corpus,
+            sha256=manifest.sha256,
+            documents=manifest.documents,
+            bad_lines=manifest.bad_lines,
+            sentences=None if task.sentence_question is None else manifest.parts,
+        )
         self.candidates = store
         self.documents = store
         if task.sentence_question is not None:
             self.candidates = store.parts
             self.documents = PairDocuments(store.parts)
-            self.description |= {"sentences": manifest.parts}
         self.empty = (
             "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
             "than half of its documents (`retriever.method: lucene` scores those too)"

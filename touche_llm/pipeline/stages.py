@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from touche_llm.config import PURPOSES, Config
 from touche_llm.data.records import Failure
 from touche_llm.errors import DataError, UsageError, shorten
@@ -73,7 +75,7 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
         "depth": config.first_stage_depth,
         "candidates": sum(map(len, candidates.list_rankings())),
         "topics without candidates": list_empty(candidates),
-        "corpus": dict(corpus.description),
+        "corpus": msgspec.to_builtins(corpus.description),
         "input files": inputs,
         **used,
         "seconds to store the corpus or open it": round(opened - started, 3),
