@@ -20,7 +20,7 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, read_qrels
 from touche_llm.pipeline.context import Dataset
-from touche_llm.pipeline.run_directory import RunDirectory, read_counts
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import find_known_qrels, find_run_directory, read_run
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
@@ -227,10 +227,8 @@ def _count_imputed_stances(given: Given) -> int:
     """Return the number of imputed stances that the folder of a run records, 0 if it records none."""
     if given.folder is None or given.first_stage:
         return 0
-    stages = RunDirectory(given.folder).read_metadata().stages
-    if "rank" not in stages:
-        return 0
-    return read_counts(stages["rank"]).imputed or 0
+    record = RunDirectory(given.folder).read_metadata().stages.rank
+    return 0 if record is None else record.imputed_stances
 
 
 def strip_aspect(measure: str) -> str:

@@ -33,7 +33,6 @@ from touche_llm.pipeline.run_directory import (
     JUDGMENTS,
     RESULTS,
     RunDirectory,
-    read_counts,
 )
 from touche_llm.pipeline.runs import (
     COMPLETE,
@@ -222,14 +221,16 @@ def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
         Column("result", is_text=True),
     ]
     rows = []
-    for name, stage in overview.stages.items():
-        results = [f"{stage[count]:,} {count}" for count in _OUTPUTS if count in stage]
+    for name, record in overview.stages.finished.items():
+        results = [
+            f"{getattr(record, count):,} {count}" for count in _OUTPUTS if hasattr(record, count)
+        ]
         row: dict[str, Any] = {
             "stage": name,
-            "seconds": read_counts(stage).seconds,
-            "result": results[0] if results else None,
+            "seconds": record.seconds,
+            "result": results[0],
         }
-        row.update(sum_usage(stage)._asdict())
+        row.update(sum_usage(record)._asdict())
         rows.append(row)
     show_table(columns, rows)
     print()
@@ -261,8 +262,8 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         kinds = count_by_kind(failures).items()
         yield "failures", ", ".join(f"{count:,} {kind}" for kind, count in kinds)
 
-    for stage in overview.stages.values():
-        for name, counts in read_counts(stage).labels.items():
+    for record in overview.stages.finished.values():
+        for name, counts in record.labels.items():
             yield f"labels of {name}", _describe_labels(counts)
 
     if overview.evaluation is not None:
@@ -271,10 +272,7 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
 
 def _list_prompts(overview: RunOverview) -> list[str]:
     """Return the prompts of all stages as NAME@VERSION-HASH."""
-    labels: list[str] = []
-    for stage in overview.stages.values():
-        labels.extend(read_counts(stage).prompts.values())
-    return [label.partition("/")[2] for label in labels]
+    return [label.partition("/")[2] for label in overview.stages.prompts.values()]
 
 
 def _describe_topics(overview: RunOverview, config: Config) -> str:

@@ -37,7 +37,8 @@ from touche_llm.pipeline.config_file import index_folder, load_config
 from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import format_seconds, read_overview
-from touche_llm.pipeline.stages import StageName, count_by_kind, describe_known_failures
+from touche_llm.pipeline.stage_record import StageName
+from touche_llm.pipeline.stages import count_by_kind, describe_known_failures
 from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
 from touche_llm.tasks import get_task
 

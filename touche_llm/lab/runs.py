@@ -60,7 +60,7 @@ class RunList:
 
     def _make_row(self, run: str, is_all: bool) -> dict[str, Any]:
         overview = read_overview(self._lab.find_run(run).path)
-        seconds = [float(facts.get("seconds") or 0.0) for facts in overview.stages.values()]
+        seconds = [record.seconds for record in overview.stages.finished.values()]
         unknown = {"measures": {}, "note": "", "pending": overview.state == COMPLETE}
         measured = self._measured.get(self._find_key(run, is_all), unknown)
         return {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +19,9 @@ from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import RecordingEngine
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import index_folder
-from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling
+from touche_llm.pipeline.engines import OpenPooling, open_pooling
 from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.stage_record import PoolingUse
 from touche_llm.ranking.order import fuse_candidates
 from touche_llm.retrieval.base import (
     Corpus,
@@ -204,7 +204,7 @@ class DenseCorpus(LocalCorpus):
         self._settings, self._progress = settings, progress
         self._open_client = partial(opener, "embedding", settings, cache, settings.dimensions)
         # Use of the embedding model by the last search, for the metadata.
-        self.usage: Mapping[str, Any] = {}
+        self.usage: PoolingUse | None = None
 
     async def embed(self) -> None:
         """Embed the documents that have no vector yet; raise as `search`."""
@@ -231,7 +231,7 @@ class DenseCorpus(LocalCorpus):
             ]
             queries = await client.embed(wrapped)
             client.raise_on_misses()
-            self.usage = {**describe_pooling(client, settings), "dimensions": index.dimensions}
+            self.usage = PoolingUse.from_client(client, settings, index.dimensions)
             if isinstance(client.engine, RecordingEngine):
                 return [self._spread(topic, depth, done) for topic in topics]
         is_hybrid = self.retriever.name == "hybrid"

@@ -30,10 +30,9 @@ from touche_llm.pipeline.run_directory import (
     OUTPUTS,
     RECORDED,
     RUN,
-    Metadata,
     RunDirectory,
-    read_counts,
 )
+from touche_llm.pipeline.stage_record import RunRecord, StageRecord, StageRecords
 from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 
@@ -73,7 +72,7 @@ class RunOverview:
         state: "complete"; the last finished stage ("empty", "retrieved", "judged"); "unfinished"
             while a stage replaces its outputs or after it was interrupted; or "broken".
         config: Configuration; None if it cannot be read.
-        stages: Facts of each finished stage, from the metadata.
+        stages: Records of the finished stages.
         evaluation: Last evaluation of the present run file.
         changed: When the metadata or, without it, the folder was last written.
     """
@@ -82,44 +81,48 @@ class RunOverview:
     state: str
     problem: str
     config: Config | None
-    stages: Mapping[str, Mapping[str, Any]]
+    stages: StageRecords
     evaluation: RecordedEvaluation | None
     changed: datetime
 
     @property
     def model(self) -> str:
         """Model of the judgments; empty if there are none."""
-        return str(self.stages.get("judge", {}).get("model", ""))
+        judge = self.stages.judge
+        return "" if judge is None else judge.llm.model.name
 
     @property
     def prompt(self) -> str:
         """Judge prompt, as NAME@VERSION-HASH; empty before the judge stage."""
-        return read_counts(self.stages.get("judge", {})).prompts.get("judge", "").partition("/")[2]
+        label = self.stages.prompts.get("judge", "")
+        return label.partition("/")[2]
 
     @property
     def topics(self) -> int | None:
         """Number of topics of the first stage."""
-        return read_counts(self.stages.get("retrieve", {})).topics
+        retrieve = self.stages.retrieve
+        return None if retrieve is None else retrieve.topics
 
     @property
     def usage(self) -> RunUsage:
         """Costs of all finished stages."""
-        costs = [sum_usage(facts) for facts in self.stages.values()]
+        costs = [sum_usage(record) for record in self.stages.finished.values()]
         return RunUsage(*map(sum, zip(RunUsage(), *costs, strict=True)))
 
 
-def sum_usage(facts: Mapping[str, Any]) -> RunUsage:
-    """Return the costs of a stage from its facts, as `read_metadata` checks them."""
-    counts = read_counts(facts)
-    labels = counts.labels.values()
+def sum_usage(record: StageRecord) -> RunUsage:
+    """Return the costs of a stage."""
+    llm = record.llm
+    if llm is None:
+        return RunUsage()
     return RunUsage(
-        requests=counts.requests.get("requests") or 0,
-        cached=counts.requests.get("cache_hits") or 0,
-        prompt_tokens=counts.requests.get("prompt_tokens") or 0,
-        completion_tokens=counts.requests.get("completion_tokens") or 0,
-        failures=sum(counts.failures.values()),
-        unread=sum(of_prompt.unread for of_prompt in labels),
-        overruled=sum(of_prompt.overruled for of_prompt in labels),
+        requests=llm.counts.requests,
+        cached=llm.counts.cache_hits,
+        prompt_tokens=llm.counts.prompt_tokens,
+        completion_tokens=llm.counts.completion_tokens,
+        failures=sum(llm.failures.values()),
+        unread=sum(counts.unread for counts in llm.labels.values()),
+        overruled=sum(counts.overruled for counts in llm.labels.values()),
     )
 
 
@@ -137,7 +140,7 @@ def read_overview(folder: Path) -> RunOverview:
     state = BROKEN
     problem = ""
     config: Config | None = None
-    stages: Mapping[str, Mapping[str, Any]] = {}
+    stages = StageRecords()
     evaluation: RecordedEvaluation | None = None
     try:
         metadata = directory.read_metadata()
@@ -167,12 +170,12 @@ def read_overview(folder: Path) -> RunOverview:
     )
 
 
-def _find_state(directory: RunDirectory, metadata: Metadata) -> tuple[str, str]:
+def _find_state(directory: RunDirectory, metadata: RunRecord) -> tuple[str, str]:
     """Return the state of a run that can be read, and the problem, empty if there is none."""
     if metadata.unfinished is not None:
         return "unfinished", f"`touche-llm {metadata.unfinished}` was interrupted or is running"
 
-    finished = [stage for stage in OUTPUTS if stage in metadata.stages]
+    finished = list(metadata.stages.finished)
     if not finished:
         return EMPTY, ""
 
@@ -315,7 +318,7 @@ def find_run_directory(path: Path) -> RunDirectory | None:
         return None
     directory.check_finished("rank")
     if not directory.run_file.exists():
-        finished = ", ".join(directory.read_metadata().stages) or "none"
+        finished = ", ".join(directory.read_metadata().stages.finished) or "none"
         raise DataError(
             f"{directory}: no {RUN}, and so no finished run (finished stages: {finished}); name a run "
             "file or the folder of a run, or give the command of this run again"

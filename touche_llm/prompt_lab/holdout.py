@@ -154,10 +154,7 @@ def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
 
 def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
     """Log the evaluation of a run; nothing if it has no prompts or no judged topics."""
-    prompts: dict[str, None] = {}
-    for facts in directory.read_metadata().stages.values():
-        labels = facts.get("prompts") or {}
-        prompts.update(dict.fromkeys(labels.values()))
+    prompts = dict.fromkeys(directory.read_metadata().stages.prompts.values())
     judged_topics = {*qrels.stances}.union(*qrels.grades.values())
     judged = judged_topics & read_run(directory.run_file).rankings.keys()
     if not prompts or not judged:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -23,6 +22,7 @@ from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_h
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.pipeline.runs import format_seconds
+from touche_llm.pipeline.stage_record import StageRecord, StageRecords
 from touche_llm.tasks.task import Task
 
 # Titles of the costs of a stage, by their names in its metadata.
@@ -34,8 +34,8 @@ COSTS = {
     "prefix_cached_tokens": "prompt tokens from the prefix cache",
     "completion_tokens": "completion tokens",
     "cached_prompt_tokens": "prompt tokens saved by the answer cache",
-    "documents cut": "truncated documents",
-    "peak memory MiB": "peak memory, MiB",
+    "cut": "truncated documents",
+    "peak_memory_mib": "peak memory, MiB",
 }
 # The characters with Unicode's property Bidi_Control.
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -103,19 +103,19 @@ def _hash(text: str) -> str:
 
 
 def describe_run(
-    config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun
+    config: Config, task: Task, stages: StageRecords, run: ParsedRun
 ) -> dict[str, str]:
     """Return the facts about a run, by name; empty ones are omitted."""
-    judge = stages.get("judge", {})
+    llm = None if stages.judge is None else stages.judge.llm
     corpus = config.dataset or config.corpus or config.index
     search_engine = config.chatnoir or config.elasticsearch
     if corpus is None and search_engine is not None:
         corpus = search_engine.index
     facts = {
         "task": task.title,
-        "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),
-        "engine": str(judge.get("engine", "")),
-        "prompts": ", ".join(judge.get("prompts", {}).values()),
+        "model": "" if llm is None else f"{llm.model.name} {llm.model.revision}".strip(),
+        "engine": "" if llm is None else llm.model.engine,
+        "prompts": "" if llm is None else ", ".join(llm.prompts.values()),
         "ranked by": ", ".join(config.rank),
         "objective": config.criterion,
         "corpus": "" if corpus is None else str(corpus),
@@ -126,17 +126,14 @@ def describe_run(
     return {name: value for name, value in facts.items() if value}
 
 
-def extract_costs(stage: Mapping[str, Any]) -> dict[str, float]:
-    """Return the costs of a stage that its metadata have, by name."""
-    values = dict(stage)
-    counts = stage.get("requests")
-    if isinstance(counts, dict):
-        values.update(counts)
-
+def extract_costs(record: StageRecord) -> dict[str, float]:
+    """Return the costs of a stage that its record has, by name."""
     costs: dict[str, float] = {}
     for name in COSTS:
-        value = values.get(name)
-        if isinstance(value, int | float):
+        value = getattr(record, name, None)
+        if value is None and record.llm is not None:
+            value = getattr(record.llm.counts, name, None)
+        if value is not None:
             costs[name] = value
     return costs
 

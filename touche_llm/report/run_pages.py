@@ -18,7 +18,6 @@ from touche_llm.evaluation.measures import Evaluation, describe_judging, evaluat
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, select_topics
 from touche_llm.evaluation.significance import compare
 from touche_llm.evaluation.stances import count_confusion
-from touche_llm.pipeline.run_directory import read_counts
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.folder import DocumentRow, RunFolder, get_assessments, open_folder
 from touche_llm.report.page import (
@@ -94,7 +93,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
             },
             # Aspects by which the model and the assessors can be compared.
             aspects=list(dict.fromkeys(aspect for row in shown for aspect in row.people)),
-            costs={name: extract_costs(stage) for name, stage in opened.stages.items()},
+            costs={name: extract_costs(stage) for name, stage in opened.stages.finished.items()},
             kinds=Counter((failure.kind, name) for name, failure in failures),
             failures=[failure for _, failure in failures[:_MAX_FAILURES]],
             notes=notes + opened.notes,
@@ -145,10 +144,12 @@ def _note_gaps(opened: RunFolder) -> Iterator[str]:
     """Yield notes on topics without a ranking, stances that are not the model's, and labels that say little."""
     if missing := [topic for topic in opened.topics if topic not in opened.run.rankings]:
         yield f"Topics without a line in the run: {', '.join(missing)}."
-    if imputed := read_counts(opened.stages["rank"]).imputed:
-        yield f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below."
-    for facts in opened.stages.values():
-        for name, counts in read_counts(facts).labels.items():
+    rank = opened.stages.rank
+    if rank is not None and rank.imputed_stances:
+        imputed = f"{rank.imputed_stances:,}"
+        yield f"Imputed stances, for lack of a usable answer: {imputed}. They are counted below."
+    for record in opened.stages.finished.values():
+        for name, counts in record.labels.items():
             for note in (*counts.list_problems(), *counts.describe_overruled()):
                 yield f"Prompt {name}: {note}."
 
@@ -274,7 +275,7 @@ def _describe_side(
         facts = describe_run(folder.config, task, folder.stages, run)
         del facts["task"]
         facts["failures"] = f"{sum(map(len, folder.failures.values())):,}"
-        costs = {name: extract_costs(stage) for name, stage in folder.stages.items()}
+        costs = {name: extract_costs(stage) for name, stage in folder.stages.finished.items()}
     confusion = count_confusion(run, evaluation.qrels).tolist() if evaluation.qrels.stances else []
     return SimpleNamespace(
         letter=letter, name=evaluation.name, facts=facts, confusion=confusion, costs=costs
