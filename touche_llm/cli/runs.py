@@ -22,7 +22,7 @@ from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
-from touche_llm.pipeline.runs import COMPLETE, RunOverview, RunUsage, find_runs, read_overview
+from touche_llm.pipeline.runs import COMPLETE, TOTALS, RunOverview, find_runs, read_overview
 from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def runs(
 
 def _list_names(measures: Iterable[str]) -> list[str]:
     names = ["run", "state", "problem", "task", "model", "prompt", "steps", "topics"]
-    return [*names, *measures, *(f"{name} judged" for name in measures), *RunUsage._fields, "date"]
+    return [*names, *measures, *(f"{name} judged" for name in measures), *TOTALS, "date"]
 
 
 def _make_row(overview: RunOverview, root: Path, measures: Iterable[str]) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _make_row(overview: RunOverview, root: Path, measures: Iterable[str]) -> dic
         "prompt": overview.prompt or None,
     }
     row |= {"topics": overview.topics, "date": overview.changed.isoformat(timespec="seconds")}
-    row |= overview.usage._asdict()
+    row |= overview.totals
     if config is not None:
         row |= {"task": config.task, "steps": ",".join(config.rank)}
     for name in measures:

@@ -26,7 +26,6 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
-from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.run_directory import (
     CANDIDATES,
@@ -38,12 +37,12 @@ from touche_llm.pipeline.runs import (
     COMPLETE,
     RecordedEvaluation,
     RunOverview,
-    format_seconds,
     read_overview,
     read_results,
     read_texts,
-    sum_usage,
 )
+from touche_llm.pipeline.stage_facts import FactGroup, join_texts, list_facts
+from touche_llm.pipeline.stage_record import StageName, StageRecord
 from touche_llm.pipeline.stages import count_by_kind
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
@@ -53,8 +52,27 @@ _NDCG = " nDCG@5"
 # other aspects.
 _MEASURES = {f"{aspect}{_NDCG}": aspect for aspect in ("relevance", "quality", "coherence")}
 _MEASURES["stance macro-F1"] = "stance"
-# Counts in the facts of a stage that say what came out of it.
+# Facts that say what came out of a stage.
 _OUTPUTS = ("candidates", "judgments", "lines")
+# Columns of the stages: a fact has the name of the column or the one given.
+_STAGE_COLUMNS = (
+    Column("stage", is_text=True),
+    Column("time", value="seconds"),
+    Column("requests"),
+    Column("cached"),
+    Column("failed", value="failures"),
+    Column("tokens in", drop=1, value="prompt_tokens"),
+    Column("tokens out", drop=2, value="completion_tokens"),
+    Column("result", is_text=True),
+)
+_FACT_COLUMNS = (
+    "seconds",
+    "requests",
+    "cached",
+    "failures",
+    "prompt_tokens",
+    "completion_tokens",
+)
 
 
 def read_run_topics(folder: Path, config: Config) -> dict[str, Topic]:
@@ -210,30 +228,19 @@ def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
     print(f"{overview.directory}: {overview.state}{problem}, {overview.changed:%Y-%m-%d %H:%M}")
     show_facts(dict(_list_facts(overview, config, task)))
     print()
-    columns = [
-        Column("stage", is_text=True),
-        Column("time", value=lambda row: format_seconds(row["seconds"])),
-    ]
-    columns += [Column("requests"), Column("cached"), Column("failed", value="failures")]
-    columns += [Column("tokens in", drop=1, value="prompt_tokens")]
-    columns += [
-        Column("tokens out", drop=2, value="completion_tokens"),
-        Column("result", is_text=True),
-    ]
-    rows = []
-    for name, record in overview.stages.finished.items():
-        results = [
-            f"{getattr(record, count):,} {count}" for count in _OUTPUTS if hasattr(record, count)
-        ]
-        row: dict[str, Any] = {
-            "stage": name,
-            "seconds": record.seconds,
-            "result": results[0],
-        }
-        row.update(sum_usage(record)._asdict())
-        rows.append(row)
-    show_table(columns, rows)
+    rows = [_make_stage_row(*stage) for stage in overview.stages.finished.items()]
+    show_table(_STAGE_COLUMNS, rows)
     print()
+
+
+def _make_stage_row(name: StageName, record: StageRecord) -> dict[str, str | None]:
+    """Return the facts of a stage that have a column, with its main result; None if it lacks one."""
+    facts = {fact.name: fact for fact in list_facts(record)}
+    results = [f"{facts[name].text} {facts[name].label}" for name in _OUTPUTS if name in facts]
+    row: dict[str, str | None] = {"stage": name, "result": ", ".join(results)}
+    for column in _FACT_COLUMNS:
+        row[column] = facts[column].text if column in facts else None
+    return row
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:
@@ -246,10 +253,11 @@ def show_facts(facts: Mapping[str, Any]) -> None:
 
 def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[tuple[str, str]]:
     yield "task", f"{task.name} ({task.title})"
-    yield "model", overview.model or config.engine.model or "not known yet"
-    prompts = _list_prompts(overview)
-    if prompts:
-        yield "prompts", ", ".join(prompts)
+    records = overview.stages.finished.values()
+    setup = join_texts(records, FactGroup.SETUP)
+    if "model" not in setup:
+        yield "model", config.engine.model or "not known yet"
+    yield from setup.items()
     yield "topics", _describe_topics(overview, config)
     yield "first stage", f"{config.candidates or config.retriever.name}, depth {config.depth}"
     yield "ranking", f"{', '.join(config.rank)}; objective {config.criterion}"
@@ -262,17 +270,9 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         kinds = count_by_kind(failures).items()
         yield "failures", ", ".join(f"{count:,} {kind}" for kind, count in kinds)
 
-    for record in overview.stages.finished.values():
-        for name, counts in record.labels.items():
-            yield f"labels of {name}", _describe_labels(counts)
-
+    yield from join_texts(records, FactGroup.LABELS).items()
     if overview.evaluation is not None:
         yield from _list_evaluation(overview.evaluation)
-
-
-def _list_prompts(overview: RunOverview) -> list[str]:
-    """Return the prompts of all stages as NAME@VERSION-HASH."""
-    return [label.partition("/")[2] for label in overview.stages.prompts.values()]
 
 
 def _describe_topics(overview: RunOverview, config: Config) -> str:
@@ -285,16 +285,6 @@ def _describe_topics(overview: RunOverview, config: Config) -> str:
     if config.topic:
         topics += f", only {', '.join(config.topic)}"
     return topics
-
-
-def _describe_labels(counts: LabelCounts) -> str:
-    """Return what the labels of a prompt say about documents, and the problems with them."""
-    known = [f"{name} {bits:.3f}" for name, bits in counts.bits.items() if bits is not None]
-    if known:
-        information = f"information {', '.join(known)} bits"
-    else:
-        information = "too few answers to say whether labels differ by document"
-    return "; ".join([information, *counts.list_problems(), *counts.describe_overruled()])
 
 
 def _list_evaluation(evaluation: RecordedEvaluation) -> Iterator[tuple[str, str]]:

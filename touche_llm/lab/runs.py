@@ -60,7 +60,6 @@ class RunList:
 
     def _make_row(self, run: str, is_all: bool) -> dict[str, Any]:
         overview = read_overview(self._lab.find_run(run).path)
-        seconds = [record.seconds for record in overview.stages.finished.values()]
         unknown = {"measures": {}, "note": "", "pending": overview.state == COMPLETE}
         measured = self._measured.get(self._find_key(run, is_all), unknown)
         return {
@@ -71,8 +70,7 @@ class RunList:
             "model": overview.model,
             "prompt": overview.prompt,
             "topics": overview.topics,
-            **overview.usage._asdict(),
-            "seconds": sum(seconds),
+            **overview.totals,
             "changed": overview.changed.astimezone().isoformat(timespec="seconds"),
             **measured,
         }

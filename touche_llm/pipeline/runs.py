@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from touche_llm.config import Config
 from touche_llm.corpus.store import DocumentStore
@@ -32,7 +32,8 @@ from touche_llm.pipeline.run_directory import (
     RUN,
     RunDirectory,
 )
-from touche_llm.pipeline.stage_record import RunRecord, StageRecord, StageRecords
+from touche_llm.pipeline.stage_facts import sum_values
+from touche_llm.pipeline.stage_record import RunRecord, StageRecords
 from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 
@@ -48,20 +49,20 @@ BROKEN = "broken"
 EMPTY = "empty"
 # State of a run whose last finished stage is this one.
 _STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
+# Facts of which a run has the sum over its stages. Tokens are those of requests, not of answers from
+# the cache.
+TOTALS = (
+    "requests",
+    "cached",
+    "prompt_tokens",
+    "completion_tokens",
+    "failures",
+    "unread",
+    "overruled",
+    "seconds",
+)
 _TEXT_CHARS = 300
 _TEXT_COLUMNS = ("topic", "document", "stance", "stance_source")
-
-
-class RunUsage(NamedTuple):
-    """Costs of a stage or of a run; tokens are those of requests, not of answers from the cache."""
-
-    requests: int = 0
-    cached: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    failures: int = 0
-    unread: int = 0
-    overruled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +105,9 @@ class RunOverview:
         return None if retrieve is None else retrieve.topics
 
     @property
-    def usage(self) -> RunUsage:
-        """Costs of all finished stages."""
-        costs = [sum_usage(record) for record in self.stages.finished.values()]
-        return RunUsage(*map(sum, zip(RunUsage(), *costs, strict=True)))
-
-
-def sum_usage(record: StageRecord) -> RunUsage:
-    """Return the costs of a stage."""
-    llm = record.llm
-    if llm is None:
-        return RunUsage()
-    return RunUsage(
-        requests=llm.counts.requests,
-        cached=llm.counts.cache_hits,
-        prompt_tokens=llm.counts.prompt_tokens,
-        completion_tokens=llm.counts.completion_tokens,
-        failures=sum(llm.failures.values()),
-        unread=sum(counts.unread for counts in llm.labels.values()),
-        overruled=sum(counts.overruled for counts in llm.labels.values()),
-    )
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a duration as every command and page writes it."""
-    return f"{seconds:,.1f} s"
+    def totals(self) -> dict[str, int | float]:
+        """Sums over all finished stages of the facts in `TOTALS`, by name."""
+        return sum_values(self.stages.finished.values(), TOTALS)
 
 
 def read_overview(folder: Path) -> RunOverview:

@@ -18,14 +18,15 @@ from touche_llm.evaluation.measures import Evaluation, describe_judging, evaluat
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, select_topics
 from touche_llm.evaluation.significance import compare
 from touche_llm.evaluation.stances import count_confusion
+from touche_llm.pipeline.stage_record import STAGES, StageName, StageRecords
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.folder import DocumentRow, RunFolder, get_assessments, open_folder
 from touche_llm.report.page import (
-    COSTS,
     LETTERS,
+    CostRow,
     compute_label_shares,
     describe_run,
-    extract_costs,
+    tabulate_costs,
     tabulate_measures,
 )
 from touche_llm.tasks.task import Task
@@ -93,7 +94,8 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
             },
             # Aspects by which the model and the assessors can be compared.
             aspects=list(dict.fromkeys(aspect for row in shown for aspect in row.people)),
-            costs={name: extract_costs(stage) for name, stage in opened.stages.finished.items()},
+            stages=list(opened.stages.finished),
+            costs=tabulate_costs(list(opened.stages.finished.values())),
             kinds=Counter((failure.kind, name) for name, failure in failures),
             failures=[failure for _, failure in failures[:_MAX_FAILURES]],
             notes=notes + opened.notes,
@@ -213,7 +215,7 @@ def gather_comparison(
             },
             top=top,
             folders=[n for n, folder in enumerate(folders) if folder is not None],
-            costs=_compare_costs([side.costs for side in sides if side.costs is not None]),
+            costs=_compare_costs([side.stages for side in sides if side.stages is not None]),
             notes=[*notes, *remarks, *measured.notes, *_note_limits(sides, folders, topics)],
         )
 
@@ -225,21 +227,14 @@ def _find_shared_facts(sides: Sequence[SimpleNamespace]) -> dict[str, str]:
     }
 
 
-def _compare_costs(
-    costs: Sequence[Mapping[str, Mapping[str, float]]],
-) -> dict[str, dict[str, list[float | None]]]:
-    """Return the costs of several runs by stage and name, without those that none of them has."""
-    stages: dict[str, None] = {}
-    for of_run in costs:
-        stages.update(dict.fromkeys(of_run))
-
-    compared: dict[str, dict[str, list[float | None]]] = {}
-    for stage in stages:
-        compared[stage] = {}
-        for name in COSTS:
-            amounts = [of_run.get(stage, {}).get(name) for of_run in costs]
-            if any(amounts):
-                compared[stage][name] = amounts
+def _compare_costs(runs: Sequence[StageRecords]) -> dict[StageName, list[CostRow]]:
+    """Return a table of costs for each stage that a run has, with a column for each run."""
+    compared: dict[StageName, list[CostRow]] = {}
+    for stage in STAGES:
+        records = [run.finished.get(stage) for run in runs]
+        rows = tabulate_costs(records)
+        if rows:
+            compared[stage] = rows
     return compared
 
 
@@ -261,8 +256,9 @@ def _add_differing_settings(
 def _describe_side(
     letter: str, evaluation: Evaluation, folder: RunFolder | None, task: Task
 ) -> SimpleNamespace:
-    """Return what is known of one run; `costs` is None for a run file."""
+    """Return what is known of one run; `stages` is None for a run file."""
     run = evaluation.run
+    stages: StageRecords | None = None
     if folder is None:
         lines = sum(map(len, run.rankings.values()))
         facts = {
@@ -270,15 +266,14 @@ def _describe_side(
             "topics": f"{len(run.rankings):,}",
             "lines": f"{lines:,}",
         }
-        costs = None
     else:
         facts = describe_run(folder.config, task, folder.stages, run)
         del facts["task"]
         facts["failures"] = f"{sum(map(len, folder.failures.values())):,}"
-        costs = {name: extract_costs(stage) for name, stage in folder.stages.finished.items()}
+        stages = folder.stages
     confusion = count_confusion(run, evaluation.qrels).tolist() if evaluation.qrels.stances else []
     return SimpleNamespace(
-        letter=letter, name=evaluation.name, facts=facts, confusion=confusion, costs=costs
+        letter=letter, name=evaluation.name, facts=facts, confusion=confusion, stages=stages
     )
 
 
