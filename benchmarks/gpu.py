@@ -87,10 +87,10 @@ def measure(
     def judge(concurrency: int) -> float:
         before = count(url)["prefix_cache_hits"]
         stage = judge_candidates(work, url, model, concurrency)
-        sent.update(stage["requests"])
+        sent.update(stage["llm"]["counts"])
         if sent["requests"] != len(bodies):
             raise EngineError(
-                f"{url}: {sent['requests']} requests, not {len(bodies)}, were sent: {stage['failures']}"
+                f"{url}: {sent['requests']} requests, not {len(bodies)}, were sent: {stage['llm']['failures']}"
             )
         hits.append(count(url)["prefix_cache_hits"] - before)
         return float(stage["seconds"])

@@ -85,7 +85,7 @@ def run_ours(work: Path, url: str) -> tuple[Ended, Turn]:
             f"touche-llm judge: exit code {ended.code}: {ended.errors.strip()[-2000:]}"
         )
     facts = read_stages(run)["judge"]
-    failures = dict(facts["failures"])
+    failures = dict(facts["llm"]["failures"])
     lost = sum(failures.pop(kind, 0) for kind in ("server_error", "timeout"))
     return ended, {
         _WALL: facts["seconds"],

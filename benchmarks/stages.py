@@ -29,7 +29,7 @@ def run(name: str, out: Path, *arguments: Any) -> None:
     run_command("run", *arguments, "--out", out, folder=out.parent)
     stages = read_stages(out)
     retrieve, judge, rank = stages["retrieve"], stages["judge"], stages["rank"]
-    stored = retrieve["seconds to store the corpus or open it"]
+    stored = retrieve["seconds_to_open_corpus"]
     print(f"{name}")
     print(
         f"  store the corpus or open it   {stored:9.3f} s ({retrieve['corpus']['documents']:,} documents)"
@@ -37,35 +37,35 @@ def run(name: str, out: Path, *arguments: Any) -> None:
     print(
         f"  index, retrieve, write        {retrieve['seconds'] - stored:9.3f} s ({retrieve['topics']} topics)"
     )
-    if "requests" in retrieve:
-        show_requests(retrieve)
+    if retrieve["llm"] is not None:
+        show_requests(retrieve["llm"])
     print(
         f"  judge                         {judge['seconds']:9.3f} s ({judge['judgments']:,} judgments)"
     )
-    show_requests(judge)
+    show_requests(judge["llm"])
     if (out / STANCES).exists():
         asked = sum(each.orders for each in read_records(out / STANCES, StanceReading, "stances"))
         print(f"    of these for the stance {asked:,}")
-    if "pairs" in judge:
-        print(f"    sentences judged {judge['sentences judged']:,}, pairs {judge['pairs']:,}")
+    if judge["pairs"] is not None:
+        print(f"    sentences judged {judge['sentences']:,}, pairs {judge['pairs']:,}")
     print(f"  rank                          {rank['seconds']:9.3f} s ({rank['lines']:,} lines)")
-    if "requests" in rank:
-        show_requests(rank)
-    print(f"  peak memory of the program    {rank['peak memory MiB']:9,} MiB", flush=True)
+    if rank["llm"] is not None:
+        show_requests(rank["llm"])
+    print(f"  peak memory of the program    {rank['peak_memory_mib']:9,} MiB", flush=True)
 
 
-def show_requests(stage: dict[str, Any]) -> None:
-    """Print what a stage sent."""
-    requests = stage["requests"]
-    print(f"    requests sent {requests['requests']:,}, cache hits {requests['cache_hits']:,}")
-    print(f"    documents cut {stage['documents cut']}, failures {sum(stage['failures'].values())}")
-    cached, prompt = requests["prefix_cached_tokens"], requests["prompt_tokens"]
+def show_requests(use: dict[str, Any]) -> None:
+    """Print what a stage sent to the language model."""
+    counts = use["counts"]
+    print(f"    requests sent {counts['requests']:,}, cache hits {counts['cache_hits']:,}")
+    print(f"    documents cut {counts['cut']}, failures {sum(use['failures'].values())}")
+    cached, prompt = counts["prefix_cached_tokens"], counts["prompt_tokens"]
     share = (
         f" ({cached / prompt:.1%} of them from the prefix cache)"
         if cached is not None and prompt
         else ""
     )
-    print(f"    prompt tokens {prompt:,}{share}, answer tokens {requests['completion_tokens']:,}")
+    print(f"    prompt tokens {prompt:,}{share}, answer tokens {counts['completion_tokens']:,}")
 
 
 def main() -> None:

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from tests.fake_server import FakeServer
 from tests.scripted_engine import FACTS, ScriptedEngine
+from tests.stage_records import rank_record
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config
 from touche_llm.data.records import RunLine
@@ -160,10 +162,10 @@ async def run_directly(
 def choose_topics(folder: Path, topics: Sequence[str]) -> None:
     """Record in a folder that these topics were chosen for its run, whatever lines that has."""
     path = folder / "ir-metadata.yml"
-    metadata: dict[str, Any] = {"stages": {"rank": {"imputed stances": 0}}}
+    metadata: dict[str, Any] = {"stages": {"rank": msgspec.to_builtins(rank_record())}}
     if path.exists():
         metadata = yaml.safe_load(path.read_text())
-    metadata["stages"]["rank"]["chosen topics"] = list(topics)
+    metadata["stages"]["rank"]["chosen_topics"] = list(topics)
     path.write_text(yaml.safe_dump(metadata))
 
 

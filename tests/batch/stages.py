@@ -14,7 +14,8 @@ from touche_llm.config import Config
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.batch import Import, export_requests, import_responses
-from touche_llm.pipeline.stages import StageName, run_judge, run_rank, run_retrieve
+from touche_llm.pipeline.stage_record import StageName
+from touche_llm.pipeline.stages import run_judge, run_rank, run_retrieve
 
 # Settings for few requests.
 SHORT: Mapping[str, Mapping[str, Any]] = {

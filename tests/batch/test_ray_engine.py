@@ -61,7 +61,7 @@ async def test_a_run_takes_a_job_for_each_set_of_requests_that_do_not_wait_for_o
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
     assert not (out / "batch.json").exists()
     metadata = yaml.safe_load((out / "ir-metadata.yml").read_text())
-    assert metadata["stages"]["judge"]["engine"] == "Ray Data job"
+    assert metadata["stages"]["judge"]["llm"]["model"]["engine"] == "Ray Data job"
 
     # The same command again sends nothing; a replay for a server makes the same run from the same
     # answers.

@@ -477,9 +477,7 @@ def test_hostile_texts_run_nothing_and_fetch_nothing(
     with ThreadPoolExecutor() as other:
         run = other.submit(hostile_run, attacked).result()
     facts = run / "ir-metadata.yml"
-    facts.write_text(
-        facts.read_text().replace("model: scripted", f"model: {json.dumps(ATTACKS[1])}")
-    )
+    facts.write_text(facts.read_text().replace("name: scripted", f"name: {json.dumps(ATTACKS[1])}"))
     text = Path("lab-prompts") / "comparative" / f"{ATTACKS[1].replace('/', '')}.jinja"
     text.parent.mkdir(parents=True)
     judge = (prompts_folder() / "comparative" / "judge.jinja").read_text()

@@ -94,12 +94,12 @@ def test_the_metadata_tells_what_was_searched(
     facts = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"][
         "retrieve"
     ]["corpus"]
-    assert (facts["search engine"], facts["engine"], facts["index"]) == (
+    assert (facts["source"], facts["engine"], facts["index"]) == (
         server.url,
         "Elasticsearch 9.1.0",
         "mine",
     )
-    assert facts["loaded from"] == "passages.jsonl" and len(facts["sha256"]) == 64
+    assert facts["loaded_from"] == "passages.jsonl" and len(facts["sha256"]) == 64
     config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert (
         config["elasticsearch"]["url"] == server.url and config["elasticsearch"]["index"] == "mine"

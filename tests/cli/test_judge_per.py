@@ -41,11 +41,11 @@ def test_a_run_sends_what_the_dry_run_says_and_its_pages_show_all_answers(
     judgments = read_records(tmp_path / "out/judgments.jsonl", Judgment, "judgments")
     assert [len(judgment.answer_keys) for judgment in judgments] == [3, 3, 3]
     metadata = yaml.safe_load((tmp_path / "out/ir-metadata.yml").read_text())["stages"]["judge"]
-    assert (metadata["requests"]["requests"], metadata["judgments"]) == (9, 3)
+    assert (metadata["llm"]["counts"]["requests"], metadata["judgments"]) == (9, 3)
     assert touche("show", "out", "--topic", "3").returncode == 0
     assert touche("report", "out").returncode == 0
     page = (tmp_path / "out/report.html").read_text()
-    whole, *fields = metadata["prompts"]["judge"].split(":")
+    whole, *fields = metadata["llm"]["prompts"]["judge"].split(":")
     assert fields == ["relevance", "quality", "stance"]
     assert f"{whole}:{':'.join(fields)}" in page
     replayed = touche(

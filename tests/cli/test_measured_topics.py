@@ -89,7 +89,7 @@ def test_a_run_records_the_topics_that_were_chosen_whatever_it_loses(made: Path,
     expected = None if chosen is None else list(chosen)
     assert RunDirectory(made / "runs" / run).read_chosen_topics() == expected
     stages = yaml.safe_load((made / "runs" / run / "ir-metadata.yml").read_text())["stages"]
-    assert [facts["chosen topics"] for facts in stages.values()] == [expected] * 3
+    assert [facts["chosen_topics"] for facts in stages.values()] == [expected] * 3
     lines = tl.read_run(made / "runs" / run)
     assert set(lines.rankings) == set(chosen or TOPICS) - {LOST.get(run)}
     assert lines.chosen_topics == expected

@@ -51,8 +51,8 @@ def test_budgets_of_the_command_line_are_settings_and_reach_the_server(
     # One thought for each of three documents; there is nothing to compare.
     assert [body["max_tokens"] for body in sent] == [512] * 3
     counts = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"][
-        "requests"
-    ]
+        "llm"
+    ]["counts"]
     assert (counts["requests"], counts["thoughts"]) == (6, 3)
     assert 0 < counts["thought_tokens"] < counts["completion_tokens"]
 

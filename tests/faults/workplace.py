@@ -24,7 +24,7 @@ from touche_llm.pipeline.run_directory import EVALUATION
 Snapshot = dict[str, Any]
 _METADATA, _ACCESSES = "ir-metadata.yml", "hold_out_accesses.jsonl"
 # Of a stage: how long it took, and what of it came from the cache.
-_VOLATILE = re.compile(r"^time$|seconds|peak memory|per second|^requests$|documents cut")
+_VOLATILE = re.compile(r"^time$|seconds|peak_memory|^counts$")
 # What SQLite keeps beside a database is part of it; `evaluate`, with which the harness reads runs,
 # keeps its values.
 _IGNORED = ("-wal", "-shm", "-journal", EVALUATION)

@@ -226,7 +226,7 @@ def test_a_bad_document_is_named_and_can_be_left_out(
     assert (str(caught.value.source), caught.value.line) == ("irds:mine", 2)
     with tl.open_corpus(dataset, skip_bad_lines=True) as corpus:
         assert corpus.documents.find_unknown(["d1", "d3"]) == []
-        assert corpus.description["bad lines"] == 1
+        assert corpus.description.bad_lines == 1
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_topics_get_a_valid_run_that_replays_to_the_byte(
     sent = run("sent", url)
     judge = yaml.safe_load((sent / "ir-metadata.yml").read_text())["stages"]["judge"]
     judgments = read_records(sent / "judgments.jsonl", Judgment, "judgments")
-    tell(f"{task}: {judge['requests']['requests']} requests in {judge['seconds']} s")
+    tell(f"{task}: {judge['llm']['counts']['requests']} requests in {judge['seconds']} s")
     assert read_records(sent / "failures.jsonl", Failure, "failures") == []
     # A pair of sentences that was not judged as a pair inherits the grades of its sentences.
     assert {judgment.source for judgment in judgments} - {"inherited"} == {"probabilities"}

@@ -40,7 +40,7 @@ async def rank_on(server: FakePooling, folder: Path, **flags: Any) -> Ranking:
 
 def facts(out: Path) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"][
-        "cross-encoder"
+        "cross_encoder"
     ]
     return found
 
@@ -58,8 +58,9 @@ async def test_the_best_are_ranked_by_their_scores_and_replayed_without_the_serv
     after = ids(lines_of(out))
     assert sorted(after[:6]) == sorted(before[:6]) and after[:6] != before[:6]
     assert after[6:] == before[6:]
-    assert facts(out)["model"] == "pooling"
-    assert facts(out)["requests"] == {"requests": 2, "cache_hits": 0, "retries": 0}
+    assert facts(out)["model"]["name"] == "pooling"
+    sent = {"requests": 2, "cache_hits": 0, "retries": 0}
+    assert facts(out)["counts"].items() > sent.items()
     assert facts(out)["templates"] == {"query": "{query}", "document": "{document}"}
     # Nothing is sent again, with the server or without it, and without its address.
     again = FakePooling()
@@ -69,7 +70,8 @@ async def test_the_best_are_ranked_by_their_scores_and_replayed_without_the_serv
         (out / "run.txt").unlink()
         await run_rank(crossing(tmp_path, cache__mode=mode), out, Silent())
         assert (out / "run.txt").read_bytes() == run
-        assert facts(out)["requests"] == {"requests": 0, "cache_hits": 12, "retries": 0}
+        sent = {"requests": 0, "cache_hits": 12, "retries": 0}
+        assert facts(out)["counts"].items() > sent.items()
 
 
 async def test_the_dry_run_counts_the_requests_that_are_sent(tmp_path: Path) -> None:

@@ -56,14 +56,13 @@ async def test_documents_are_found_by_vectors_and_replayed_without_the_server(
     assert len(inputs) == DOCUMENTS + TOPICS == len(set(inputs))
     assert [len(ranking) for ranking in ids(found)] == [10] * TOPICS
     out = tmp_path / "out"
-    facts = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["retrieve"][
-        "dense retrieval"
-    ]
-    assert (facts["model"], facts["dimensions"]) == ("pooling", 32)
-    assert facts["requests"] == {
+    facts = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["retrieve"]["dense"]
+    assert (facts["model"]["name"], facts["dimensions"]) == ("pooling", 32)
+    assert facts["counts"] == {
         "requests": len(server.sent) - PROBES,
         "cache_hits": 0,
         "retries": 0,
+        "cut": 0,
     }
     assert yaml.safe_load((out / "config.yaml").read_text())["dense"]["model"] == "pooling"
     run = (out / "candidates.run.txt").read_bytes()

@@ -65,11 +65,9 @@ async def test_a_document_that_only_another_query_finds_comes_in(tmp_path: Path)
         (topic, tuple(QUERIES.values())) for topic in ("3", "7")
     ]
     stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["retrieve"]
-    assert (
-        stage["requests"]["requests"] == 2
-        and stage["failures"] == {}
-        and list(stage["prompts"]) == ["queries"]
-    )
+    llm = stage["llm"]
+    assert (llm["counts"]["requests"], llm["failures"]) == (2, {})
+    assert list(llm["prompts"]) == ["queries"]
 
 
 async def test_the_weight_decides_how_much_the_other_queries_count(tmp_path: Path) -> None:

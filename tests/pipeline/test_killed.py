@@ -65,7 +65,7 @@ async def test_an_unfinished_stage_is_refused_by_all_that_read_its_outputs(
     await run(tmp_path, run_stages)
     assert "unfinished" not in yaml.safe_load(path.read_bytes())
     with open_folder(out) as folder:
-        assert set(folder.stages) == {"retrieve", "judge", "rank"}
+        assert set(folder.stages.finished) == {"retrieve", "judge", "rank"}
 
 
 async def test_metadata_of_another_program_ends_a_stage_before_anything_is_replaced(

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.stage_records import judge_record, retrieve_record
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.provenance import build_metadata
+from touche_llm.pipeline.stage_record import RunRecord, StageRecords
+
+RETRIEVED = StageRecords(retrieve=retrieve_record())
 
 
-def method(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]:
+def method(folder: Path, stages: StageRecords, **flags: Any) -> dict[str, Any]:
     given = {
         "topics": Path("topics.xml"),
         "corpus": Path("passages.jsonl"),
@@ -18,7 +22,7 @@ def method(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]
     config = load_config(
         None, given | {name.replace("__", "."): value for name, value in flags.items()}
     )
-    found: dict[str, Any] = build_metadata(config, folder, stages)["method"]
+    found: dict[str, Any] = build_metadata(config, folder, RunRecord(stages=stages))["method"]
     return found
 
 
@@ -31,9 +35,9 @@ def test_the_first_stage_is_named_with_its_parameters(tmp_path: Path) -> None:
             {"dense.weight"},
         ),
     ):
-        (stage,) = method(
-            tmp_path, {"retrieve": {}}, retriever__name=retriever, expansion__use=True
-        )["retrieval"]
+        (stage,) = method(tmp_path, RETRIEVED, retriever__name=retriever, expansion__use=True)[
+            "retrieval"
+        ]
         assert (stage["name"], stage["method"]) == (retriever, first)
         assert {"depth", "retriever.query", "retriever.k1", "expansion.use"} | names < set(
             stage["params"]
@@ -42,8 +46,9 @@ def test_the_first_stage_is_named_with_its_parameters(tmp_path: Path) -> None:
 
 
 def test_steps_and_model_are_named_once_documents_are_judged(tmp_path: Path) -> None:
-    retrieved = method(tmp_path, {"retrieve": {}}, rank="judge,pairwise:3")
-    judged = method(tmp_path, {"retrieve": {}, "judge": {"model": "tiny"}}, rank="judge,pairwise:3")
+    retrieved = method(tmp_path, RETRIEVED, rank="judge,pairwise:3")
+    judged = method(tmp_path, RETRIEVED.add(judge_record()), rank="judge,pairwise:3")
+    assert "tiny" in judged["description"] and "tiny" not in retrieved["description"]
     assert (retrieved["name"], judged["name"]) == ("bm25", "bm25 > judge > pairwise:3")
     assert [stage.get("reranks") for stage in judged["retrieval"]] == [None, "bm25", "judge"]
     _, judge, pairwise = (set(stage["params"]) for stage in judged["retrieval"])

@@ -53,7 +53,7 @@ async def test_the_run_is_valid_and_each_topic_has_enough_pairs(tmp_path: Path) 
         assert sources == ["probabilities"] * 30 + ["inherited"] * (sizes[topic] - 30)
     stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
     assert stages["rank"]["lines"] == stages["judge"]["pairs"] == len(lines)
-    assert stages["judge"]["sentences judged"] == 120
+    assert stages["judge"]["sentences"] == 120
 
 
 async def test_no_pair_is_there_in_both_orders_and_the_better_order_stays(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_more_sentences_are_judged_until_there_are_enough_pairs(tmp_path: 
     lines, _ = await run(tmp_path, depth=10, pairs__judged=2)
     judge = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
     assert min(Counter(line.topic_id for line in lines).values()) >= 100
-    assert 20 < judge["sentences judged"] < 135
+    assert 20 < judge["sentences"] < 135
 
 
 async def test_where_the_corpus_has_too_few_it_is_said_and_nothing_is_invented(

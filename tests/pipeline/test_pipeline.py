@@ -78,8 +78,8 @@ async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judge
     assert lines[-1].score == pytest.approx(lines[-len(behind) - 1].score, abs=1e-4)
     assert not validate_run(out / "run.txt", get_task("comparative"))
     metadata = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]
-    assert metadata["rank"]["imputed stances"] == len(failed)
-    assert metadata["judge"]["failures"] == {"not_json": len(failed)}
+    assert metadata["rank"]["imputed_stances"] == len(failed)
+    assert metadata["judge"]["llm"]["failures"] == {"not_json": len(failed)}
 
 
 async def test_a_topic_whose_objects_are_not_found_is_not_judged_and_not_lost(

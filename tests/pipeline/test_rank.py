@@ -106,11 +106,11 @@ async def test_what_was_compared_is_written_and_counted(tmp_path: Path) -> None:
     for each in comparisons:
         assert (each.order is None) is (each.step == "pairwise:3") is not (each.best is None)
     assert (out / "comparison_failures.jsonl").read_bytes() == b""
-    stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
-    assert (stage["model"], stage["failures"]) == (FACTS.model, {})
-    assert set(stage["prompts"]) == {"best", "order"}
+    llm = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]["llm"]
+    assert (llm["model"]["name"], llm["failures"]) == (FACTS.model, {})
+    assert set(llm["prompts"]) == {"best", "order"}
     # The objects of one topic are those that the judge stage found.
-    assert (stage["requests"]["requests"], stage["requests"]["cache_hits"]) == (14, 0)
+    assert (llm["counts"]["requests"], llm["counts"]["cache_hits"]) == (14, 0)
     of_tea = [request for request in asked if request.origin.topic_id == "20"]
     (found,) = read_records(out / "objects.jsonl", Objects, "objects")
     assert of_tea and all(
@@ -139,7 +139,7 @@ async def test_a_comparison_without_a_usable_answer_is_recorded_and_the_run_is_w
     } == {("3", " ".join(shown), "outside_schema", 3) for shown in (before[:2], before[1::-1])}
     assert sorted(ids(lines_of(out))) == sorted(before)
     stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
-    assert stage["failures"] == {"outside_schema": 2}
+    assert stage["llm"]["failures"] == {"outside_schema": 2}
 
 
 async def test_a_replay_is_the_same_to_the_byte_and_says_what_it_lacks(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_o
         assert sent == 0 and "retry_failures" in said
         judged = yaml.safe_load((tmp_path / "second" / "ir-metadata.yml").read_text())["stages"][
             "judge"
-        ]["requests"]
+        ]["llm"]["counts"]
         of_judge = [each for each in failures if each["prompt"].startswith("comparative/judge")]
         assert judged["known_failures"] == len(of_judge) > 1
         assert judged["unusable_records"] == sum(len(each["attempts"]) for each in of_judge)

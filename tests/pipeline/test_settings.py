@@ -153,7 +153,7 @@ async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(
     template.write_bytes((prompts_folder() / "comparative" / "judge.jinja").read_bytes())
     await run_on(FakeServer(), short(tmp_path, **own), out)
     before, server = contents(out), FakeServer()
-    old = yaml.safe_load(before["ir-metadata.yml"])["stages"]["judge"]["prompts"]["judge"]
+    old = yaml.safe_load(before["ir-metadata.yml"])["stages"]["judge"]["llm"]["prompts"]["judge"]
     template.write_text(template.read_text() + "{# another wording #}\n")
     with pytest.raises(UsageError, match="overwrite: true") as caught:
         await run_on(server, short(tmp_path, **own), out)
@@ -166,9 +166,9 @@ async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(
         assert changes(caught.value) == ["prompts.judge"]
     assert contents(out) == before
     await run_on(FakeServer(), short(tmp_path, **own), out, overwrite=True)
-    new = yaml.safe_load((out / "ir-metadata.yml").read_bytes())["stages"]["judge"]["prompts"][
-        "judge"
-    ]
+    new = yaml.safe_load((out / "ir-metadata.yml").read_bytes())["stages"]["judge"]["llm"][
+        "prompts"
+    ]["judge"]
     assert values == f"{old} → {new}"
 
 

@@ -142,7 +142,7 @@ async def test_the_stance_prompt_counts_for_the_documents_it_was_asked_about_and
     lines, _ = await ranked(config, tmp_path / "out")
     assert [line.stance for line in lines] == ["FIRST"] * 2 + ["SECOND"] * 4
     metadata = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
-    assert set(metadata["prompts"]) == {"judge", "stance"}
+    assert set(metadata["llm"]["prompts"]) == {"judge", "stance"}
 
 
 async def test_the_best_by_the_weights_of_the_task_are_asked_so_that_other_weights_need_no_answer(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-import yaml
 from aiohttp import web
 
 from tests.cli.conftest import Touche, made_app, touche
@@ -20,6 +19,7 @@ from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.pipeline.run_directory import RunDirectory
 
 __all__ = ["made_app", "touche"]
@@ -45,6 +45,13 @@ class Misspelling(FakeServer):
         return web.json_response(sent)
 
 
+def read_labels(out: Path) -> Mapping[str, LabelCounts]:
+    """The counts of labels that the judge stage of a run recorded, by purpose of the prompt."""
+    record = RunDirectory(out).read_metadata().stages.judge
+    assert record is not None
+    return record.labels
+
+
 def read_judgments(out: Path) -> list[Judgment]:
     return read_records(out / "judgments.jsonl", Judgment, "judgments")
 
@@ -57,10 +64,12 @@ async def test_a_run_says_how_many_answers_it_read_as_text(tmp_path: Path) -> No
     assert len(unread) == 8
     (notice,) = (notice for notice in progress.notices if "log-probabilities" in notice)
     assert "8 of 24" in notice
-    (found,) = RunDirectory(out).read_metadata().stages["judge"]["labels"].items()
-    assert (found[0], found[1]["answers"], found[1]["unread"]) == ("judge", 24, 8)
-    assert any(f"document {judgment.document_id}" in found[1]["first"] for judgment in unread)
-    assert "do not spell" in found[1]["first"]
+    labels = read_labels(out)
+    assert list(labels) == ["judge"]
+    counts = labels["judge"]
+    assert (counts.answers, counts.unread) == (24, 8)
+    assert any(f"document {judgment.document_id}" in counts.first for judgment in unread)
+    assert "do not spell" in counts.first
 
 
 async def test_a_run_without_any_answer_to_read_stops_and_keeps_them(tmp_path: Path) -> None:
@@ -96,10 +105,7 @@ def test_show_and_the_report_of_a_run_name_the_first_such_answer(
     with Misspelling(lambda number: number == 2).in_thread() as server:
         done = touche(*run, "--depth", "4", "--out", "out", "--base-url", server.url)
     assert done.returncode == 0, done.stderr
-    first = yaml.safe_load(Path("out/ir-metadata.yml").read_text())["stages"]["judge"]["labels"][
-        "judge"
-    ]
-    place = first["first"].partition(":")[0]
+    place = read_labels(Path("out"))["judge"].first.partition(":")[0]
     assert place.startswith("topic 3, document ") and place in " ".join(done.stderr.split())
     assert place in " ".join(touche("show", "out").stdout.split())
     assert touche("report", "out").returncode == 0 and place in Path("out/report.html").read_text()
@@ -119,10 +125,10 @@ async def test_the_same_answer_for_all_documents_is_a_warning(tmp_path: Path) ->
     _, progress = await run_scripted(
         config_for(tmp_path, depth=20), tmp_path / "out", lambda request: answer
     )
-    labels = RunDirectory(tmp_path / "out").read_metadata().stages["judge"]["labels"]["judge"]
-    assert labels["answers"] >= 50
-    assert labels["bits"] == {"relevance": 0.0, "quality": 0.0, "stance": 0.0}
+    labels = read_labels(tmp_path / "out")["judge"]
+    assert labels.answers >= 50
+    assert labels.bits == {"relevance": 0.0, "quality": 0.0, "stance": 0.0}
     (notice,) = (
         each for each in progress.notices if "prompt comparative/judge" in each and "bits" in each
     )
-    assert all(field in notice for field in labels["bits"])
+    assert all(field in notice for field in labels.bits)

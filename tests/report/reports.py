@@ -43,7 +43,7 @@ ATTACKS = (
 # Leaves the text or the attribute that it is inserted into, unless it is escaped.
 POISON = "'\"><x-bad onclick=ran()>"
 # What templates compare with words of their own, or look up by them.
-_FIXED = frozenset({"template", "source", "costs", "letter", "baseline"})
+_FIXED = frozenset({"template", "source", "letter", "baseline"})
 
 
 def changed(value: Any, /, **changes: Any) -> Any:

@@ -216,4 +216,4 @@ def test_comparative_questions_judged_ranked_and_with_stances_by_files(
         for each in read_records(tmp_path / "files" / "judgments.jsonl", Judgment, "judgments")
     )
     stages = yaml.safe_load((tmp_path / "files" / "ir-metadata.yml").read_text())["stages"]
-    assert stages["judge"]["engine"].startswith("batch files")
+    assert stages["judge"]["llm"]["model"]["engine"].startswith("batch files")

@@ -95,7 +95,7 @@ def test_all_topics_are_judged_and_replay_needs_no_server(
 
     # What was too long was cut to fit beside the answer, and is marked; nothing else was.
     cut = [each.cut for each in judgments if each.cut]
-    assert stages["judge"]["documents cut"] == len(cut)
+    assert stages["judge"]["llm"]["counts"]["cut"] == len(cut)
     assert all(each.kept_chars < each.of_chars and each.prompt_tokens <= ROOM for each in cut)
     if data.is_real:
         assert len(cut) > 10
@@ -109,7 +109,7 @@ def test_all_topics_are_judged_and_replay_needs_no_server(
         assert (tmp_path / "replayed" / name).read_bytes() == (
             tmp_path / "asked" / name
         ).read_bytes()
-    assert sent == stages["judge"]["requests"]["requests"] + PROBES
+    assert sent == stages["judge"]["llm"]["counts"]["requests"] + PROBES
 
 
 def test_a_run_killed_half_way_asks_only_for_what_was_missing(

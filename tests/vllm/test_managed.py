@@ -61,7 +61,7 @@ def test_an_interrupted_run_ends_its_server_and_is_resumed(
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert left_in_folder(tmp_path) == []
     stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
-    assert stages["judge"]["requests"]["cache_hits"] == before
+    assert stages["judge"]["llm"]["counts"]["cache_hits"] == before
 
 
 def stored(path: Path) -> int:

@@ -63,17 +63,14 @@ def test_a_cross_encoder_ranks_and_is_replayed_without_its_server(
             *command, "--base-url", judge.url, "--reranker-url", reranker_url, "--out", asked
         )
     tell(done.stderr.splitlines()[-1])
-    found = stages_of(asked)["rank"]["cross-encoder"]
+    found = stages_of(asked)["rank"]["cross_encoder"]
     with Cache(tmp_path / "answers.sqlite") as cache:
         scores = {
             (entry.topic, entry.document): entry.value["score"] for entry in cache.find("score")
         }
-    assert (found["model"], found["context"], found["requests"]["cache_hits"]) == (
-        "classifier",
-        2048,
-        0,
-    )
-    assert found["requests"]["requests"] == stages_of(asked)["retrieve"]["topics"]
+    assert (found["model"]["name"], found["model"]["context"]) == ("classifier", 2048)
+    assert found["counts"]["cache_hits"] == 0
+    assert found["counts"]["requests"] == stages_of(asked)["retrieve"]["topics"]
     assert len(scores) == stages_of(asked)["retrieve"]["candidates"] > 0
     # Clearly different documents have different scores, and the run is in their order.
     assert len(set(scores.values())) > len(scores) // 2
@@ -85,7 +82,7 @@ def test_a_cross_encoder_ranks_and_is_replayed_without_its_server(
 
     touche(*command, "--base-url", NOWHERE, "--cache-mode", "replay", "--out", replayed)
     assert (replayed / "run.txt").read_bytes() == (asked / "run.txt").read_bytes()
-    assert stages_of(replayed)["rank"]["cross-encoder"]["requests"]["requests"] == 0
+    assert stages_of(replayed)["rank"]["cross_encoder"]["counts"]["requests"] == 0
     # A step that reads the stored scores needs no address either.
     touche("rank", "--out", asked, "--rank", f"cross_encoder:{DEPTH}")
 
@@ -101,8 +98,8 @@ def test_vectors_find_candidates_and_are_replayed_without_their_server(
         touche(*command, "--embeddings-url", embeddings_url, "--out", asked).stderr.splitlines()[-1]
     )
     facts = stages_of(asked)["retrieve"]
-    found = facts["dense retrieval"]
-    assert (found["model"], found["dimensions"], facts["candidates"]) == (
+    found = facts["dense"]
+    assert (found["model"]["name"], found["dimensions"], facts["candidates"]) == (
         "embedding",
         64,
         DEPTH * facts["topics"],
@@ -113,7 +110,7 @@ def test_vectors_find_candidates_and_are_replayed_without_their_server(
     assert (replayed / "candidates.run.txt").read_bytes() == (
         asked / "candidates.run.txt"
     ).read_bytes()
-    assert stages_of(replayed)["retrieve"]["dense retrieval"]["requests"]["requests"] == 0
+    assert stages_of(replayed)["retrieve"]["dense"]["counts"]["requests"] == 0
     # Every document has its vector by now.
     server = ("--embeddings-preset", "e5", "--embeddings-url", embeddings_url)
     touche("index", *data.options[:2], *data.options[4:], "--retriever", retriever, *server)

@@ -166,7 +166,9 @@ def stages(out: Path) -> dict[str, Any]:
 def total(out: Path, name: str) -> int:
     """A count of the requests of all stages."""
     return sum(
-        stage["requests"][name] or 0 for stage in stages(out).values() if "requests" in stage
+        stage["llm"]["counts"][name] or 0
+        for stage in stages(out).values()
+        if stage["llm"] is not None
     )
 
 
@@ -214,7 +216,7 @@ def test_a_ranking_sends_what_the_dry_run_said_and_is_replayed_to_the_byte(
         assert expected <= sent <= limit
     if case.requests is not None:
         assert sent == case.requests * TOPICS
-    assert found["judge"]["requests"]["requests"] == 0
+    assert found["judge"]["llm"]["counts"]["requests"] == 0
 
     assert (out / "comparisons.jsonl").exists() is asks
     if asks:
@@ -226,8 +228,8 @@ def test_a_ranking_sends_what_the_dry_run_said_and_is_replayed_to_the_byte(
         assert all(each.best is None or each.best.probabilities for each in comparisons)
         assert (
             0
-            < found["rank"]["requests"]["prefix_cached_tokens"]
-            < found["rank"]["requests"]["prompt_tokens"]
+            < found["rank"]["llm"]["counts"]["prefix_cached_tokens"]
+            < found["rank"]["llm"]["counts"]["prompt_tokens"]
         )
     place.validated(out)
     assert place.dry(*asked_for) == (0, None)
@@ -254,7 +256,7 @@ def test_a_first_run_with_expansion_sends_in_every_stage_what_the_dry_run_said(
     found = stages(out)
     # Queries, judgments, stances in both orders, and three pairs in both.
     parts = {"retrieve": 1, "judge": 6 + 2 * 4, "rank": 2 * 3}
-    assert {name: stage["requests"]["requests"] for name, stage in found.items()} == {
+    assert {name: stage["llm"]["counts"]["requests"] for name, stage in found.items()} == {
         name: count * TOPICS for name, count in parts.items()
     }
     assert expected == total(out, "requests")

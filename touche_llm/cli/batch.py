@@ -21,7 +21,7 @@ from touche_llm.llm.ray_engine import RayJob
 from touche_llm.llm.settings import EngineConfig
 from touche_llm.pipeline.batch import REQUESTS, export_requests, import_responses
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.stages import StageName
+from touche_llm.pipeline.stage_record import StageName
 
 _RESPONSES = Path("responses.jsonl")
 

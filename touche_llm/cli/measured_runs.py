@@ -20,7 +20,7 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, read_qrels
 from touche_llm.pipeline.context import Dataset
-from touche_llm.pipeline.run_directory import RunDirectory, read_counts
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import find_known_qrels, find_run_directory, read_run
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
@@ -216,13 +216,17 @@ def print_notes(
     """
     notes = [*format_notes({each.name: each.notes for each in evaluations}), *further]
     for each in runs:
-        stages = (
-            RunDirectory(each.folder).read_metadata().stages
-            if each.folder and not each.first_stage
-            else {}
-        )
-        if qrels.stances and "rank" in stages and (imputed := read_counts(stages["rank"]).imputed):
+        imputed = _count_imputed_stances(each)
+        if qrels.stances and imputed:
             notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")
     sys.stdout.flush()
     for note in notes:
         CommandProgress().warn(note)
+
+
+def _count_imputed_stances(given: Given) -> int:
+    """Return the number of imputed stances that the folder of a run records, 0 if it records none."""
+    if given.folder is None or given.first_stage:
+        return 0
+    record = RunDirectory(given.folder).read_metadata().stages.rank
+    return 0 if record is None else record.imputed_stances

@@ -23,7 +23,7 @@ from touche_llm.data.measure import Measure
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
-from touche_llm.pipeline.runs import COMPLETE, RunOverview, RunUsage, find_runs, read_overview
+from touche_llm.pipeline.runs import COMPLETE, TOTALS, RunOverview, find_runs, read_overview
 from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _list_names(measures: Iterable[Measure]) -> list[str]:
     names = ["run", "state", "problem", "task", "model", "prompt", "steps", "topics"]
     names += [str(measure) for measure in measures]
     names += [f"{measure} judged" for measure in measures]
-    return [*names, *RunUsage._fields, "date"]
+    return [*names, *TOTALS, "date"]
 
 
 def _make_row(overview: RunOverview, root: Path, measures: Iterable[Measure]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _make_row(overview: RunOverview, root: Path, measures: Iterable[Measure]) ->
         "prompt": overview.prompt or None,
     }
     row |= {"topics": overview.topics, "date": overview.changed.isoformat(timespec="seconds")}
-    row |= overview.usage._asdict()
+    row |= overview.totals
     if config is not None:
         row |= {"task": config.task, "steps": ",".join(config.rank)}
     for measure in measures:

@@ -22,7 +22,7 @@ from touche_llm.cli.emit import (
 from touche_llm.config import Config
 from touche_llm.data.io import read_records, shorten_path
 from touche_llm.data.measure import MACRO_F1, Measure, make_headline_ndcg
-from touche_llm.data.records import Judgment, Topic
+from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
@@ -33,18 +33,17 @@ from touche_llm.pipeline.run_directory import (
     JUDGMENTS,
     RESULTS,
     RunDirectory,
-    read_counts,
 )
 from touche_llm.pipeline.runs import (
     COMPLETE,
     RecordedEvaluation,
     RunOverview,
-    format_seconds,
     read_overview,
     read_results,
     read_texts,
-    sum_usage,
 )
+from touche_llm.pipeline.stage_facts import FactGroup, join_texts, list_facts
+from touche_llm.pipeline.stage_record import StageName, StageRecord
 from touche_llm.pipeline.stages import count_by_kind
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
@@ -53,8 +52,27 @@ from touche_llm.tasks.task import Task
 # other aspects.
 _MEASURES = {make_headline_ndcg(aspect): aspect for aspect in ("relevance", "quality", "coherence")}
 _MEASURES[MACRO_F1] = MACRO_F1.aspect
-# Counts in the facts of a stage that say what came out of it.
+# Facts that say what came out of a stage.
 _OUTPUTS = ("candidates", "judgments", "lines")
+# Columns of the stages: a fact has the name of the column or the one given.
+_STAGE_COLUMNS = (
+    Column("stage", is_text=True),
+    Column("time", value="seconds"),
+    Column("requests"),
+    Column("cached"),
+    Column("failed", value="failures"),
+    Column("tokens in", drop=1, value="prompt_tokens"),
+    Column("tokens out", drop=2, value="completion_tokens"),
+    Column("result", is_text=True),
+)
+_FACT_COLUMNS = (
+    "seconds",
+    "requests",
+    "cached",
+    "failures",
+    "prompt_tokens",
+    "completion_tokens",
+)
 
 
 def read_run_topics(folder: Path, config: Config) -> dict[str, Topic]:
@@ -210,23 +228,19 @@ def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
     print(f"{overview.directory}: {overview.state}{problem}, {overview.changed:%Y-%m-%d %H:%M}")
     show_facts(dict(_list_facts(overview, config, task)))
     print()
-    columns = [
-        Column("stage", is_text=True),
-        Column("time", value=lambda row: format_seconds(row["seconds"])),
-    ]
-    columns += [Column("requests"), Column("cached"), Column("failed", value="failures")]
-    columns += [Column("tokens in", drop=1, value="prompt_tokens")]
-    columns += [
-        Column("tokens out", drop=2, value="completion_tokens"),
-        Column("result", is_text=True),
-    ]
-    rows = []
-    for name, stage in overview.stages.items():
-        result = next((f"{stage[count]:,} {count}" for count in _OUTPUTS if count in stage), None)
-        row = {"stage": name, "seconds": read_counts(stage).seconds, "result": result}
-        rows.append(row | sum_usage(stage)._asdict())
-    show_table(columns, rows)
+    rows = [_make_stage_row(*stage) for stage in overview.stages.finished.items()]
+    show_table(_STAGE_COLUMNS, rows)
     print()
+
+
+def _make_stage_row(name: StageName, record: StageRecord) -> dict[str, str | None]:
+    """Return the facts of a stage that have a column, with its main result; None if it lacks one."""
+    facts = {fact.name: fact for fact in list_facts(record)}
+    results = [f"{facts[name].text} {facts[name].label}" for name in _OUTPUTS if name in facts]
+    row: dict[str, str | None] = {"stage": name, "result": ", ".join(results)}
+    for column in _FACT_COLUMNS:
+        row[column] = facts[column].text if column in facts else None
+    return row
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:
@@ -238,56 +252,54 @@ def show_facts(facts: Mapping[str, Any]) -> None:
 
 
 def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[tuple[str, str]]:
-    prompts = (read_counts(facts).prompts.values() for facts in overview.stages.values())
-    labels = [label.partition("/")[2] for of_stage in prompts for label in of_stage]
-    chosen = f", the first {config.limit_topics}" if config.limit_topics is not None else ""
-    chosen += f", only {', '.join(config.topic)}" if config.topic else ""
-    count = "" if overview.topics is None else f"{overview.topics:,} of "
     yield "task", f"{task.name} ({task.title})"
-    yield "model", overview.model or config.engine.model or "not known yet"
-    if labels:
-        yield "prompts", ", ".join(labels)
-    yield "topics", f"{count}{config.dataset or shorten_path(config.topics)}{chosen}"
+    records = overview.stages.finished.values()
+    setup = join_texts(records, FactGroup.SETUP)
+    if "model" not in setup:
+        yield "model", config.engine.model or "not known yet"
+    yield from setup.items()
+    yield "topics", _describe_topics(overview, config)
     yield "first stage", f"{config.candidates or config.retriever.name}, depth {config.depth}"
     yield "ranking", f"{', '.join(config.rank)}; objective {config.criterion}"
     yield "tag", config.tag
-    failures = [
-        failure for of_file in overview.directory.read_failures().values() for failure in of_file
-    ]
+
+    failures: list[Failure] = []
+    for of_file in overview.directory.read_failures().values():
+        failures.extend(of_file)
     if failures:
-        yield (
-            "failures",
-            ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items()),
-        )
-    for facts in overview.stages.values():
-        for name, counts in read_counts(facts).labels.items():
-            bits = ", ".join(
-                f"{aspect} {bits:.3f}" for aspect, bits in counts.bits.items() if bits is not None
-            )
-            known = (
-                f"information {bits} bits"
-                if bits
-                else "too few answers to say whether labels differ by document"
-            )
-            yield (
-                f"labels of {name}",
-                "; ".join([known, *counts.list_problems(), *counts.describe_overruled()]),
-            )
-    if (evaluation := overview.evaluation) is not None:
-        found = {name: evaluation.measures.get(name) for name in list_measures([evaluation])}
-        values = (
-            (name, item)
-            for name, item in found.items()
-            if item is not None and item.value is not None
-        )
-        judged = (f"{name} {item.value:.4f}" for name, item in values)
-        yield "measures", ", ".join(judged)
-        for aspect, covered in evaluation.coverage.items():
-            used = evaluation.qrels[aspect]
-            yield (
-                f"{aspect} over",
-                f"{covered}; qrels {shorten_path(used.file)} sha256 {used.sha256:.12}",
-            )
+        kinds = count_by_kind(failures).items()
+        yield "failures", ", ".join(f"{count:,} {kind}" for kind, count in kinds)
+
+    yield from join_texts(records, FactGroup.LABELS).items()
+    if overview.evaluation is not None:
+        yield from _list_evaluation(overview.evaluation)
+
+
+def _describe_topics(overview: RunOverview, config: Config) -> str:
+    """Return the number of topics, their file or dataset, and which of them were chosen."""
+    topics = str(config.dataset or shorten_path(config.topics))
+    if overview.topics is not None:
+        topics = f"{overview.topics:,} of {topics}"
+    if config.limit_topics is not None:
+        topics += f", the first {config.limit_topics}"
+    if config.topic:
+        topics += f", only {', '.join(config.topic)}"
+    return topics
+
+
+def _list_evaluation(evaluation: RecordedEvaluation) -> Iterator[tuple[str, str]]:
+    """Yield the measured values, and for each aspect the topics and qrels that they rest on."""
+    values: list[str] = []
+    for name in list_measures([evaluation]):
+        measure = evaluation.measures.get(name)
+        if measure is not None and measure.value is not None:
+            values.append(f"{name} {measure.value:.4f}")
+    yield "measures", ", ".join(values)
+
+    for aspect, coverage in evaluation.coverage.items():
+        qrels = evaluation.qrels[aspect]
+        file = shorten_path(qrels.file)
+        yield f"{aspect} over", f"{coverage}; qrels {file} sha256 {qrels.sha256:.12}"
 
 
 def list_measures(evaluations: Iterable[RecordedEvaluation | None]) -> dict[Measure, str]:

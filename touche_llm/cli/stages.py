@@ -36,8 +36,10 @@ from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import index_folder, load_config
 from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.runs import format_seconds, read_overview
-from touche_llm.pipeline.stages import StageName, count_by_kind, describe_known_failures
+from touche_llm.pipeline.runs import read_overview
+from touche_llm.pipeline.stage_facts import format_seconds
+from touche_llm.pipeline.stage_record import StageName
+from touche_llm.pipeline.stages import count_by_kind, describe_known_failures
 from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
 from touche_llm.tasks import get_task
 
@@ -131,18 +133,18 @@ def _run_all(output: Format, config: Config, out: Path, *, overwrite: bool) -> N
     outcome = run_requests(
         config, pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite)
     )
-    usage, seconds = read_overview(out).usage, format_seconds(time.monotonic() - started)
+    seconds = format_seconds(time.monotonic() - started)
+    totals = read_overview(out).totals
     say(
         output,
-        f"{seconds}, {usage.requests:,} requests, {usage.cached:,} answers from the cache, {usage.prompt_tokens:,} "
-        f"prompt and {usage.completion_tokens:,} answer tokens; next: touche-llm show {out}",
+        f"{seconds}, {totals['requests']:,} requests, {totals['cached']:,} answers from the cache, "
+        f"{totals['prompt_tokens']:,} prompt and {totals['completion_tokens']:,} answer tokens; "
+        f"next: touche-llm show {out}",
     )
-    if usage.overruled:
+    overruled = totals["overruled"]
+    if overruled:
         why = "the probabilities of all labels decide"
-        say(
-            output,
-            f"stances that differ from the answers as written: {usage.overruled:,}, since {why}",
-        )
+        say(output, f"stances that differ from the answers as written: {overruled:,}, since {why}")
     _report(
         output,
         "run",

@@ -87,6 +87,14 @@ def decode_json(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> Value
         raise Malformed(str(error)) from error
 
 
+def convert_plain(value: object, form: type[ValueT]) -> ValueT:
+    """Convert a value of plain types, as a YAML file has it, to the type `form`; raises Malformed."""
+    try:
+        return msgspec.convert(value, form)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Malformed(str(error)) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Topic:
     """Information need; `objects` are the two things compared, or None."""

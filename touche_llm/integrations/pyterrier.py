@@ -36,7 +36,7 @@ from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
-from touche_llm.retrieval.base import Corpus, QueryField
+from touche_llm.retrieval.base import Corpus, CorpusRecord, QueryField
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import FIRST_STAGE
 from touche_llm.tasks.task import Task
@@ -56,7 +56,7 @@ class FrameCorpus(Corpus):
             DataError: A document has no text, or differs between two rows.
         """
         self.task, self.candidates, self.documents = task, self, self
-        self.description = {"file": "frame"}
+        self.description = CorpusRecord(source="frame")
         self._documents: dict[str, Document] = {}
         rows = (
             frame.reindex(columns=["docno", *list_text_columns(task)])

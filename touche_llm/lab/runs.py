@@ -61,6 +61,7 @@ class RunList:
     def _make_row(self, run: str, is_all: bool) -> dict[str, Any]:
         overview = read_overview(self._lab.find_run(run).path)
         unknown = {"measures": {}, "note": "", "pending": overview.state == COMPLETE}
+        measured = self._measured.get(self._find_key(run, is_all), unknown)
         return {
             "run": run,
             "state": overview.state,
@@ -69,12 +70,9 @@ class RunList:
             "model": overview.model,
             "prompt": overview.prompt,
             "topics": overview.topics,
-            **overview.usage._asdict(),
-            "seconds": sum(
-                float(facts.get("seconds") or 0.0) for facts in overview.stages.values()
-            ),
+            **overview.totals,
             "changed": overview.changed.astimezone().isoformat(timespec="seconds"),
-            **self._measured.get(self._find_key(run, is_all), unknown),
+            **measured,
         }
 
     def _measure(self, run: str, overview: RunOverview, is_all: bool) -> dict[str, Any]:

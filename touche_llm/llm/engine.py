@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -238,8 +238,7 @@ class Counts:
             `cached_completion_tokens`.
         requests: Requests sent to the engine, including resamples but not retries.
         ended: Those of `requests` that are not under way any more, with or without an answer.
-        thoughts: Those of `requests` in which the model reasons; left out of the metadata if there
-            are none.
+        thoughts: Those of `requests` in which the model reasons.
         thought_tokens: Those of `completion_tokens` that are reasoning.
         unusable_records: Unusable answers found in the cache, whether or not another sample was
             usable.
@@ -269,19 +268,6 @@ class Counts:
     thoughts: int = 0
     thought_tokens: int = 0
     problem: str = ""
-
-    def as_dict(self) -> dict[str, int | None]:
-        """Return the counts by name; `prefix_cached_tokens` is None if the engine reported none."""
-        left_out = (
-            "problem",
-            "ended",
-            "prefix_reports",
-            *(() if self.thoughts else ("thoughts", "thought_tokens")),
-        )
-        counts = {name: value for name, value in asdict(self).items() if name not in left_out}
-        return counts | {
-            "prefix_cached_tokens": self.prefix_cached_tokens if self.prefix_reports else None
-        }
 
     def since(self, before: Counts) -> Counts:
         """Return the increase since `before`, an earlier copy, with the present `problem`."""

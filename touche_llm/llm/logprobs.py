@@ -275,10 +275,11 @@ class LabelCounts:
     """Counts of the answers to a prompt whose labels are to be read from log-probabilities.
 
     Attributes:
-        unread: Those whose log-probabilities do not show the labels, so that the labels in the text
-            count.
-        first: The first of these, and the reason.
-        overruled: Those whose most probable stance is not the one in the text.
+        answers: Number of these answers.
+        unread: Answers whose log-probabilities do not show the labels, so that the labels in the
+            text count.
+        first: First unread answer, with the reason; empty if there is none.
+        overruled: Answers whose most probable stance is not the one in the text.
         bits: Information of the labels about documents, by field, see `LabelInformation`.
     """
 

@@ -27,7 +27,8 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import assume_engine_info, open_client, store_engine_info
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.run_directory import BATCH, RunDirectory
-from touche_llm.pipeline.stages import StageName, compute_stage
+from touche_llm.pipeline.stage_record import StageName
+from touche_llm.pipeline.stages import compute_stage
 
 # File of the requests in a run's folder.
 REQUESTS = "requests.jsonl"

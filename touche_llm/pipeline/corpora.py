@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,10 +19,17 @@ from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import RecordingEngine
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import index_folder
-from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling
+from touche_llm.pipeline.engines import OpenPooling, open_pooling
 from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.stage_record import PoolingUse
 from touche_llm.ranking.order import fuse_candidates
-from touche_llm.retrieval.base import Corpus, FirstStage, QueryField, RetrieverConfig
+from touche_llm.retrieval.base import (
+    Corpus,
+    CorpusRecord,
+    FirstStage,
+    QueryField,
+    RetrieverConfig,
+)
 from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus
 from touche_llm.retrieval.dense import (
@@ -51,19 +57,25 @@ class LocalCorpus(Corpus):
         warn: Warn | None,
     ) -> None:
         """Take over an open store; without `warn`, an index is opened, but not built."""
-        self.task, self.store = task, store
-        self.retriever, self.sentences, self.warn = retriever, sentences, warn
+        self.task = task
+        self.store = store
+        self.retriever = retriever
+        self.sentences = sentences
+        self.warn = warn
+
         manifest = store.manifest
-        self.description = {
-            "file": manifest.corpus,
-            "sha256": manifest.sha256,
-            "documents": manifest.documents,
-            "bad lines": manifest.bad_lines,
-        }
-        self.candidates, self.documents = store, store
+        self.description = CorpusRecord(
+            source=manifest.corpus,
+            sha256=manifest.sha256,
+            documents=manifest.documents,
+            bad_lines=manifest.bad_lines,
+            sentences=None if task.sentence_question is None else manifest.parts,
+        )
+        self.candidates = store
+        self.documents = store
         if task.sentence_question is not None:
-            self.candidates, self.documents = store.parts, PairDocuments(store.parts)
-            self.description |= {"sentences": manifest.parts}
+            self.candidates = store.parts
+            self.documents = PairDocuments(store.parts)
         self.empty = (
             "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
             "than half of its documents (`retriever.method: lucene` scores those too)"
@@ -192,7 +204,7 @@ class DenseCorpus(LocalCorpus):
         self._settings, self._progress = settings, progress
         self._open_client = partial(opener, "embedding", settings, cache, settings.dimensions)
         # Use of the embedding model by the last search, for the metadata.
-        self.usage: Mapping[str, Any] = {}
+        self.usage: PoolingUse | None = None
 
     async def embed(self) -> None:
         """Embed the documents that have no vector yet; raise as `search`."""
@@ -219,7 +231,7 @@ class DenseCorpus(LocalCorpus):
             ]
             queries = await client.embed(wrapped)
             client.raise_on_misses()
-            self.usage = {**describe_pooling(client, settings), "dimensions": index.dimensions}
+            self.usage = PoolingUse.from_client(client, settings, index.dimensions)
             if isinstance(client.engine, RecordingEngine):
                 return [self._spread(topic, depth, done) for topic in topics]
         is_hybrid = self.retriever.name == "hybrid"

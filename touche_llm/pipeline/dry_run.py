@@ -21,7 +21,8 @@ from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.provenance import check_settings
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.stages import StageName, compute_stage
+from touche_llm.pipeline.stage_record import StageName
+from touche_llm.pipeline.stages import compute_stage
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.steps import METHODS
 

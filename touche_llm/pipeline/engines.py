@@ -29,7 +29,6 @@ from touche_llm.llm.settings import (
     PoolingConfig,
     PoolingPurpose,
     SamplingConfig,
-    TemplateConfig,
     check_model_folder,
     get_model_name,
 )
@@ -330,30 +329,6 @@ async def open_pooling(
             known = await _recall(settings, cache, client, purpose)
             facts, later = (await start_up(), None) if known is None else (known, start_up)
             yield PoolingClient(engine_info=facts, engine=server, start_up=later, **policy)
-
-
-def describe_engine(info: EngineInfo) -> dict[str, Any]:
-    """Return what the metadata of a stage says of its engine."""
-    serving = {"serving": info.serving} if info.serving else {}
-    return {
-        "model": info.model,
-        "revision": info.revision,
-        "engine": info.engine,
-        **serving,
-        "context": info.context,
-    }
-
-
-def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[str, Any]:
-    """Return the use of a pooling model for the metadata."""
-    counts = client.counts
-    return {
-        **describe_engine(client.engine_info),
-        "templates": settings.templates._asdict(),
-        "instruction": settings.instruction,
-        "documents cut": counts.cut,
-        "requests": {name: getattr(counts, name) for name in ("requests", "cache_hits", "retries")},
-    }
 
 
 def store_engine_info(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from touche_llm.data.records import Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.errors import UsageError
-from touche_llm.judging.labels import StanceSettings, mean_off_label_mass
+from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.pointwise import (
     Done,
     RequestBuilder,
@@ -57,8 +57,12 @@ class Judgments:
     @property
     def requested(self) -> int:
         """Number of judgments made by the model: of candidates, and of sentences."""
-        inherited = sum(judgment.source == "inherited" for judgment in self.judgments)
-        return len(self.judgments) - inherited + len(self.sentences or ())
+        return len(self.list_requested())
+
+    def list_requested(self) -> list[Judgment]:
+        """Return the judgments made by the model, of sentences first, without inherited ones."""
+        of_candidates = [each for each in self.judgments if each.source != "inherited"]
+        return [*(self.sentences or ()), *of_candidates]
 
     def by_document(self) -> dict[str, dict[str, Judgment]]:
         """Return the judgments by topic id and document id."""
@@ -204,23 +208,6 @@ def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: 
         if counts := model.labels.get(prompt.name):
             for note in counts.list_problems():
                 progress.warn(f"prompt {prompt.name}: {note}")
-
-
-def describe_judgments(judgments: Judgments) -> dict[str, Any]:
-    """Return counts of judgments for the metadata."""
-    sentences, pairs = judgments.sentences, sum(map(len, judgments.candidates.list_rankings()))
-    requested = [
-        *(sentences or ()),
-        *(judged for judged in judgments.judgments if judged.source != "inherited"),
-    ]
-    return {
-        **({} if sentences is None else {"sentences judged": len(sentences), "pairs": pairs}),
-        "judgments": len(requested),
-        "judgments without probabilities": sum(
-            judgment.source == "value" for judgment in requested
-        ),
-        "mean probability outside the labels": mean_off_label_mass(requested),
-    }
 
 
 def _choose_best(

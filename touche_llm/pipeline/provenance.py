@@ -10,11 +10,13 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from touche_llm import __version__
 from touche_llm.config import Config, find_settings, flatten, is_one_of
@@ -25,7 +27,15 @@ from touche_llm.errors import UsageError
 from touche_llm.llm.settings import SECTIONS
 from touche_llm.pipeline.config_file import CONFIG, is_same_task
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import OUTPUTS, REPORT, STAGES, RunDirectory, read_counts
+from touche_llm.pipeline.run_directory import OUTPUTS, REPORT, RunDirectory
+from touche_llm.pipeline.stage_record import (
+    JudgeRecord,
+    RankRecord,
+    RetrieveRecord,
+    RunRecord,
+    StageName,
+    StageRecords,
+)
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.tasks import get_task
 
@@ -42,53 +52,52 @@ _OF_SERVER = tuple(
 )
 _SOFTWARE = f"touche-llm=={__version__}"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
-Stages = Mapping[str, Mapping[str, Any]]
 # A lookup takes 4 ms, and metadata is written twice per stage.
 _version = cache(version)
 
 
-def begin_stage(context: RunContext, directory: RunDirectory, stage: str) -> None:
+def begin_stage(context: RunContext, directory: RunDirectory, stage: StageName) -> None:
     """Remove the outputs of a stage and of later ones, and mark the stage as unfinished until it is recorded."""
     config = context.config
     if directory.remove_report():
         context.progress.warn(
             f"{directory.path / REPORT}: removed, since `{stage}` runs again; `touche-llm report {directory}` writes it"
         )
-    directory.begin_stage(
-        config, stage, build_metadata(config, directory.path, _read_stages_before(directory, stage))
-    )
+    earlier = directory.read_metadata().stages.before(stage)
+    record = RunRecord(stages=earlier, unfinished=stage)
+    directory.begin_stage(config, stage, build_metadata(config, directory.path, record))
 
 
 def record_stage(
     context: RunContext,
     directory: RunDirectory,
-    stage: str,
-    started: float,
-    facts: Mapping[str, Any],
+    record: RetrieveRecord | JudgeRecord | RankRecord,
 ) -> None:
-    """Record the facts of a stage, which are written after all of its outputs.
+    """Write the record of a stage into the metadata, after all outputs of the stage."""
+    stages = directory.read_metadata().stages.add(record)
+    metadata = build_metadata(context.config, directory.path, RunRecord(stages=stages))
+    directory.write_metadata(metadata)
 
-    `started` is of `time.monotonic`.
-    """
+
+def measure_seconds(started: float) -> float:
+    """Return the seconds since a time of `time.monotonic`, in milliseconds at most."""
+    return round(time.monotonic() - started, 3)
+
+
+def measure_peak_memory() -> int:
+    """Return the peak memory of this process so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # ru_maxrss is in KiB on Linux and in bytes on macOS.
     unit = 2**20 if sys.platform == "darwin" else 2**10
-    peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
-    used = {"seconds": round(time.monotonic() - started, 3), "peak memory MiB": peak}
-    recorded = {"chosen topics": context.chosen_topics, **facts, **used}
-    stages = {**_read_stages_before(directory, stage), stage: recorded}
-    directory.write_metadata(build_metadata(context.config, directory.path, stages))
+    return round(peak / unit)
 
 
-def _read_stages_before(directory: RunDirectory, stage: str) -> dict[str, Any]:
-    stages = directory.read_metadata().stages
-    return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
-
-
-def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a run, with the facts of each finished stage."""
+def build_metadata(config: Config, folder: Path, record: RunRecord) -> dict[str, Any]:
+    """Return the metadata of a run: its description in ir_metadata, and its record."""
     task = get_task(config.task)
-    methods = list(_list_methods(config, stages))
-    model = stages.get("judge", {}).get("model") or "an instruction model"
+    methods = list(_list_methods(config, record.stages))
+    judge = record.stages.judge
+    model = "an instruction model" if judge is None else judge.llm.model.name
     fitted = f"thresholds of the stance: the judgments of topics {', '.join(config.fitted_on)}"
     return {
         "ir_metadata.version": "0.1",
@@ -127,30 +136,39 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
             "score ties": "none, scores strictly decrease",
             "retrieval": methods,
         },
-        "stages": stages,
+        **msgspec.to_builtins(record),
     }
 
 
-def _list_methods(config: Config, stages: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _list_methods(config: Config, stages: StageRecords) -> Iterator[dict[str, Any]]:
     """Yield the first stage and, once documents are judged, each step of the ranking, with their settings."""
     if config.candidates is not None:
-        last, method, params = "a given run", "run file", {"file": str(config.candidates)}
+        last: str = "a given run"
+        yield {"name": last, "method": "run file", "params": {"file": str(config.candidates)}}
     else:
-        last, method, params = (
-            config.retriever.name,
-            config.retriever.kind.method,
-            _list_settings(config, OF_RETRIEVE),
-        )
-        # The judged depth may be smaller than the retrieved one.
-        params["depth"] = stages.get("retrieve", {}).get("depth", config.first_stage_depth)
-    yield {"name": last, "method": method, "params": params}
-    for step in config.steps if "judge" in stages else ():
-        is_judge = step.name == JUDGE
-        params = _list_settings(
-            config, (*OF_JUDGE, "weights", "stance") if is_judge else (f"ranking.{step.name}",)
-        )
-        method = f"touche_llm.ranking.{'pointwise' if is_judge else step.name}"
-        yield {"name": str(step), "method": method, "reranks": last, "params": params}
+        last = config.retriever.name
+        params = _list_settings(config, OF_RETRIEVE)
+        params["depth"] = config.first_stage_depth
+        if stages.retrieve is not None:
+            # The judged depth may be smaller than the retrieved one.
+            params["depth"] = stages.retrieve.depth
+        yield {"name": last, "method": config.retriever.kind.method, "params": params}
+
+    if stages.judge is None:
+        return
+    for step in config.steps:
+        if step.name == JUDGE:
+            module = "pointwise"
+            names: tuple[str, ...] = (*OF_JUDGE, "weights", "stance")
+        else:
+            module = step.name
+            names = (f"ranking.{step.name}",)
+        yield {
+            "name": str(step),
+            "method": f"touche_llm.ranking.{module}",
+            "reranks": last,
+            "params": _list_settings(config, names),
+        }
         last = str(step)
 
 
@@ -206,12 +224,13 @@ def check_settings(
                 "give another folder, or replace them (`overwrite: true`)"
             )
         return
-    old, stages = directory.read_config(), directory.read_metadata().stages
-    found = {stage: stages.get(stage, {}) for stage in made}
+    old = directory.read_config()
+    records = directory.read_metadata().stages.select(made)
     changes = [
         *_compare_settings(old, context.config, _list_relevant(made, old, command)),
-        *_compare_facts(found, replaced, context),
-        *_compare_inputs(found, context.config, _INPUTS),
+        *_compare_models(records.select(replaced), context.config),
+        *_compare_prompts(records, context),
+        *_compare_inputs(records, context.config, _INPUTS),
     ]
     if changes:
         raise UsageError(
@@ -256,34 +275,41 @@ def _compare_settings(old: Config, new: Config, names: Collection[str]) -> Itera
             yield from _compare(name, before.get(name), now.get(name))
 
 
-def _compare_facts(stages: Stages, replaced: Collection[str], context: RunContext) -> Iterator[str]:
-    """Compare model and prompts with those that the finished stages recorded."""
-    engine = context.config.engine
-    for name, now in zip(
-        OF_MODEL, (engine.model_name, engine.revision, engine.context), strict=True
-    ):
-        for before in dict.fromkeys(
-            stages[stage].get(name.removeprefix("engine.")) for stage in replaced
-        ):
-            # A value that is not configured is the server's and known only after connecting.
-            if None not in (before, now):
-                yield from _compare(name, before, now)
-    labels = {
-        purpose: label
-        for facts in stages.values()
-        for purpose, label in read_counts(facts).prompts.items()
-    }
-    for purpose, prompt in (context.load_prompts(*labels) if labels else {}).items():
+def _compare_models(stages: StageRecords, config: Config) -> Iterator[str]:
+    """Compare the model with those that finished stages recorded."""
+    models = [record.llm.model for record in stages.finished.values() if record.llm is not None]
+    # A value that is not configured is the server's and known only after connecting.
+    if config.engine.model_name is not None:
+        for name in dict.fromkeys(model.name for model in models):
+            yield from _compare("engine.model", name, config.engine.model_name)
+    for revision in dict.fromkeys(model.revision for model in models):
+        yield from _compare("engine.revision", revision, config.engine.revision)
+    if config.engine.context is not None:
+        for context in dict.fromkeys(model.context for model in models):
+            yield from _compare("engine.context", context, config.engine.context)
+
+
+def _compare_prompts(stages: StageRecords, context: RunContext) -> Iterator[str]:
+    """Compare the prompts with those that finished stages recorded."""
+    labels = stages.prompts
+    # Without names, all prompts of the run would be loaded.
+    if not labels:
+        return
+    for purpose, prompt in context.load_prompts(*labels).items():
         yield from _compare(f"prompts.{purpose}", labels[purpose], prompt.label)
 
 
-def _compare_inputs(stages: Stages, config: Config, names: Collection[str]) -> Iterator[str]:
-    """Compare the files of these settings with those that the first stage found, if it recorded any."""
-    before = read_counts(stages.get("retrieve", {})).inputs
-    now = hash_inputs(config) if before else {}
-    for name in names if before else ():
+def _compare_inputs(stages: StageRecords, config: Config, names: Collection[str]) -> Iterator[str]:
+    """Compare the files of these settings with those that the first stage recorded."""
+    if stages.retrieve is None or not stages.retrieve.inputs:
+        return
+
+    before = stages.retrieve.inputs
+    now = hash_inputs(config)
+    for name in names:
         # A file that is missing is an error of the stage that reads it.
-        if name in now or getattr(config, name) is None:
+        is_missing = name not in now and getattr(config, name) is not None
+        if not is_missing:
             yield from _compare(name, before.get(name), now.get(name), "sha256 ", 12)
 
 

@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
 
 from touche_llm.config import PURPOSES, Config
 from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
@@ -20,15 +17,16 @@ from touche_llm.data.records import (
     Comparison,
     Failure,
     Judgment,
+    Malformed,
     Objects,
     StanceReading,
     UserLabels,
+    convert_plain,
 )
 from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
-from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.pipeline.candidates import Candidates, add_objects
 from touche_llm.pipeline.config_file import (
     CONFIG,
@@ -41,6 +39,7 @@ from touche_llm.pipeline.config_file import (
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.rank import Ranking
+from touche_llm.pipeline.stage_record import STAGES, RunRecord, StageName, StageRecords
 from touche_llm.tasks import get_task
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
@@ -83,52 +82,13 @@ ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)
 # Outputs of each stage, in the order of the stages. Judging pairs replaces the candidates, but does
 # not remove them. The run comes first so that an interrupted removal never leaves a run without its
 # inputs.
-OUTPUTS: Mapping[str, tuple[str, ...]] = {
+OUTPUTS: Mapping[StageName, tuple[str, ...]] = {
     "retrieve": (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES),
     "judge": (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES),
     "rank": (RUN, RESULTS, COMPARISONS, COMPARISON_FAILURES),
 }
-STAGES = tuple(OUTPUTS)
 # Bytes of a lock file that an error shows; a file of this program is shorter.
 _MAX_HOLDER = 500
-
-
-class Metadata(msgspec.Struct, frozen=True):
-    """Facts of each finished stage of a run, and the stage that has begun to replace its outputs, if one has."""
-
-    stages: dict[str, dict[str, Any]] = {}
-    unfinished: Literal["retrieve", "judge", "rank"] | None = None
-
-
-class StageCounts(msgspec.Struct, frozen=True):
-    """Facts of a stage that the program reads; empty, 0 or None where a stage has none.
-
-    Attributes:
-        prompts: Labels of the prompts, by purpose.
-        requests: Counts of requests, see `Counts.as_dict`.
-        labels: Counts of the answers whose labels are read from log-probabilities, by prompt.
-        imputed: Number of stances that are the task's label for an unknown one.
-        inputs: SHA-256 of the files that the first stage read, by setting.
-    """
-
-    topics: int | None = None
-    prompts: dict[str, str] = {}
-    requests: dict[str, int | None] = {}
-    failures: dict[str, int] = {}
-    labels: dict[str, LabelCounts] = {}
-    imputed: int | None = msgspec.field(default=None, name="imputed stances")
-    seconds: float = 0.0
-    chosen_topics: list[str] | None = msgspec.field(default=None, name="chosen topics")
-    depth: int | None = None
-    inputs: dict[str, str] = msgspec.field(default={}, name="input files")
-
-
-def read_counts(facts: Mapping[str, Any]) -> StageCounts:
-    """Return the counts in a stage's facts.
-
-    Raise msgspec.ValidationError if one is no such count.
-    """
-    return msgspec.convert(facts, StageCounts)
 
 
 class _RunFile:
@@ -214,26 +174,25 @@ class RunDirectory:
         """Return the task of the run; raise DataError if the folder has no configuration."""
         return get_task(self.read_config().task)
 
-    def read_metadata(self) -> Metadata:
-        """Return the stages from the metadata.
+    def read_metadata(self) -> RunRecord:
+        """Return the record of the run, without any stage if the file is missing.
 
-        None if the file is missing, DataError if it is not this program's.
+        Raises:
+            DataError: The file is not metadata that this version wrote.
         """
         path = self.metadata_file
         if not path.exists():
-            return Metadata()
+            return RunRecord(stages=StageRecords())
+
         content = read_yaml(path)
         try:
-            metadata = msgspec.convert({"stages": None, **content}, Metadata)
-            for facts in metadata.stages.values():
-                read_counts(facts)
-        except msgspec.ValidationError as error:
+            return convert_plain(content, RunRecord)
+        except Malformed as error:
             raise DataError(
-                f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"
+                f"{path}: not metadata that this version wrote: {error}; delete it and run all stages"
             ) from error
-        return metadata
 
-    def check_finished(self, stage: str) -> None:
+    def check_finished(self, stage: StageName) -> None:
         """Raise an error if a stage up to this one was interrupted while it replaced its outputs.
 
         A folder without metadata was assembled by hand and is trusted.
@@ -246,12 +205,12 @@ class RunDirectory:
                 f"not belong together; run `touche-llm {unfinished}{config} --out {self}` again"
             )
 
-    def begin_stage(self, config: Config, stage: str, metadata: Mapping[str, Any]) -> None:
+    def begin_stage(self, config: Config, stage: StageName, metadata: Mapping[str, object]) -> None:
         """Remove the outputs of this stage and later ones, and write the configuration.
 
-        Metadata is of those before.
+        The metadata has the stages before, and marks this one as unfinished.
         """
-        self.write_metadata({**metadata, "unfinished": stage})
+        self.write_metadata(metadata)
         for later in reversed(STAGES[STAGES.index(stage) :]):
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
@@ -270,7 +229,7 @@ class RunDirectory:
             page.unlink()
         return is_removed
 
-    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+    def write_metadata(self, metadata: Mapping[str, object]) -> None:
         """Write the metadata in place of earlier ones."""
         with open_atomic(self.metadata_file) as stream:
             stream.write(to_yaml(metadata))
@@ -385,13 +344,12 @@ class RunDirectory:
 
     def read_chosen_topics(self) -> list[str] | None:
         """Return the ids of the topics that were chosen for the run; None if none were."""
-        stages = self.read_metadata().stages
-        finished = [stages[stage] for stage in STAGES if stage in stages]
+        finished = list(self.read_metadata().stages.finished.values())
         if not finished and self.config_file.is_file() and self.read_config().has_chosen_topics:
             raise DataError(
                 f"{self.metadata_file}: lacks the chosen topics; run `touche-llm rank` there again"
             )
-        return read_counts(finished[-1]).chosen_topics if finished else None
+        return finished[-1].chosen_topics if finished else None
 
     def _require(self, path: Path, stage: str) -> Path:
         if not path.exists():

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PlainValidator
 
@@ -34,8 +34,9 @@ from touche_llm.pipeline.run_directory import (
     RECORDED,
     RUN,
     RunDirectory,
-    read_counts,
 )
+from touche_llm.pipeline.stage_facts import sum_values
+from touche_llm.pipeline.stage_record import RunRecord, StageRecords
 from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 
@@ -51,21 +52,20 @@ BROKEN = "broken"
 EMPTY = "empty"
 # State of a run whose last finished stage is this one.
 _STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
+# Facts of which a run has the sum over its stages. Tokens are those of requests, not of answers from
+# the cache.
+TOTALS = (
+    "requests",
+    "cached",
+    "prompt_tokens",
+    "completion_tokens",
+    "failures",
+    "unread",
+    "overruled",
+    "seconds",
+)
 _TEXT_CHARS = 300
 _TEXT_COLUMNS = ("topic", "document", "stance", "stance_source")
-_REQUESTS = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
-
-
-class RunUsage(NamedTuple):
-    """Costs of a stage or of a run; tokens are those of requests, not of answers from the cache."""
-
-    requests: int = 0
-    cached: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    failures: int = 0
-    unread: int = 0
-    overruled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class RunOverview:
         state: "complete"; the last finished stage ("empty", "retrieved", "judged"); "unfinished"
             while a stage replaces its outputs or after it was interrupted; or "broken".
         config: Configuration; None if it cannot be read.
-        stages: Facts of each finished stage, from the metadata.
+        stages: Records of the finished stages.
         evaluation: Last evaluation of the present run file.
         changed: When the metadata or, without it, the folder was last written.
     """
@@ -85,47 +85,32 @@ class RunOverview:
     state: str
     problem: str
     config: Config | None
-    stages: Mapping[str, Mapping[str, Any]]
+    stages: StageRecords
     evaluation: RecordedEvaluation | None
     changed: datetime
 
     @property
     def model(self) -> str:
         """Model of the judgments; empty if there are none."""
-        return str(self.stages.get("judge", {}).get("model", ""))
+        judge = self.stages.judge
+        return "" if judge is None else judge.llm.model.name
 
     @property
     def prompt(self) -> str:
         """Judge prompt, as NAME@VERSION-HASH; empty before the judge stage."""
-        return read_counts(self.stages.get("judge", {})).prompts.get("judge", "").partition("/")[2]
+        label = self.stages.prompts.get("judge", "")
+        return label.partition("/")[2]
 
     @property
     def topics(self) -> int | None:
         """Number of topics of the first stage."""
-        return read_counts(self.stages.get("retrieve", {})).topics
+        retrieve = self.stages.retrieve
+        return None if retrieve is None else retrieve.topics
 
     @property
-    def usage(self) -> RunUsage:
-        """Costs of all finished stages."""
-        costs = [sum_usage(facts) for facts in self.stages.values()]
-        return RunUsage(*map(sum, zip(RunUsage(), *costs, strict=True)))
-
-
-def sum_usage(facts: Mapping[str, Any]) -> RunUsage:
-    """Return the costs of a stage from its facts, as `read_metadata` checks them."""
-    counts = read_counts(facts)
-    numbers = [counts.requests.get(name) or 0 for name in _REQUESTS]
-    labels = counts.labels.values()
-    unread, overruled = (
-        sum(found.unread for found in labels),
-        sum(found.overruled for found in labels),
-    )
-    return RunUsage._make((*numbers, sum(counts.failures.values()), unread, overruled))
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a duration as every command and page writes it."""
-    return f"{seconds:,.1f} s"
+    def totals(self) -> dict[str, int | float]:
+        """Sums over all finished stages of the facts in `TOTALS`, by name."""
+        return sum_values(self.stages.finished.values(), TOTALS)
 
 
 def read_overview(folder: Path) -> RunOverview:
@@ -134,41 +119,69 @@ def read_overview(folder: Path) -> RunOverview:
     A damaged file makes the run "broken" instead of raising an error.
     """
     directory = RunDirectory(folder)
-    state, problem, config = BROKEN, "", None
-    stages: Mapping[str, Mapping[str, Any]] = {}
-    evaluation = None
+    state = BROKEN
+    problem = ""
+    config: Config | None = None
+    stages = StageRecords()
+    evaluation: RecordedEvaluation | None = None
     try:
         metadata = directory.read_metadata()
         stages = metadata.stages
         config = directory.read_config()
-        state = next(
-            (_STATES[stage] for stage in reversed(list(OUTPUTS)) if stage in stages), EMPTY
-        )
-        if metadata.unfinished is not None:
-            state, problem = (
-                "unfinished",
-                f"`touche-llm {metadata.unfinished}` was interrupted or is running",
-            )
-        elif state == COMPLETE and not directory.run_file.is_file():
-            state, problem = BROKEN, f"no {RUN}"
-        evaluation = read_evaluation(directory) if directory.run_file.is_file() else None
-        if evaluation is not None and evaluation.run != sha256(directory.run_file):
-            evaluation = None
+        state, problem = _find_state(directory, metadata)
+        evaluation = _read_present_evaluation(directory)
     except ToucheError as error:
-        state, problem = BROKEN, str(error)
-        # The configuration is written after start-up, before which there is the lock alone.
-        if [name for name in _MARKS if (folder / name).exists()] == [
-            LOCK
-        ] and not directory.config_file.exists():
-            state, problem = (
-                EMPTY,
-                f"{folder}: stopped during start-up, or starting now; give the command again",
-            )
+        problem = str(error)
+        state = BROKEN
+        if _is_starting(directory):
+            state = EMPTY
+            problem = f"{folder}: stopped during start-up, or starting now; give the command again"
     except OSError as error:
-        state, problem = BROKEN, f"cannot be read: {error.strerror}"
+        state = BROKEN
+        problem = f"cannot be read: {error.strerror}"
+
     marked = directory.metadata_file if directory.metadata_file.is_file() else folder
-    changed = datetime.fromtimestamp(marked.stat().st_mtime)
-    return RunOverview(directory, state, problem, config, stages, evaluation, changed)
+    return RunOverview(
+        directory=directory,
+        state=state,
+        problem=problem,
+        config=config,
+        stages=stages,
+        evaluation=evaluation,
+        changed=datetime.fromtimestamp(marked.stat().st_mtime),
+    )
+
+
+def _find_state(directory: RunDirectory, metadata: RunRecord) -> tuple[str, str]:
+    """Return the state of a run that can be read, and the problem, empty if there is none."""
+    if metadata.unfinished is not None:
+        return "unfinished", f"`touche-llm {metadata.unfinished}` was interrupted or is running"
+
+    finished = list(metadata.stages.finished)
+    if not finished:
+        return EMPTY, ""
+
+    state = _STATES[finished[-1]]
+    if state == COMPLETE and not directory.run_file.is_file():
+        return BROKEN, f"no {RUN}"
+    return state, ""
+
+
+def _read_present_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
+    """Read the last evaluation; None if there is none, or if it measured an earlier run file."""
+    if not directory.run_file.is_file():
+        return None
+    evaluation = read_evaluation(directory)
+    if evaluation is None or evaluation.run != sha256(directory.run_file):
+        return None
+    return evaluation
+
+
+def _is_starting(directory: RunDirectory) -> bool:
+    """Return whether a folder holds nothing but a lock, as during the start-up of a run."""
+    marks = [name for name in _MARKS if (directory.path / name).exists()]
+    # The configuration is written after start-up.
+    return marks == [LOCK] and not directory.config_file.exists()
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -298,7 +311,7 @@ def find_run_directory(path: Path) -> RunDirectory | None:
         return None
     directory.check_finished("rank")
     if not directory.run_file.exists():
-        finished = ", ".join(directory.read_metadata().stages) or "none"
+        finished = ", ".join(directory.read_metadata().stages.finished) or "none"
         raise DataError(
             f"{directory}: no {RUN}, and so no finished run (finished stages: {finished}); name a run "
             "file or the folder of a run, or give the command of this run again"

@@ -6,14 +6,16 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from touche_llm.config import PURPOSES, Config
 from touche_llm.data.records import Failure
 from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.judging.labels import mean_off_label_mass
 from touche_llm.llm.engine import Counts
+from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import (
     Candidates,
@@ -27,51 +29,72 @@ from touche_llm.pipeline.candidates import (
 from touche_llm.pipeline.config_file import CONFIG
 from touche_llm.pipeline.context import RunContext, list_schemas
 from touche_llm.pipeline.corpora import DenseCorpus
-from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_client
-from touche_llm.pipeline.judge import Judgments, describe_judgments, judge
+from touche_llm.pipeline.engines import open_client
+from touche_llm.pipeline.judge import Judgments, judge
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.provenance import (
     begin_stage,
     check_inputs,
     check_settings,
     hash_inputs,
+    measure_peak_memory,
+    measure_seconds,
     record_stage,
 )
 from touche_llm.pipeline.rank import Ranking, rank
-from touche_llm.pipeline.run_directory import LOCK, RunDirectory, read_counts
+from touche_llm.pipeline.run_directory import LOCK, RunDirectory
+from touche_llm.pipeline.stage_record import (
+    JudgeRecord,
+    ModelRecord,
+    ModelUse,
+    PoolingUse,
+    RankRecord,
+    RequestCounts,
+    RetrieveRecord,
+    StageName,
+)
 from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
 
-StageName = Literal["retrieve", "judge", "rank"]
 CommandName = Literal["run"] | StageName
 
 
 async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Write the candidates of each topic, retrieved or read from a run file of another tool."""
-    started, before, corpus = time.monotonic(), count_requests(context.model), context.corpus
-    opened, inputs = time.monotonic(), hash_inputs(context.config)
+    started = time.monotonic()
+    before = count_requests(context.model)
+    corpus = context.corpus
+    opened = time.monotonic()
+    inputs = hash_inputs(context.config)
+
     candidates = await retrieve_candidates(context)
-    used: dict[str, Any] = {}
-    if isinstance(corpus, DenseCorpus) and corpus.usage:
-        context.complete("dense", model=str(corpus.usage["model"]))
-        used["dense retrieval"] = corpus.usage
-    config = context.config
-    if config.expansion.use:
-        used |= _describe_model_use(context, ("queries",), before)
-        used["failures"] = count_by_kind(candidates.failures)
+
+    dense: PoolingUse | None = None
+    if isinstance(corpus, DenseCorpus) and corpus.usage is not None:
+        dense = corpus.usage
+        context.complete("dense", model=dense.model.name)
+    llm: ModelUse | None = None
+    if context.config.expansion.use:
+        llm = _record_model_use(context, ("queries",), before, candidates.failures)
+
     directory.path.mkdir(parents=True, exist_ok=True)
     begin_stage(context, directory, "retrieve")
-    directory.write_candidates(candidates, config)
-    facts = {
-        "topics": len(context.topics),
-        "depth": config.first_stage_depth,
-        "candidates": sum(map(len, candidates.list_rankings())),
-        "topics without candidates": list_empty(candidates),
-        "corpus": dict(corpus.description),
-        "input files": inputs,
-        **used,
-        "seconds to store the corpus or open it": round(opened - started, 3),
-    }
-    record_stage(context, directory, "retrieve", started, facts)
+    directory.write_candidates(candidates, context.config)
+
+    record = RetrieveRecord(
+        chosen_topics=context.chosen_topics,
+        llm=llm,
+        seconds=measure_seconds(started),
+        peak_memory_mib=measure_peak_memory(),
+        inputs=inputs,
+        corpus=corpus.description,
+        seconds_to_open_corpus=round(opened - started, 3),
+        topics=len(context.topics),
+        depth=context.config.first_stage_depth,
+        candidates=sum(map(len, candidates.list_rankings())),
+        topics_without_candidates=list_empty(candidates),
+        dense=dense,
+    )
+    record_stage(context, directory, record)
     return candidates
 
 
@@ -80,46 +103,74 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
 
     NoCandidates without a pair.
     """
-    started, before = time.monotonic(), count_requests(context.model)
+    started = time.monotonic()
+    before = count_requests(context.model)
     candidates = read_first_stage(context, directory)
     judgments = await _judge_candidates(context, candidates)
+
     begin_stage(context, directory, "judge")
-    directory.write_judgments(
-        judgments, context.config.tag, context.load_prompts(*PURPOSES["judge"])
+    prompts = context.load_prompts(*PURPOSES["judge"])
+    directory.write_judgments(judgments, context.config.tag, prompts)
+
+    requested = judgments.list_requested()
+    sentences = pairs = None
+    if judgments.sentences is not None:
+        sentences = len(judgments.sentences)
+        pairs = sum(map(len, judgments.candidates.list_rankings()))
+    record = JudgeRecord(
+        chosen_topics=context.chosen_topics,
+        llm=_record_model_use(context, PURPOSES["judge"], before, judgments.failures),
+        seconds=measure_seconds(started),
+        peak_memory_mib=measure_peak_memory(),
+        judgments=len(requested),
+        judgments_without_probabilities=sum(each.source == "value" for each in requested),
+        mean_off_label_mass=mean_off_label_mass(requested),
+        sentences=sentences,
+        pairs=pairs,
     )
-    facts = {
-        **_describe_model_use(context, PURPOSES["judge"], before),
-        **describe_judgments(judgments),
-        "failures": count_by_kind(judgments.failures),
-    }
-    record_stage(context, directory, "judge", started, facts)
+    record_stage(context, directory, record)
     _check_pairs(judgments, directory)
     return judgments
 
 
 async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     """Rank the candidates of the run's folder; write run, results and comparisons."""
-    started, before = time.monotonic(), count_requests(context.model)
+    started = time.monotonic()
+    before = count_requests(context.model)
     judgments = directory.read_judgments(context)
-    config, kinds = context.config, list_comparison_kinds(context.config.steps)
-    if config.stance is not None and config.stance.depth and not directory.stances_file.exists():
+    config = context.config
+    kinds = list_comparison_kinds(config.steps)
+
+    needs_stances = config.stance is not None and config.stance.depth > 0
+    if needs_stances and not directory.stances_file.exists():
         context.progress.warn(
             f"{directory.stances_file}: no such file; every stance is that of the judge prompt"
         )
-    facts: dict[str, Any] = {}
+
+    cross_encoder: PoolingUse | None = None
     async with context.using_reranker():
         ranking = await _rank_judgments(context, judgments)
         if context.reranker is not None:
-            facts["cross-encoder"] = describe_pooling(
-                context.reranker, context.config.ranking.cross_encoder
-            )
+            # The configuration knows the model only since the cross-encoder is open.
+            settings = context.config.ranking.cross_encoder
+            cross_encoder = PoolingUse.from_client(context.reranker, settings)
+    llm: ModelUse | None = None
     if kinds:
-        facts |= _describe_model_use(context, kinds, before)
-        facts["failures"] = count_by_kind(ranking.failures)
+        llm = _record_model_use(context, kinds, before, ranking.failures)
+
     begin_stage(context, directory, "rank")
     directory.write_ranking(ranking, compared=bool(kinds))
-    facts |= {"lines": len(ranking.lines), "imputed stances": ranking.imputed}
-    record_stage(context, directory, "rank", started, facts)
+
+    record = RankRecord(
+        chosen_topics=context.chosen_topics,
+        llm=llm,
+        seconds=measure_seconds(started),
+        peak_memory_mib=measure_peak_memory(),
+        lines=len(ranking.lines),
+        imputed_stances=ranking.imputed,
+        cross_encoder=cross_encoder,
+    )
+    record_stage(context, directory, record)
     return ranking
 
 
@@ -181,12 +232,12 @@ async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
 def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Read the candidates to judge; raise UsageError if there are too few for the depth."""
     candidates = directory.read_first_stage(context)
-    found = read_counts(directory.read_metadata().stages.get("retrieve", {})).depth
+    record = directory.read_metadata().stages.retrieve
     depth = context.config.first_stage_depth
-    if found is not None and depth > found:
+    if record is not None and depth > record.depth:
         raise UsageError(
-            f"{directory}: the first stage has a depth of {found:,} documents per topic, and {depth:,} are to be "
-            f"judged; give `depth: {found}`, or repeat the first stage with `touche-llm retrieve --overwrite`"
+            f"{directory}: the first stage has a depth of {record.depth:,} documents per topic, and {depth:,} are to "
+            f"be judged; give `depth: {record.depth}`, or repeat the first stage with `touche-llm retrieve --overwrite`"
         )
     return candidates
 
@@ -222,23 +273,38 @@ def report_known_failures(progress: Progress, model: ModelClient, before: Counts
         progress.warn(f"questions: {describe_known_failures(count)}")
 
 
-def _describe_model_use(
-    context: RunContext, purposes: Iterable[str], before: Counts
-) -> dict[str, Any]:
-    """Return a stage's use of the model for the metadata, and warn of known failures."""
-    model, prompts = context.model, context.load_prompts(*purposes)
+def _record_model_use(
+    context: RunContext,
+    purposes: Iterable[str],
+    before: Counts,
+    failures: Iterable[Failure],
+) -> ModelUse:
+    """Return the record of a stage's use of the model, and warn of known failures.
+
+    Args:
+        context: Context with an open model.
+        purposes: Purposes of the prompts that the stage may use.
+        before: Counts of the model before the stage.
+        failures: Failures of the stage.
+    """
+    model = context.model
     assert model is not None
     report_known_failures(context.progress, model, before)
-    counts = model.counts.since(before)
-    labels = {name: model.labels.get(prompt.name) for name, prompt in prompts.items()}
-    read = {name: asdict(found) for name, found in labels.items() if found is not None}
-    return {
-        **describe_engine(model.engine_info),
-        "prompts": {name: prompt.label for name, prompt in prompts.items()},
-        "documents cut": counts.cut,
-        "requests": counts.as_dict(),
-        **({"labels": read} if read else {}),
-    }
+    prompts = context.load_prompts(*purposes)
+
+    labels: dict[str, LabelCounts] = {}
+    for purpose, prompt in prompts.items():
+        label_counts = model.labels.get(prompt.name)
+        if label_counts is not None:
+            labels[purpose] = label_counts
+
+    return ModelUse(
+        model=ModelRecord.from_info(model.engine_info),
+        prompts={purpose: prompt.label for purpose, prompt in prompts.items()},
+        counts=RequestCounts.from_counts(model.counts.since(before)),
+        failures=count_by_kind(failures),
+        labels=labels,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,13 +154,9 @@ def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
 
 def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
     """Log the evaluation of a run; nothing if it has no prompts or no judged topics."""
-    stages = directory.read_metadata().stages.values()
-    prompts = dict.fromkeys(
-        label for facts in stages for label in (facts.get("prompts") or {}).values()
-    )
-    judged = {*qrels.stances}.union(*qrels.grades.values()) & read_run(
-        directory.run_file
-    ).rankings.keys()
+    prompts = dict.fromkeys(directory.read_metadata().stages.prompts.values())
+    judged_topics = {*qrels.stances}.union(*qrels.grades.values())
+    judged = judged_topics & read_run(directory.run_file).rankings.keys()
     if not prompts or not judged:
         return
     config = directory.read_config()

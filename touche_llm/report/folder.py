@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from string import ascii_uppercase
 from types import SimpleNamespace
-from typing import Any
 
 from touche_llm.config import Config
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
@@ -28,6 +27,7 @@ from touche_llm.pipeline.corpora import open_run_corpus
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.stage_record import StageRecords
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.retrieval.base import Corpus
@@ -83,7 +83,7 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
     with RunContext(config, SilentProgress()) as context:
         judgments, run = directory.read_judgments(context), directory.read_run(context.task.stances)
         stages = directory.read_metadata().stages
-        if "rank" not in stages:
+        if stages.rank is None:
             raise DataError(
                 f"{path}: no metadata of the run; run `touche-llm rank` for this folder first"
             )
@@ -108,7 +108,7 @@ class RunFolder:
 
     Attributes:
         records: Candidates and judgments.
-        stages: Metadata of each stage.
+        stages: Records of the finished stages, that of the last one among them.
         failures: Failed requests, by file.
         corpus: Documents; None if unavailable.
         answers: Cache of the completions; None if unavailable.
@@ -119,7 +119,7 @@ class RunFolder:
     context: RunContext
     run: ParsedRun
     records: Judgments
-    stages: Mapping[str, Mapping[str, Any]]
+    stages: StageRecords
     failures: Mapping[str, list[Failure]]
     corpus: Corpus | None
     answers: Cache | None

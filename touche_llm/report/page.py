@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,21 +24,10 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_headline
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
-from touche_llm.pipeline.runs import format_seconds
+from touche_llm.pipeline.stage_facts import FactGroup, join_texts, select_facts
+from touche_llm.pipeline.stage_record import StageRecord, StageRecords
 from touche_llm.tasks.task import Task
 
-# Titles of the costs of a stage, by their names in its metadata.
-COSTS = {
-    "seconds": "time",
-    "requests": "requests",
-    "cache_hits": "answers from the cache",
-    "prompt_tokens": "prompt tokens",
-    "prefix_cached_tokens": "prompt tokens from the prefix cache",
-    "completion_tokens": "completion tokens",
-    "cached_prompt_tokens": "prompt tokens saved by the answer cache",
-    "documents cut": "truncated documents",
-    "peak memory MiB": "peak memory, MiB",
-}
 # The characters with Unicode's property Bidi_Control.
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _HERE = Path(__file__).parent
@@ -87,8 +77,6 @@ def create_environment() -> Environment:
     environment.globals |= {
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
         "form-action 'none'",
-        "seconds": format_seconds,
-        "titles": COSTS,
         # Characters of each document text: 1,000 documents stay below 10 MB.
         "limit": 10_000,
         # Trusted: files of this package.
@@ -104,25 +92,19 @@ def _hash(text: str) -> str:
 
 
 def describe_run(
-    config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun
+    config: Config, task: Task, stages: StageRecords, run: ParsedRun
 ) -> dict[str, str]:
     """Return the facts about a run, by name; empty ones are omitted."""
-    judge = stages.get("judge", {})
-    engine = config.chatnoir or config.elasticsearch
-    corpus = (
-        config.dataset
-        or config.corpus
-        or config.index
-        or (engine.index if engine is not None else "")
-    )
+    corpus = config.dataset or config.corpus or config.index
+    search_engine = config.chatnoir or config.elasticsearch
+    if corpus is None and search_engine is not None:
+        corpus = search_engine.index
     facts = {
         "task": task.title,
-        "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),
-        "engine": str(judge.get("engine", "")),
-        "prompts": ", ".join(judge.get("prompts", {}).values()),
+        **join_texts(stages.finished.values(), FactGroup.SETUP),
         "ranked by": ", ".join(config.rank),
         "objective": config.criterion,
-        "corpus": str(corpus),
+        "corpus": "" if corpus is None else str(corpus),
         "topics": f"{len(run.rankings):,}",
         "lines": f"{sum(map(len, run.rankings.values())):,}",
         "tag": config.tag,
@@ -130,11 +112,23 @@ def describe_run(
     return {name: value for name, value in facts.items() if value}
 
 
-def extract_costs(stage: Mapping[str, Any]) -> dict[str, float]:
-    """Return the costs of a stage that its metadata have, by name."""
-    usage = stage.get("requests")
-    values = {**stage, **usage} if isinstance(usage, dict) else stage
-    return {name: value for name in COSTS if isinstance(value := values.get(name), int | float)}
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """A row of a table of costs: its label, and the text of each column."""
+
+    label: str
+    texts: list[str]
+
+
+def tabulate_costs(records: Sequence[StageRecord | None]) -> list[CostRow]:
+    """Return a row for each cost, with a column for each record; a missing cost is a dash."""
+    columns: list[dict[str, str]] = []
+    labels: dict[str, None] = {}
+    for record in records:
+        costs = [] if record is None else select_facts(record, FactGroup.COST)
+        columns.append({cost.label: cost.text for cost in costs})
+        labels.update(dict.fromkeys(cost.label for cost in costs))
+    return [CostRow(label, [column.get(label, "–") for column in columns]) for label in labels]
 
 
 def compute_label_shares(

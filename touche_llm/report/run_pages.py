@@ -21,15 +21,15 @@ from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, se
 from touche_llm.evaluation.significance import compare
 from touche_llm.evaluation.stances import count_confusion
 from touche_llm.pipeline.provenance import INCIDENTAL
-from touche_llm.pipeline.run_directory import read_counts
+from touche_llm.pipeline.stage_record import STAGES, StageName, StageRecords
 from touche_llm.regression.snapshot import DECISIVE
 from touche_llm.report.folder import DocumentRow, RunFolder, get_assessments, open_folder
 from touche_llm.report.page import (
-    COSTS,
     LETTERS,
+    CostRow,
     compute_label_shares,
     describe_run,
-    extract_costs,
+    tabulate_costs,
     tabulate_measures,
 )
 from touche_llm.tasks.task import Task
@@ -97,7 +97,8 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
             },
             # Aspects by which the model and the assessors can be compared.
             aspects=list(dict.fromkeys(aspect for row in shown for aspect in row.people)),
-            costs={name: extract_costs(stage) for name, stage in opened.stages.items()},
+            stages=list(opened.stages.finished),
+            costs=tabulate_costs(list(opened.stages.finished.values())),
             kinds=Counter((failure.kind, name) for name, failure in failures),
             failures=[failure for _, failure in failures[:_MAX_FAILURES]],
             notes=notes + opened.notes,
@@ -148,14 +149,14 @@ def _note_gaps(opened: RunFolder) -> Iterator[str]:
     """Yield notes on topics without a ranking, stances that are not the model's, and labels that say little."""
     if missing := [topic for topic in opened.topics if topic not in opened.run.rankings]:
         yield f"Topics without a line in the run: {', '.join(missing)}."
-    if imputed := read_counts(opened.stages["rank"]).imputed:
-        yield f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below."
-    for facts in opened.stages.values():
-        for name, counts in read_counts(facts).labels.items():
-            yield from (
-                f"Prompt {name}: {note}."
-                for note in (*counts.list_problems(), *counts.describe_overruled())
-            )
+    rank = opened.stages.rank
+    if rank is not None and rank.imputed_stances:
+        imputed = f"{rank.imputed_stances:,}"
+        yield f"Imputed stances, for lack of a usable answer: {imputed}. They are counted below."
+    for record in opened.stages.finished.values():
+        for name, counts in record.labels.items():
+            for note in (*counts.list_problems(), *counts.describe_overruled()):
+                yield f"Prompt {name}: {note}."
 
 
 def check_number(runs: int) -> None:
@@ -217,7 +218,7 @@ def gather_comparison(
             },
             top=top,
             folders=[n for n, folder in enumerate(folders) if folder is not None],
-            costs=_compare_costs([side.costs for side in sides if side.costs is not None]),
+            costs=_compare_costs([side.stages for side in sides if side.stages is not None]),
             notes=[*notes, *remarks, *measured.notes, *_note_limits(sides, folders, topics)],
         )
 
@@ -229,19 +230,15 @@ def _find_shared_facts(sides: Sequence[SimpleNamespace]) -> dict[str, str]:
     }
 
 
-def _compare_costs(
-    costs: Sequence[Mapping[str, Mapping[str, float]]],
-) -> dict[str, dict[str, list[float | None]]]:
-    """Return the costs of several runs by stage and name, without those that none of them has."""
-    stages = dict.fromkeys(stage for of_run in costs for stage in of_run)
-    amounts = {
-        stage: {name: [of_run.get(stage, {}).get(name) for of_run in costs] for name in COSTS}
-        for stage in stages
-    }
-    return {
-        stage: {name: row for name, row in rows.items() if any(row)}
-        for stage, rows in amounts.items()
-    }
+def _compare_costs(runs: Sequence[StageRecords]) -> dict[StageName, list[CostRow]]:
+    """Return a table of costs for each stage that a run has, with a column for each run."""
+    compared: dict[StageName, list[CostRow]] = {}
+    for stage in STAGES:
+        records = [run.finished.get(stage) for run in runs]
+        rows = tabulate_costs(records)
+        if rows:
+            compared[stage] = rows
+    return compared
 
 
 def _add_differing_settings(
@@ -272,22 +269,24 @@ def _list_settings(config: Config) -> dict[str, Any]:
 def _describe_side(
     letter: str, evaluation: Evaluation, folder: RunFolder | None, task: Task
 ) -> SimpleNamespace:
-    """Return what is known of one run; `costs` is None for a run file."""
+    """Return what is known of one run; `stages` is None for a run file."""
     run = evaluation.run
+    stages: StageRecords | None = None
     if folder is None:
         lines = sum(map(len, run.rankings.values()))
-        facts, costs = (
-            {"given as": "a run file", "topics": f"{len(run.rankings):,}", "lines": f"{lines:,}"},
-            None,
-        )
+        facts = {
+            "given as": "a run file",
+            "topics": f"{len(run.rankings):,}",
+            "lines": f"{lines:,}",
+        }
     else:
         facts = describe_run(folder.config, task, folder.stages, run)
         del facts["task"]
         facts["failures"] = f"{sum(map(len, folder.failures.values())):,}"
-        costs = {name: extract_costs(stage) for name, stage in folder.stages.items()}
+        stages = folder.stages
     confusion = count_confusion(run, evaluation.qrels).tolist() if evaluation.qrels.stances else []
     return SimpleNamespace(
-        letter=letter, name=evaluation.name, facts=facts, confusion=confusion, costs=costs
+        letter=letter, name=evaluation.name, facts=facts, confusion=confusion, stages=stages
     )
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from touche_llm.corpus.store import TextTable
-from touche_llm.data.records import Candidate, Document, Topic
+from touche_llm.data.records import Candidate, Count, Document, JsonStruct, Topic
 from touche_llm.data.settings import Option, Section
 from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, UsageError, shorten
@@ -156,6 +156,30 @@ class Documents(Protocol):
         """Return the given ids that the source does not have."""
 
 
+class CorpusRecord(JsonStruct, frozen=True, kw_only=True):
+    """A corpus, as the metadata of a run records it; what is unknown is null.
+
+    Attributes:
+        source: File or dataset of the corpus, or address of the search engine that has it.
+        engine: Search engine with its version; null for a corpus on disk.
+        index: Index of the search engine; null for a corpus on disk.
+        loaded_from: File whose documents were loaded into the search engine.
+        sha256: SHA-256 of the file.
+        documents: Number of documents.
+        bad_lines: Number of lines of the file that are no documents and were skipped.
+        sentences: Number of sentences of the documents; null unless pairs are made.
+    """
+
+    source: str
+    engine: str | None = None
+    index: str | None = None
+    loaded_from: str | None = None
+    sha256: str | None = None
+    documents: Count | None = None
+    bad_lines: Count | None = None
+    sentences: Count | None = None
+
+
 class Corpus(ABC):
     """Documents of a run, with the first stage that searches them.
 
@@ -166,14 +190,14 @@ class Corpus(ABC):
         candidates: Units that the first stage retrieves: documents or, if pairs are made,
             sentences.
         documents: Units that a run of the task ranks.
-        description: Description for the metadata.
+        description: Record for the metadata.
         empty: Error message for a search that found nothing for any topic.
     """
 
     task: Task
     candidates: Documents
     documents: Documents
-    description: Mapping[str, str | int]
+    description: CorpusRecord
     empty: str
     is_closed = False
 
@@ -183,7 +207,7 @@ class Corpus(ABC):
     @property
     def name(self) -> str:
         """Name of the corpus in messages."""
-        return str(self.description.get("file") or self.description["search engine"])
+        return self.description.source
 
     @abstractmethod
     async def search(

@@ -36,7 +36,7 @@ from touche_llm.data.records import Candidate, Document, Malformed, Topic, decod
 from touche_llm.data.settings import Scope, Section, check_address
 from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, EngineError, UsageError, Warn, needs_extra
-from touche_llm.retrieval.base import Corpus, QueryField
+from touche_llm.retrieval.base import Corpus, CorpusRecord, QueryField
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:  # slow to load, and every command reads the settings
@@ -198,7 +198,7 @@ class ChatNoirCorpus(Corpus):
         """
         self._cached = ChatNoirDocuments(settings)
         self.task, self.candidates, self.documents = task, self._cached, self._cached
-        self.description = {"search engine": settings.base_url, "index": settings.index}
+        self.description = CorpusRecord(source=settings.base_url, index=settings.index)
         self.empty = (
             f"{settings.base_url}: no page for any topic in {settings.index}; see `retriever.query`"
         )

@@ -24,7 +24,7 @@ from touche_llm.data.records import Candidate, Document, Model, Topic
 from touche_llm.data.settings import Option, Scope, Section, check_address
 from touche_llm.data.topics import build_query
 from touche_llm.errors import BadLine, DataError, EngineError, UsageError, Warn, needs_extra
-from touche_llm.retrieval.base import Corpus, QueryField
+from touche_llm.retrieval.base import Corpus, CorpusRecord, QueryField
 from touche_llm.tasks.task import Task
 from touche_llm.text import STOP_WORDS
 
@@ -325,15 +325,15 @@ class ElasticIndex(Corpus):
                 f"--elasticsearch-index {settings.index} --corpus FILE`"
             )
         _check(found, place, k1, b)
-        self.description = {
-            "search engine": settings.url,
-            "engine": f"Elasticsearch {self._server.version}",
-            "index": settings.index,
-            "loaded from": found.corpus,
-            "sha256": found.sha256,
-            "documents": found.documents,
-            "bad lines": found.bad_lines or 0,
-        }
+        self.description = CorpusRecord(
+            source=settings.url,
+            engine=f"Elasticsearch {self._server.version}",
+            index=settings.index,
+            loaded_from=found.corpus,
+            sha256=found.sha256,
+            documents=found.documents,
+            bad_lines=found.bad_lines or 0,
+        )
         # By id; None if the index lacks the document.
         self._texts: dict[str, str | None] = {}
 

@@ -31,8 +31,9 @@ async def test_an_adapter_is_a_model_name_whose_context_is_that_of_its_model(
     config = config_for(tmp_path, engine__model="mine", topic=("3",), depth=2)
     await run_on(FakeServer(rest=answer, models=[BASE, ADAPTER]), config, tmp_path / "out")
     judge = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
-    assert (judge["model"], judge["context"]) == ("mine", 8192)
-    assert judge["serving"] == {
+    model = judge["llm"]["model"]
+    assert (model["name"], model["context"]) == ("mine", 8192)
+    assert model["serving"] == {
         "root": "/adapters/mine",
         "base model": "base",
         "fingerprint": "fake",
@@ -43,6 +44,6 @@ async def test_an_adapter_is_a_model_name_whose_context_is_that_of_its_model(
     again = yaml.safe_load((tmp_path / "replayed" / "ir-metadata.yml").read_text())["stages"][
         "judge"
     ]
-    assert again["serving"] == judge["serving"]
+    assert again["llm"]["model"]["serving"] == model["serving"]
     with Cache(config.cache.file) as cache:
         assert [entry.value["serving"]["base model"] for entry in cache.find("engine")] == ["base"]
