@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -26,8 +28,11 @@ from touche_llm.cli.options import find_panel
 from touche_llm.cli.setting_options import OPTIONS
 from touche_llm.config import Config
 from touche_llm.data import records
+from touche_llm.llm.logprobs import LabelCounts
+from touche_llm.pipeline import stage_record
 from touche_llm.prompts.prompt import Purpose
 from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.retrieval.base import CorpusRecord
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.published import read_published
 from touche_llm.tasks.task import Task
@@ -46,6 +51,22 @@ _RECORDS: Mapping[str, type[Any]] = {
     "failures.jsonl, comparison_failures.jsonl, query_failures.jsonl": records.Failure,
 }
 _INNER_RECORDS = (records.Reading, records.Cut, records.Attempt)
+# Records in the metadata of a run.
+_METADATA_RECORDS = (
+    stage_record.RunRecord,
+    stage_record.StageRecords,
+    stage_record.StageRecord,
+    stage_record.RetrieveRecord,
+    stage_record.JudgeRecord,
+    stage_record.RankRecord,
+    stage_record.ModelUse,
+    stage_record.ModelRecord,
+    stage_record.RequestCounts,
+    LabelCounts,
+    stage_record.PoolingUse,
+    stage_record.PoolingCounts,
+    CorpusRecord,
+)
 
 
 def command_line() -> str:
@@ -192,17 +213,39 @@ def file_records() -> str:
     return "\n".join(parts)
 
 
+def run_record() -> str:
+    """Return the fields of the record of a run in its metadata."""
+    parts = [f"## {record.__name__}\n\n{_describe_record(record)}" for record in _METADATA_RECORDS]
+    return "\n".join(parts)
+
+
 def _describe_record(record: type[Any]) -> str:
+    """Return the summary of a record and its own fields, without those that it inherits."""
     attributes = _read_attributes(record)
     summary = (record.__doc__ or "").partition("Attributes:")[0].strip()
     lines = [" ".join(_escape(summary).split()), ""]
     hints = get_type_hints(record)
-    for field, name in zip(record.__struct_fields__, record.__struct_encode_fields__, strict=True):
+    for field, name in _name_fields(record).items():
+        if field not in record.__annotations__:
+            continue
+        kind = _name_type(hints[field])
+        if _omits_defaults(record):
+            kind = kind.replace("null", "left out")
         text = attributes.get(field, "")
-        lines.append(
-            f"`{name}`\n: {_name_type(hints[field])}.{f' {_escape(text)}' if text else ''}\n"
-        )
+        lines.append(f"`{name}`\n: {kind}.{f' {_escape(text)}' if text else ''}\n")
     return "\n".join(lines)
+
+
+def _omits_defaults(record: type[Any]) -> bool:
+    """Return whether a record leaves out the fields that have their default."""
+    return not is_dataclass(record) and bool(record.__struct_config__.omit_defaults)
+
+
+def _name_fields(record: type[Any]) -> dict[str, str]:
+    """Return the name in files of each field of a record."""
+    if is_dataclass(record):
+        return {field.name: field.name for field in fields(record)}
+    return dict(zip(record.__struct_fields__, record.__struct_encode_fields__, strict=True))
 
 
 def _name_type(kind: Any) -> str:
@@ -212,13 +255,15 @@ def _name_type(kind: Any) -> str:
         return " or ".join(map(_name_type, inner))
     if kind is type(None):
         return "null"
+    if kind is msgspec.UnsetType:
+        return "left out"
     if origin is Literal:
         return ", ".join(f'`"{item}"`' for item in inner)
     if origin is dict:
         return f"object of {_name_type(inner[1])}"
     if origin in (list, tuple):
         return f"list of {_name_type(inner[0])}"
-    if isinstance(kind, type) and kind in _INNER_RECORDS:
+    if isinstance(kind, type) and kind in (*_INNER_RECORDS, *_METADATA_RECORDS):
         return f"[{kind.__name__}](#{kind.__name__.lower()})"
     return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(
         kind, "number"
@@ -399,6 +444,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         command_line,
         settings,
         file_records,
+        run_record,
         prompt_variables,
         tasks,
         published_files,

@@ -119,6 +119,16 @@ def test_each_generated_part_has_its_place() -> None:
         assert len(generators[name]()) > 500
 
 
+def test_each_field_of_the_record_of_a_run_is_described() -> None:
+    page = runpy.run_path(str(DOCS / "generated.py"))["GENERATORS"]["run_record"]()
+    entries = re.findall(r"^`(\w+)`\n: [^.]+\.(.*)$", page, re.MULTILINE)
+    named = {name for name, _ in entries}
+    assert {"stages", "llm", "imputed_stances", "bits", "bad_lines"} <= named
+    assert [name for name, sentence in entries if not sentence.endswith(".")] == []
+    records = {line.removeprefix("## ").lower() for line in page.splitlines() if line[:3] == "## "}
+    assert set(re.findall(r"\]\(#(\w+)\)", page)) <= records
+
+
 def test_each_how_to_is_in_the_list() -> None:
     listed = (DOCS / "how-to" / "index.md").read_text().splitlines()
     assert {page.stem for page in (DOCS / "how-to").glob("*.md")} - {"index"} <= set(listed)

@@ -280,7 +280,7 @@ class LabelCounts:
             text count.
         first: First unread answer, with the reason; empty if there is none.
         overruled: Answers whose most probable stance is not the one in the text.
-        bits: Information of the labels about documents, by field, see `LabelInformation`.
+        bits: Information of the labels about documents, in bits by field; None for too few answers.
     """
 
     answers: int = 0

@@ -24,7 +24,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ModelRecord(JsonStruct, frozen=True, kw_only=True):
-    """A model, as the server that answers for it reports it.
+    """A model, and the engine that answers for it.
 
     Attributes:
         name: Name of the model.
@@ -118,7 +118,7 @@ class ModelUse(JsonStruct, frozen=True, kw_only=True):
 
     Attributes:
         model: Model that answered.
-        prompts: Label of each prompt, by its purpose: task, name, version and hash.
+        prompts: Name, version and hash of each prompt, by its purpose.
         counts: Counts of requests and tokens.
         failures: Number of requests without a usable answer, by kind of failure.
         labels: Counts of the answers whose labels are read from log-probabilities, by purpose of
@@ -241,12 +241,13 @@ class RetrieveRecord(StageRecord, frozen=True, kw_only=True):
 
 
 class JudgeRecord(StageRecord, frozen=True, kw_only=True):
-    """Record of the second stage; `llm` is never null.
+    """Record of the second stage.
 
     Attributes:
+        llm: Use of the language model that judged.
         judgments: Number of judgments by the model, of candidates and of sentences.
-        judgments_without_probabilities: Number of these that have only the labels in the answers'
-            texts, without log-probabilities.
+        judgments_without_probabilities: Number of judgments that rest on the text of the answer,
+            since no log-probabilities could be read.
         mean_off_label_mass: Mean probability outside the labels; null without log-probabilities.
         sentences: Number of judgments of sentences; null unless pairs are made.
         pairs: Number of pairs made of the sentences; null unless pairs are made.
@@ -265,8 +266,8 @@ class RankRecord(StageRecord, frozen=True, kw_only=True):
 
     Attributes:
         lines: Number of lines of the run.
-        imputed_stances: Number of lines whose document has no judgment, and so the task's label for
-            an unknown stance.
+        imputed_stances: Number of lines whose document has no judgment; their stance is the task's
+            label for an unknown one.
         cross_encoder: Use of a cross-encoder; null if no step needs one.
     """
 
@@ -276,12 +277,12 @@ class RankRecord(StageRecord, frozen=True, kw_only=True):
 
 
 class StageRecords(JsonStruct, frozen=True, kw_only=True, omit_defaults=True):
-    """Records of the finished stages; a stage that is not finished has none.
+    """Records of the finished stages.
 
     Attributes:
-        retrieve: Record of the first stage.
-        judge: Record of the second stage.
-        rank: Record of the last stage.
+        retrieve: Record of the first stage, once it is finished.
+        judge: Record of the second stage, once it is finished.
+        rank: Record of the last stage, once it is finished.
     """
 
     retrieve: RetrieveRecord | None = None
@@ -331,11 +332,11 @@ class StageRecords(JsonStruct, frozen=True, kw_only=True, omit_defaults=True):
 
 # The other keys of the metadata are unknown here, and not forbidden.
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of the metadata that is not in ir_metadata.
+    """The record of a run: the part of its metadata that ir_metadata does not define.
 
     Attributes:
         stages: Records of the finished stages.
-        unfinished: Stage that has begun to replace its outputs; left out if none has.
+        unfinished: Stage that has begun to replace its outputs and has not finished.
     """
 
     stages: StageRecords
