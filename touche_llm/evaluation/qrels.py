@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,11 +51,10 @@ class Qrels:
     judged_topics: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.judged_topics:
-            self.judged_topics.update(
-                {aspect: frozenset(judged) for aspect, judged in self.grades.items()}
-            )
-            self.judged_topics.update({STANCE: frozenset(self.stances)} if self.stances else {})
+        if self.judged_topics:
+            return
+        for aspect in self.aspects:
+            self.judged_topics[aspect] = frozenset(self.judgments_of(aspect))
 
     @property
     def aspects(self) -> tuple[str, ...]:
@@ -71,11 +70,8 @@ class Qrels:
 
         An aspect without any of them stays, without topics.
         """
-        return replace(
-            self,
-            grades={aspect: _select(judged, topics) for aspect, judged in self.grades.items()},
-            stances=_select(self.stances, topics),
-        )
+        grades = {aspect: _select(judged, topics) for aspect, judged in self.grades.items()}
+        return replace(self, grades=grades, stances=_select(self.stances, topics))
 
 
 def _select(
@@ -121,50 +117,76 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     aspects = task.judged_aspects
     if not files:
         raise UsageError(f"no qrels given; give those of at least one of {', '.join(aspects)}")
-    if unknown := [aspect for aspect in files if aspect not in aspects]:
+    unknown = [aspect for aspect in files if aspect not in aspects]
+    if unknown:
         raise UsageError(
             f"qrels of {unknown[0]}: {task.name} has no such aspect; give those of {', '.join(aspects)}"
         )
-    judged = {
-        aspect: _read(Path(files[aspect]), task, aspect) for aspect in aspects if aspect in files
-    }
+
+    judged: dict[str, dict[str, dict[str, Any]]] = {}
+    for aspect in aspects:
+        if aspect in files:
+            judged[aspect] = _read_judgments(Path(files[aspect]), task, aspect)
     for aspect, file in files.items():
-        # Swapped files would be measured without a word.
-        if aspect not in (name := Path(file).name) and (
-            others := [other for other in aspects if other in name]
-        ):
-            raise UsageError(
-                f"{aspect} qrels: {file}: by its name it holds those of {others[0]}; rename it"
-            )
+        _check_file_name(Path(file), aspect, aspects)
+
     stances = judged.pop(STANCE, {})
-    return Qrels(judged, stances, task.stances, task.qrels_scales)
-
-
-def _parse(text: str, task: Task, aspect: str, where: str) -> str | float:
-    if aspect == STANCE:
-        if text in task.stances:
-            return text
-        known = f"{task.name} ({', '.join(task.stances)})"
-        raise DataError(
-            f"{where}: {text!r:.40} is no stance of {known}; give the stance qrels of this task"
-        )
-    grade, highest = (
-        float(text) if _GRADE.fullmatch(text) else None,
-        task.qrels_scales[aspect].highest,
+    return Qrels(
+        grades=judged,
+        stances=stances,
+        labels=task.stances,
+        scales=task.qrels_scales,
     )
-    if grade is None or not LOWEST_GRADE <= grade <= highest:
-        raise DataError(
-            f"{where}: {text!r:.40} is no grade: a number from {LOWEST_GRADE} to {highest} with at most "
-            f"{GRADE_DECIMALS} decimals; correct it, or give the graded qrels"
-        )
-    return grade
 
 
-def _read(path: Path, task: Task, aspect: str) -> dict[str, dict[str, Any]]:
-    """Read the labels or grades of a file."""
-    found: dict[str, dict[str, Any]] = {}
-    is_beir, column = False, "label" if aspect == STANCE else "grade"
+def _check_file_name(file: Path, aspect: str, aspects: Iterable[str]) -> None:
+    """Raise UsageError if a file is named after another aspect than its own.
+
+    Swapped files would be measured without an error.
+    """
+    if aspect in file.name:
+        return
+    for other in aspects:
+        if other in file.name:
+            raise UsageError(
+                f"{aspect} qrels: {file}: by its name it holds those of {other}; rename it"
+            )
+
+
+def _read_judgments(path: Path, task: Task, aspect: str) -> dict[str, dict[str, Any]]:
+    """Read the grades or labels of a file, by topic and document."""
+    kind = "label" if aspect == STANCE else "grade"
     require_kind(path, "qrels")
+    judged: dict[str, dict[str, Any]] = {}
+    for place, topic, document, text in _read_rows(path, kind):
+        if aspect == STANCE:
+            value: str | float = _parse_label(text, task, place)
+        else:
+            value = _parse_grade(text, task.qrels_scales[aspect], place)
+
+        before = judged.setdefault(topic, {}).setdefault(document, value)
+        if before != value:
+            raise DataError(
+                f"{place}: {value}, but {before} in a line above; leave one of them out"
+            )
+    if not judged:
+        raise DataError(
+            f"{path}: no {kind} in this file; give a file with lines `qid 0 doc {kind}`"
+        )
+    return judged
+
+
+def _read_rows(path: Path, kind: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield place, topic, document and value of each line of qrels.
+
+    Args:
+        path: File of qrels, or a table of BEIR.
+        kind: What the last column holds, for messages.
+
+    Raises:
+        DataError: A line has another number of columns, or an id is no word.
+    """
+    is_beir = False
     for number, row in read_table_lines(path, "a file of qrels"):
         columns = row.split()
         if number == 1 and is_beir_header(columns):
@@ -176,23 +198,35 @@ def _read(path: Path, task: Task, aspect: str) -> dict[str, dict[str, Any]]:
             continue
         if len(columns) != 4:
             raise DataError(
-                f"{path}:{number}: {len(columns)} columns, qrels have four: qid 0 doc {column}"
+                f"{path}:{number}: {len(columns)} columns, qrels have four: qid 0 doc {kind}"
             )
+
         topic, _, document, text = columns
-        where = f"{path}:{number}: topic {topic}, document {document}"
+        place = f"{path}:{number}: topic {topic}, document {document}"
         if not (is_word(topic) and is_word(document)):
-            raise DataError(f"{to_printable(where):.200}: an id must be {ID_FORM}; correct it")
-        value = _parse(text, task, aspect, where)
-        before = found.setdefault(topic, {}).setdefault(document, value)
-        if before != value:
-            raise DataError(
-                f"{where}: {value}, but {before} in a line above; leave one of them out"
-            )
-    if not found:
+            raise DataError(f"{to_printable(place):.200}: an id must be {ID_FORM}; correct it")
+        yield place, topic, document, text
+
+
+def _parse_label(text: str, task: Task, place: str) -> str:
+    """Return a stance of the task; raise DataError for other text, at `place`."""
+    if text not in task.stances:
+        known = f"{task.name} ({', '.join(task.stances)})"
         raise DataError(
-            f"{path}: no {column} in this file; give a file with lines `qid 0 doc {column}`"
+            f"{place}: {text!r:.40} is no stance of {known}; give the stance qrels of this task"
         )
-    return found
+    return text
+
+
+def _parse_grade(text: str, scale: Scale, place: str) -> float:
+    """Return a grade of human judgments; raise DataError for other text, at `place`."""
+    is_number = _GRADE.fullmatch(text) is not None
+    if not is_number or not LOWEST_GRADE <= float(text) <= scale.highest:
+        raise DataError(
+            f"{place}: {text!r:.40} is no grade: a number from {LOWEST_GRADE} to {scale.highest} with at most "
+            f"{GRADE_DECIMALS} decimals; correct it, or give the graded qrels"
+        )
+    return float(text)
 
 
 def select_topics(qrels: Qrels, runs: Iterable[ParsedRun]) -> Qrels:
@@ -215,27 +249,26 @@ def check_judged(run: ParsedRun, qrels: Qrels, aspect: str) -> None:
     A run that lost all judged topics that were chosen for it has no documents of these and counts
     0.
     """
-    judged: Mapping[str, Collection[str]] = (
-        qrels.stances if aspect == STANCE else qrels.grades[aspect]
+    judged = qrels.judgments_of(aspect)
+    ranked = [candidate for topic in judged for candidate in run.rankings.get(topic, [])]
+    has_lost_all = not ranked and run.chosen_topics is not None
+    if judged and has_lost_all:
+        return
+    if any(candidate.document_id in judged[candidate.topic_id] for candidate in ranked):
+        return
+    raise DataError(
+        f"no document of the run is in the {aspect} qrels (the run's first: {_describe_first(run)}; judged "
+        f"topics to measure: {shorten(judged, 3) or 'none'}); give the qrels of the run's topics and "
+        "corpus, or none of this aspect"
     )
-    documents = [
-        (topic, candidate.document_id)
-        for topic in judged
-        for candidate in run.rankings.get(topic, [])
-    ]
-    is_lost = judged and not documents and run.chosen_topics is not None
-    if not is_lost and not any(document in judged[topic] for topic, document in documents):
-        first = next(
-            (candidate for ranking in run.rankings.values() for candidate in ranking[:1]), None
-        )
-        known = (
-            f"topic {first.topic_id}, document {first.document_id}" if first is not None else "none"
-        )
-        raise DataError(
-            f"no document of the run is in the {aspect} qrels (the run's first: {known}; judged "
-            f"topics to measure: {shorten(judged, 3) or 'none'}); give the qrels of the run's topics and "
-            "corpus, or none of this aspect"
-        )
+
+
+def _describe_first(run: ParsedRun) -> str:
+    """Return topic and document of the first line of a run; `none` if it has no lines."""
+    for ranking in run.rankings.values():
+        if ranking:
+            return f"topic {ranking[0].topic_id}, document {ranking[0].document_id}"
+    return "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +288,10 @@ class Coverage:
     @classmethod
     def of(cls, run: ParsedRun, qrels: Qrels, aspect: str) -> Coverage:
         """Return the coverage of a run by the qrels of `select_topics`."""
-        topics = tuple(qrels.stances if aspect == STANCE else qrels.grades[aspect])
+        topics = tuple(qrels.judgments_of(aspect))
         missing = tuple(topic for topic in topics if topic not in run.rankings)
-        return cls(topics, missing, tuple(sorted(qrels.judged_topics[aspect].difference(topics))))
+        left_out = tuple(sorted(qrels.judged_topics[aspect].difference(topics)))
+        return cls(topics, missing, left_out)
 
     @property
     def judged(self) -> int:
@@ -266,38 +300,49 @@ class Coverage:
 
     def __str__(self) -> str:
         text = f"{len(self.topics)} of {self.judged} judged topics"
-        return text + (f"; not in the run: {shorten(self.missing)}" if self.missing else "")
+        if self.missing:
+            text += f"; not in the run: {shorten(self.missing)}"
+        return text
 
 
 def describe_topics(run: ParsedRun, qrels: Qrels, aspect: str) -> list[str]:
     """Describe the topics that count in an unexpected way, or not at all."""
     covered = Coverage.of(run, qrels, aspect)
-    graded = {} if aspect == STANCE else qrels.grades[aspect]
     unjudged = [topic for topic in run.rankings if topic not in qrels.judged_topics[aspect]]
+    without_gain: list[str] = []
+    if aspect != STANCE:
+        for topic, grades in qrels.grades[aspect].items():
+            if max(grades.values()) <= 0.0:
+                without_gain.append(topic)
+
     effect = "their documents do not count" if aspect == STANCE else "they count 0"
-    topics = {
+    topics_by_problem = {
         f"judged, but not in the run, so {effect}": covered.missing,
         "judged, but left out of this evaluation": covered.left_out,
         "in the run, but not judged, so they do not count": unjudged,
-        "without a grade above 0, so they count 0": [
-            topic for topic, grades in graded.items() if max(grades.values()) <= 0.0
-        ],
+        "without a grade above 0, so they count 0": without_gain,
     }
-    return [f"topics {problem}: {shorten(names)}" for problem, names in topics.items() if names]
+    return [
+        f"topics {problem}: {shorten(topics)}"
+        for problem, topics in topics_by_problem.items()
+        if topics
+    ]
 
 
 def describe_labels(run: ParsedRun, qrels: Qrels) -> list[str]:
     """Describe the judged documents of the run that have no label in it."""
     if not run.stances:
         return ["the run has no stances, only Q0 in its second column"]
-    without = [
-        f"topic {topic} document {candidate.document_id}"
-        for topic, truth in qrels.stances.items()
-        for candidate in run.rankings.get(topic, [])
-        if candidate.document_id in truth and (topic, candidate.document_id) not in run.stances
-    ]
+    unlabelled: list[str] = []
+    for topic, truth in qrels.stances.items():
+        for candidate in run.rankings.get(topic, []):
+            is_judged = candidate.document_id in truth
+            if is_judged and (topic, candidate.document_id) not in run.stances:
+                unlabelled.append(f"topic {topic} document {candidate.document_id}")
+    if not unlabelled:
+        return []
     text = "judged documents without a label in the run, so they do not count"
-    return [f"{text}: {shorten(without, 3)}"] if without else []
+    return [f"{text}: {shorten(unlabelled, 3)}"]
 
 
 def format_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
@@ -305,24 +350,26 @@ def format_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
 
     A note on all runs is written once.
     """
-    runs: dict[str, list[str]] = {}
-    for name, of_run in notes.items():
-        for note in of_run:
-            runs.setdefault(note, []).append(name)
-    return [
-        note if len(names) == len(notes) else f"{', '.join(names)}: {note}"
-        for note, names in runs.items()
-    ]
+    names_by_note: dict[str, list[str]] = {}
+    for name, notes_of_run in notes.items():
+        for note in notes_of_run:
+            names_by_note.setdefault(note, []).append(name)
+
+    lines: list[str] = []
+    for note, names in names_by_note.items():
+        is_of_all = len(names) == len(notes)
+        lines.append(note if is_of_all else f"{', '.join(names)}: {note}")
+    return lines
 
 
 def describe_fitted(
     name: str, run: ParsedRun, fitted_on: Collection[str], qrels: Qrels
 ) -> list[str]:
     """Return a note on a run that is measured on topics that its stance thresholds were fitted on, else nothing."""
-    both = [topic for topic in qrels.stances if topic in fitted_on and topic in run.rankings]
-    text = f"{name}: stance: its thresholds were fitted on {len(both)} of these topics, so its values say nothing about"
-    return (
-        [f"{text} other topics; `touche-llm calibrate` prints held-out values: {shorten(both)}"]
-        if both
-        else []
-    )
+    measured = [topic for topic in qrels.stances if topic in fitted_on and topic in run.rankings]
+    if not measured:
+        return []
+    return [
+        f"{name}: stance: its thresholds were fitted on {len(measured)} of these topics, so its values say nothing "
+        f"about other topics; `touche-llm calibrate` prints held-out values: {shorten(measured)}"
+    ]
