@@ -54,14 +54,15 @@ def evaluate(
     # Imported here because pandas is slow to load.
     from touche_llm.evaluation.measures import evaluate_run
 
-    found = evaluate_run(name, run, qrels, depth)
-    table = found.per_topic() if per_topic else found.summary()
+    evaluation = evaluate_run(name, run, qrels, depth)
+    notes = list(evaluation.notes)
+    if per_topic:
+        table = evaluation.per_topic()
+    else:
+        table = evaluation.summary()
+        notes += describe_missing_intervals(table.to_dict("records"))
     table["measure"] = [str(measure) for measure in table["measure"]]
-    notes = (
-        found.notes
-        if per_topic
-        else found.notes + describe_missing_intervals(table.to_dict("records"))
-    )
+
     for note in notes:
         warnings.warn(note, ToucheWarning, stacklevel=2)
     return table

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -39,116 +40,183 @@ def validate_run(
     Topics are checked if the known ones are given, and documents if `unknown_documents` is, which
     returns those of the given ids that the corpus lacks.
     """
+    rows, problems = _read_rows(path)
+    if not rows and not problems:
+        return [RunProblem(0, "the file is empty")]
+
+    problems += _check_orders(rows)
+    complete = [row for row in rows if row.tag]
+    problems += _check_values(complete, task)
+    problems += _check_repetitions(complete)
+    problems += _check_lengths(complete, task.documents_per_topic.max)
+    problems += _check_tags(complete)
+    if topic_ids is not None:
+        problems += _check_topics(complete, topic_ids)
+    if unknown_documents is not None:
+        problems += _check_documents(complete, unknown_documents)
+    return sorted(RunProblem(problem.line, to_printable(problem.message)) for problem in problems)
+
+
+def _read_rows(path: Path) -> tuple[list[RunRow], list[RunProblem]]:
+    """Read the rows of a file, also incomplete ones, and the problems of their form."""
     rows: list[RunRow] = []
-    problems: list[tuple[int, str]] = []
+    problems: list[RunProblem] = []
     with report_unreadable(path), path.open("rb") as stream:
         for number, raw in read_bounded_lines(stream, MAX_TABLE_LINE):
             if len(problems) > _MAX_PROBLEMS:
-                problems.append((number, "too many problems; the rest is not checked"))
+                problems.append(RunProblem(number, "too many problems; the rest is not checked"))
                 break
-            problems += [(number, message) for message in _check_line(raw, number, rows)]
-    if not rows and not problems:
-        return [RunProblem(0, "the file is empty")]
-    complete = [row for row in rows if row.tag]
-    problems += [*_check_values(complete, task), *_check_orders(rows)]
-    if topic_ids is not None:
-        first_lines = {row.topic: row.line for row in reversed(complete)}
-        problems += [
-            (line, f"topic {topic} is not in the topics file")
-            for topic, line in first_lines.items()
-            if topic not in topic_ids
-        ]
-    if unknown_documents is not None:
-        missing = set(unknown_documents(dict.fromkeys(row.document for row in complete)))
-        problems += [
-            (row.line, f"document {row.document} is not in the corpus")
-            for row in complete
-            if row.document in missing
-        ]
-    return sorted(RunProblem(line, to_printable(message)) for line, message in problems)
+            row, messages = _parse_line(raw, number)
+            if row is not None:
+                rows.append(row)
+            problems += [RunProblem(number, message) for message in messages]
+    return rows, problems
 
 
-def _check_line(raw: bytes, number: int, rows: list[RunRow]) -> Iterator[str]:
-    """Yield the problems of a line's form, and add its row."""
+def _parse_line(raw: bytes, number: int) -> tuple[RunRow | None, list[str]]:
+    """Return the row of a line, None if it has no columns, and the problems of its form."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        yield "not UTF-8"
-        return
+        return None, ["not UTF-8"]
     if len(raw) > MAX_TABLE_LINE:
-        yield f"longer than {MAX_TABLE_LINE:,} bytes"
-        return
+        return None, [f"longer than {MAX_TABLE_LINE:,} bytes"]
+
+    problems: list[str] = []
     if not text.endswith("\n"):
-        yield "the last line does not end with a line feed"
+        problems.append("the last line does not end with a line feed")
     text = text.removesuffix("\n")
     columns = text.split()
     if not columns:
-        yield "an empty line"
-        return
-    if text != " ".join(columns) or not text.isprintable():
-        yield "not six columns with single spaces between them: a tab, carriage return, byte order mark or the like"
-    row, found = parse_row(" ".join(columns).removeprefix("\ufeff"), number)
-    rows.append(row)
-    yield from found
+        return None, [*problems, "an empty line"]
+
+    joined = " ".join(columns)
+    if text != joined or not text.isprintable():
+        problems.append(
+            "not six columns with single spaces between them: a tab, carriage return, byte order mark or the like"
+        )
+    row, row_problems = parse_row(joined.removeprefix("\ufeff"), number)
+    return row, [*problems, *row_problems]
 
 
-def _check_values(rows: Iterable[RunRow], task: Task) -> Iterator[tuple[int, str]]:
-    """Yield problems of labels, documents, limits and tags in rows of six columns."""
-    first_lines: dict[tuple[str, str], int] = {}
-    lines: dict[str, int] = {}
-    tag, most = None, task.documents_per_topic.max
+def _check_values(rows: Iterable[RunRow], task: Task) -> Iterator[RunProblem]:
+    """Yield problems of tags, labels and documents, each row for itself."""
     for row in rows:
         if " " in row.tag:
-            yield (
+            columns = 5 + len(row.tag.split())
+            yield RunProblem(
                 row.line,
-                f"{5 + len(row.tag.split())} columns, not six: a tag must not hold white space ({row.tag!r})",
+                f"{columns} columns, not six: a tag must not hold white space ({row.tag!r})",
             )
         if row.stance not in task.run_labels:
-            yield row.line, f"stance {row.stance!r} is none of {', '.join(task.run_labels)}"
-        if task.sentence_question is not None and (problem := describe_pair_problem(row.document)):
-            yield row.line, f"document {row.document!r}: {problem}"
-        first = first_lines.setdefault((row.topic, row.document), row.line)
-        if first != row.line:
-            yield row.line, f"topic {row.topic}: document {row.document} is already in line {first}"
-        lines[row.topic] = lines.get(row.topic, 0) + 1
-        if lines[row.topic] == most + 1:
-            yield row.line, f"topic {row.topic}: more than {most} lines; this is the first too many"
-        tag = tag or row
-        if row.tag != tag.tag:
-            yield (
+            known = ", ".join(task.run_labels)
+            yield RunProblem(row.line, f"stance {row.stance!r} is none of {known}")
+        if task.sentence_question is not None:
+            problem = describe_pair_problem(row.document)
+            if problem:
+                yield RunProblem(row.line, f"document {row.document!r}: {problem}")
+
+
+def _check_repetitions(rows: Iterable[RunRow]) -> Iterator[RunProblem]:
+    """Yield the lines with a document that its topic has in a line above."""
+    first_lines: dict[tuple[str, str], int] = {}
+    for row in rows:
+        first_line = first_lines.setdefault((row.topic, row.document), row.line)
+        if first_line != row.line:
+            yield RunProblem(
                 row.line,
-                f"tag {row.tag!r} differs from {tag.tag!r} in line {tag.line}; a run has one tag",
+                f"topic {row.topic}: document {row.document} is already in line {first_line}",
             )
 
 
-def _check_orders(rows: Iterable[RunRow]) -> Iterator[tuple[int, str]]:
-    """Yield problems of ranks that do not count 1, 2, 3, … and of scores that do not decrease."""
+def _check_lengths(rows: Iterable[RunRow], max_lines: int) -> Iterator[RunProblem]:
+    """Yield the first line of each topic that is one too many."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts[row.topic] += 1
+        if counts[row.topic] == max_lines + 1:
+            yield RunProblem(
+                row.line,
+                f"topic {row.topic}: more than {max_lines} lines; this is the first too many",
+            )
+
+
+def _check_tags(rows: Sequence[RunRow]) -> Iterator[RunProblem]:
+    """Yield the rows with another tag than the first one."""
+    if not rows:
+        return
+    first = rows[0]
+    for row in rows:
+        if row.tag != first.tag:
+            yield RunProblem(
+                row.line,
+                f"tag {row.tag!r} differs from {first.tag!r} in line {first.line}; a run has one tag",
+            )
+
+
+def _check_topics(rows: Iterable[RunRow], topic_ids: Collection[str]) -> Iterator[RunProblem]:
+    """Yield the first line of each topic that is not a known one."""
+    first_lines: dict[str, int] = {}
+    for row in rows:
+        first_lines.setdefault(row.topic, row.line)
+    for topic, line in first_lines.items():
+        if topic not in topic_ids:
+            yield RunProblem(line, f"topic {topic} is not in the topics file")
+
+
+def _check_documents(
+    rows: Sequence[RunRow], unknown_documents: Callable[[Iterable[str]], list[str]]
+) -> Iterator[RunProblem]:
+    """Yield the rows with a document that the corpus lacks."""
+    documents = dict.fromkeys(row.document for row in rows)
+    unknown = set(unknown_documents(documents))
+    for row in rows:
+        if row.document in unknown:
+            yield RunProblem(row.line, f"document {row.document} is not in the corpus")
+
+
+def _check_orders(rows: Iterable[RunRow]) -> Iterator[RunProblem]:
+    """Yield the problems of `_check_ranks` and `_check_scores` in all topics."""
     rankings: dict[str, list[RunRow]] = {}
     for row in rows:
         rankings.setdefault(row.topic, []).append(row)
-    for topic, ranking in rankings.items():
-        shift = 0
-        for position, row in enumerate(ranking, start=1):
-            if row.rank is None or row.rank == position + shift:
-                continue
-            expected = (
-                "ranks begin at {}, not at 1"
-                if position == 1
-                else f"rank {{}}, expected {position + shift}"
-            )
-            yield row.line, f"topic {topic}: {expected.format(row.rank)}"
-            # Report a jump once, not in every line after it.
-            shift = row.rank - position
-        scored = [(row.line, row.score) for row in ranking if row.score is not None]
-        for (above, higher), (number, score) in pairwise(scored):
-            if score > higher:
-                yield (
-                    number,
-                    f"topic {topic}: score {score:.9g} is above that of line {above} ({higher:.9g})",
-                )
-            elif np.float32(score) == np.float32(higher):
-                ties = f"topic {topic}: score {score:.9g} ties with line {above}; evaluators break ties by id"
-                yield (
-                    number,
-                    ties + ("" if score == higher else " and hold scores in single precision"),
-                )
+    for ranking in rankings.values():
+        yield from _check_ranks(ranking)
+        yield from _check_scores(ranking)
+
+
+def _check_ranks(ranking: Iterable[RunRow]) -> Iterator[RunProblem]:
+    """Yield the rows of a topic whose ranks do not count up from 1 without gaps."""
+    shift = 0
+    for position, row in enumerate(ranking, start=1):
+        expected = position + shift
+        if row.rank is None or row.rank == expected:
+            continue
+        if position == 1:
+            problem = f"ranks begin at {row.rank}, not at 1"
+        else:
+            problem = f"rank {row.rank}, expected {expected}"
+        yield RunProblem(row.line, f"topic {row.topic}: {problem}")
+        # Report a jump once, not in every line after it.
+        shift = row.rank - position
+
+
+def _check_scores(ranking: Iterable[RunRow]) -> Iterator[RunProblem]:
+    """Yield the rows of a topic whose score is not below that of the row above."""
+    scored = [(row, row.score) for row in ranking if row.score is not None]
+    for (above, higher), (row, score) in pairwise(scored):
+        problem = _compare_scores(score, higher, above.line)
+        if problem is not None:
+            yield RunProblem(row.line, f"topic {row.topic}: {problem}")
+
+
+def _compare_scores(score: float, higher: float, line: int) -> str | None:
+    """Return the problem of a score below another one in `line`, None if it is lower."""
+    if score > higher:
+        return f"score {score:.9g} is above that of line {line} ({higher:.9g})"
+    if score == higher:
+        return f"score {score:.9g} ties with line {line}; evaluators break ties by id"
+    if np.float32(score) == np.float32(higher):
+        ties = f"score {score:.9g} ties with line {line}"
+        return f"{ties}; evaluators break ties by id and hold scores in single precision"
+    return None

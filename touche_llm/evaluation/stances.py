@@ -28,7 +28,10 @@ from touche_llm.tasks.task import Task
 # measured.
 GRID = np.round(1.0 / (1.0 + np.exp(-np.arange(-8.0, 8.25, 0.25))), 6)
 # Parts that the topics are divided into at most, and the seed of the division.
-_FOLDS, _SEED = 5, 0
+_MAX_FOLDS = 5
+_SEED = 0
+# Values that differ by less are equal, since they are sums of a few terms.
+_TIE = 1e-9
 
 # Places of labels in `task.stances`, of shape (documents,).
 Labels = NDArray[np.intp]
@@ -52,18 +55,29 @@ def estimate_kappa(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Estima
     """
     sums: dict[str, Array] = {}
     for topic, grades in pairs.items():
-        if rounded := [(round_grade(a), round_grade(b)) for a, b in grades]:
-            sums[topic] = np.array(
-                [(1, a, b, a**2 + b**2, a * b) for a, b in rounded], dtype=np.float64
-            ).sum(axis=0)
+        terms = [_list_kappa_terms(round_grade(one), round_grade(other)) for one, other in grades]
+        if terms:
+            sums[topic] = np.array(terms, dtype=np.float64).sum(axis=0)
     counts = np.array(list(sums.values())).reshape(len(sums), 5)
-    return Estimate(tuple(sums), counts, _kappa, int(counts[:, 0].sum()))
+    return Estimate(
+        topics=tuple(sums),
+        counts=counts,
+        formula=_compute_kappa,
+        documents=int(counts[:, 0].sum()),
+    )
 
 
-def _kappa(counts: Array) -> Array:
+def _list_kappa_terms(one: int, other: int) -> tuple[int, int, int, int, int]:
+    """Return what a document adds to the sums of `_compute_kappa`, from its two grades."""
+    return 1, one, other, one**2 + other**2, one * other
+
+
+def _compute_kappa(counts: Array) -> Array:
+    """Compute kappa from sums over documents, of shape (…, 5), see `_list_kappa_terms`."""
     n, one, other, squares, products = np.moveaxis(counts, -1, 0)
     # Both are multiplied by the squared number of documents.
-    observed, expected = n * (squares - 2.0 * products), n * squares - 2.0 * one * other
+    observed = n * (squares - 2.0 * products)
+    expected = n * squares - 2.0 * one * other
     share: Array = np.divide(observed, expected, out=np.zeros_like(observed), where=expected > 0.0)
     return np.asarray(1.0 - share)
 
@@ -79,10 +93,10 @@ def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Ar
     true, each of shape (…, labels); the result has the shape (…).
     """
     # 2 tp + fp + fn = chosen + true; if this is 0, so is tp.
-    counted = chosen + true
-    return np.asarray(
-        (2.0 * hits / np.maximum(counted, 1)).sum(axis=-1) / (counted > 0).sum(axis=-1)
-    )
+    denominators = chosen + true
+    f1_of_labels = 2.0 * hits / np.maximum(denominators, 1)
+    occurring_labels = (denominators > 0).sum(axis=-1)
+    return np.asarray(f1_of_labels.sum(axis=-1) / occurring_labels)
 
 
 def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[Measure, Estimate]:
@@ -223,18 +237,24 @@ def _estimate_pooled(
 
 
 def _to_matrix(counts: Array) -> Array:
+    """Return confusion matrices, from (…, labels * labels) to (…, labels, labels)."""
     labels = round(counts.shape[-1] ** 0.5)
     return counts.reshape(*counts.shape[:-1], labels, labels)
 
 
 def _macro_f1(counts: Array) -> Array:
-    table = _to_matrix(counts)
-    return macro_f1(table.diagonal(axis1=-2, axis2=-1), table.sum(axis=-2), table.sum(axis=-1))
+    matrix = _to_matrix(counts)
+    return macro_f1(
+        hits=matrix.diagonal(axis1=-2, axis2=-1),
+        chosen=matrix.sum(axis=-2),
+        true=matrix.sum(axis=-1),
+    )
 
 
 def _accuracy(counts: Array) -> Array:
-    table = _to_matrix(counts)
-    return np.asarray(table.trace(axis1=-2, axis2=-1) / table.sum(axis=(-2, -1)))
+    matrix = _to_matrix(counts)
+    hits = matrix.trace(axis1=-2, axis2=-1)
+    return np.asarray(hits / matrix.sum(axis=(-2, -1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,54 +285,85 @@ def read_calibration_set(
     If the file of the stance prompt's answers, `readings`, exists, its documents are read instead
     of those of the judgments, since another prompt's probabilities need other thresholds.
     """
-    source: dict[tuple[str, str], Mapping[str, float] | None] = {}
-    prompts = set()
-    if readings.exists():
-        path = readings
-        for answer in read_records(path, StanceReading, "stance readings"):
-            prompts.add(answer.prompt)
-            source[answer.topic_id, answer.document_id] = (
-                None if answer.source == "value" else answer.probabilities
-            )
-    else:
-        path, said = judgments, read_records(judgments, Judgment, "judgments")
-        check_judgments(said, task.question, path)
-        for judgment in said:
-            prompts.add(judgment.prompt)
-            reading = judgment.readings.get("stance")
-            source[judgment.topic_id, judgment.document_id] = (
-                None if reading is None else reading.probabilities
-            )
-    judged = [
-        (topic, document, label)
-        for topic, labels in truth.items()
-        for document, label in labels.items()
-    ]
-    used = [(*row, found) for row in judged if (found := source.get(row[:2])) is not None]
-    for topic, document, _, found in used:
-        if set(found) != set(task.stances):
-            raise DataError(
-                f"{path}: topic {topic}, document {document}: probabilities of {', '.join(found):.80}, not of "
-                f"{', '.join(task.stances)}; judge it again"
-            )
-    if not used:
+    source = _read_probabilities(judgments, readings, task)
+    topics: list[str] = []
+    rows: list[list[float]] = []
+    true_labels: list[int] = []
+    without: list[str] = []
+    for topic, labels in truth.items():
+        for document, label in labels.items():
+            probabilities = source.probabilities.get((topic, document))
+            if probabilities is None:
+                without.append(f"{topic} {document}")
+                continue
+            if set(probabilities) != set(task.stances):
+                place = f"{source.path}: topic {topic}, document {document}"
+                raise DataError(
+                    f"{place}: probabilities of {', '.join(probabilities):.80}, not of "
+                    f"{', '.join(task.stances)}; judge it again"
+                )
+            topics.append(topic)
+            rows.append([probabilities[stance] for stance in task.stances])
+            true_labels.append(task.stances.index(label))
+    if not topics:
         raise DataError(
-            f"{path}: no document is both judged and has probabilities of the stances; check that the qrels cover "
-            "the run's topics and that the run was made with log-probabilities"
+            f"{source.path}: no document is both judged and has probabilities of the stances; check that the "
+            "qrels cover the run's topics and that the run was made with log-probabilities"
         )
     return CalibrationSet(
-        [topic for topic, *_ in used],
-        np.array(
-            [[found[stance] for stance in task.stances] for *_, found in used], dtype=np.float64
-        ),
-        np.array([task.stances.index(label) for _, _, label, _ in used], dtype=np.intp),
-        [
-            f"{topic} {document}"
-            for topic, document, _ in judged
-            if source.get((topic, document)) is None
-        ],
-        ", ".join(sorted(prompts)),
+        topics=topics,
+        probabilities=np.array(rows, dtype=np.float64),
+        truth=np.array(true_labels, dtype=np.intp),
+        without=without,
+        prompt=", ".join(sorted(source.prompts)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _ProbabilitySource:
+    """Probabilities of the stances that a file of a run has.
+
+    Attributes:
+        path: The file.
+        probabilities: Probabilities by topic and document; None for an answer without any.
+        prompts: Prompts of all answers in the file.
+    """
+
+    path: Path
+    probabilities: Mapping[tuple[str, str], Mapping[str, float] | None]
+    prompts: Collection[str]
+
+
+def _read_probabilities(judgments: Path, readings: Path, task: Task) -> _ProbabilitySource:
+    """Read the stance prompt's answers if their file exists, else the judgments."""
+    if readings.exists():
+        return _read_stance_probabilities(readings)
+    return _read_judged_probabilities(judgments, task)
+
+
+def _read_stance_probabilities(path: Path) -> _ProbabilitySource:
+    """Read the probabilities in the stance prompt's answers."""
+    probabilities: dict[tuple[str, str], Mapping[str, float] | None] = {}
+    prompts: set[str] = set()
+    for answer in read_records(path, StanceReading, "stance readings"):
+        prompts.add(answer.prompt)
+        has_probabilities = answer.source != "value"
+        key = (answer.topic_id, answer.document_id)
+        probabilities[key] = answer.probabilities if has_probabilities else None
+    return _ProbabilitySource(path, probabilities, prompts)
+
+
+def _read_judged_probabilities(path: Path, task: Task) -> _ProbabilitySource:
+    """Read the probabilities in judgments; raise DataError if they are of another task."""
+    judgments = read_records(path, Judgment, "judgments")
+    check_judgments(judgments, task.question, path)
+    probabilities: dict[tuple[str, str], Mapping[str, float] | None] = {}
+    for judgment in judgments:
+        reading = judgment.readings.get("stance")
+        key = (judgment.topic_id, judgment.document_id)
+        probabilities[key] = None if reading is None else reading.probabilities
+    prompts = {judgment.prompt for judgment in judgments}
+    return _ProbabilitySource(path, probabilities, prompts)
 
 
 def fit_thresholds(
@@ -323,52 +374,67 @@ def fit_thresholds(
     All combinations of `GRID` are tried. Of equally good ones, the one nearest to their mean place
     on the grid is chosen; of several equally near, the one with the lowest first threshold.
     """
-    *others, last = task.no_stances
-    scores = np.array(
-        [
-            _compute_macro_f1(
-                choose_stances(
-                    probabilities,
-                    dict(zip(others, point, strict=True)) | {last: GRID[:, None]},
-                    task,
-                ),
-                truth,
-                task,
-            )
-            for point in product(GRID, repeat=len(others))
-        ]
-    ).reshape((len(GRID),) * len(task.no_stances))
-    best = np.argwhere(scores >= scores.max() - 1e-9)
-    distances = np.square(best - best.mean(axis=0)).sum(axis=1)
-    places = best[np.argmax(distances <= distances.min() + 1e-9)]
-    return {label: float(GRID[place]) for label, place in zip(task.no_stances, places, strict=True)}
+    *first_labels, last_label = task.no_stances
+    scores: list[NDArray[np.float64]] = []
+    for point in product(GRID, repeat=len(first_labels)):
+        thresholds: dict[str, Any] = dict(zip(first_labels, point, strict=True))
+        # All thresholds of the last label at once.
+        thresholds[last_label] = GRID[:, np.newaxis]
+        chosen = choose_stances(probabilities, thresholds, task)
+        scores.append(_compute_macro_f1(chosen, truth, task))
+
+    grid_shape = (len(GRID),) * len(task.no_stances)
+    best_place = _find_central_maximum(np.array(scores).reshape(grid_shape))
+    return {
+        label: float(GRID[place]) for label, place in zip(task.no_stances, best_place, strict=True)
+    }
+
+
+def _find_central_maximum(scores: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the place of the highest score, nearest to the mean place of equally high ones."""
+    best_places = np.argwhere(scores >= scores.max() - _TIE)
+    distances = np.square(best_places - best_places.mean(axis=0)).sum(axis=1)
+    nearest = np.argmax(distances <= distances.min() + _TIE)
+    central: NDArray[np.intp] = best_places[nearest]
+    return central
 
 
 def label_held_out(examples: CalibrationSet, task: Task) -> Labels:
     """Label each document with thresholds that are fitted on other topics: those outside its part of at most five."""
-    dealt = sorted(set(examples.topics))
-    if (folds := min(_FOLDS, len(dealt))) < 2:
+    topics = sorted(set(examples.topics))
+    folds = min(_MAX_FOLDS, len(topics))
+    if folds < 2:
         raise DataError(
-            f"topic {dealt[0]} alone is judged: cross-validation needs two or more; judge more topics"
+            f"topic {topics[0]} alone is judged: cross-validation needs two or more; judge more topics"
         )
-    random.Random(_SEED).shuffle(dealt)
+    random.Random(_SEED).shuffle(topics)
+
     chosen = np.empty_like(examples.truth)
-    for start in range(folds):
-        held_out = np.isin(examples.topics, dealt[start::folds])
+    for fold in range(folds):
+        is_held_out = np.isin(examples.topics, topics[fold::folds])
         thresholds = fit_thresholds(
-            examples.probabilities[~held_out], examples.truth[~held_out], task
+            examples.probabilities[~is_held_out],
+            examples.truth[~is_held_out],
+            task,
         )
-        chosen[held_out] = choose_stances(examples.probabilities[held_out], thresholds, task)
+        chosen[is_held_out] = choose_stances(examples.probabilities[is_held_out], thresholds, task)
     return chosen
 
 
 def score_labels(chosen: Labels, truth: Labels, task: Task) -> tuple[float, float]:
     """Return macro-F1, see `macro_f1`, and the share of documents with the true label."""
-    return float(_compute_macro_f1(chosen, truth, task)), float((chosen == truth).mean())
+    accuracy = (chosen == truth).mean()
+    return float(_compute_macro_f1(chosen, truth, task)), float(accuracy)
 
 
 def _compute_macro_f1(chosen: Labels, truth: Labels, task: Task) -> NDArray[np.float64]:
     """Compute macro-F1 over the last axis of `chosen`, of shape (…, documents)."""
+    # A row for each document, with 1 for its label and 0 for the others.
     one_hot = np.eye(len(task.stances), dtype=np.int64)
-    of_chosen, true = one_hot[chosen], one_hot[truth]
-    return macro_f1((of_chosen * true).sum(axis=-2), of_chosen.sum(axis=-2), true.sum(axis=-2))
+    one_hot_chosen = one_hot[chosen]
+    one_hot_true = one_hot[truth]
+    return macro_f1(
+        hits=(one_hot_chosen * one_hot_true).sum(axis=-2),
+        chosen=one_hot_chosen.sum(axis=-2),
+        true=one_hot_true.sum(axis=-2),
+    )

@@ -13,6 +13,7 @@ from typing import Any
 from pandas import DataFrame
 
 from touche_llm.config import Config, flatten, is_one_of
+from touche_llm.data.measure import CUTOFF
 from touche_llm.data.records import Topic
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
@@ -38,9 +39,6 @@ from touche_llm.tasks.task import Task
 _MAX_ROWS = 100
 # Failures are listed with their completions up to this number; all of them are counted.
 _MAX_FAILURES = 50
-# Runs disagree about a document that is above this rank in some of them only; the cutoff of the
-# headline measures.
-_CUTOFF = 5
 _RUN = "run"
 
 
@@ -331,7 +329,7 @@ def _build_topic(
         found = [of_run.get(document) for of_run in places]
         labels = {place.stance for place in found if place is not None and place.stance}
         at_top = [
-            place is not None and place.rank <= _CUTOFF
+            place is not None and place.rank <= CUTOFF
             for place, of in zip(found, rankings, strict=True)
             if of
         ]
@@ -343,7 +341,8 @@ def _build_topic(
                 # One for each run; None where the run lacks the document.
                 places=found,
                 stances_differ=len(labels) > 1,
-                # In the top 5 of some run, but not of every run with the topic.
+                # Within the cutoff of the headline measures in some run, but not in every run with
+                # the topic.
                 top_differs=any(at_top) and not all(at_top),
             )
         )
