@@ -17,24 +17,33 @@ PACKAGE = Path(touche_llm.__file__).parent
 LAYERS = (
     "errors",
     "data",
+    "settings",
     "text",
-    "corpus",
     "llm",
+    "engines",
+    "doctor",
+    "corpus",
     "tasks",
     "retrieval",
     "prompts",
     "judging",
+    "pairs",
     "ranking",
     "evaluation",
     "config",
+    "api",
+    # Dissolved into its neighbours step by step.
     "pipeline",
+    "runs",
     "prompt_lab",
     "regression",
-    "report",
     "integrations",
+    "report",
     "lab",
     "cli",
 )
+# Imports that still point upwards; the list only shrinks.
+UPWARD: tuple[tuple[str, str], ...] = ()
 # The facade names objects of any layer, and loads them when they are used.
 TOP = ("touche_llm", "touche_llm.__main__")
 
@@ -74,7 +83,7 @@ def layer_of(module: str) -> int:
 
 
 def test_every_module_has_a_place_in_a_layer() -> None:
-    assert {module.split(".")[1] for module in MODULES if module not in TOP} == set(LAYERS)
+    assert {module.split(".")[1] for module in MODULES if module not in TOP} <= set(LAYERS)
 
 
 def test_no_import_points_upwards_and_no_modules_import_each_other_in_a_circle() -> None:
@@ -83,7 +92,8 @@ def test_no_import_points_upwards_and_no_modules_import_each_other_in_a_circle()
         (module, imported) for module, found in sorted(graph.items()) for imported in sorted(found)
     ]
     assert len(arrows) > 500
-    assert [(a, b) for a, b in arrows if b != "touche_llm" and layer_of(b) > layer_of(a)] == []
+    upward = [(a, b) for a, b in arrows if b != "touche_llm" and layer_of(b) > layer_of(a)]
+    assert upward == list(UPWARD)
     order = list(TopologicalSorter(graph).static_order())  # raises CycleError
     assert set(order) >= set(graph)
 
@@ -98,4 +108,4 @@ def test_no_class_name_is_used_twice() -> None:
 def test_the_table_of_layers_in_the_documentation_agrees_with_the_code() -> None:
     page = (PACKAGE.parent / "docs" / "how-to" / "develop.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    assert tuple(rows) == LAYERS
+    assert rows == [layer for layer in LAYERS if layer != "pipeline"]
