@@ -40,9 +40,9 @@ from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.records import Candidate, decode_json
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import write_candidates
+from touche_llm.engines.chat import ChatReply, ChatServer, read_completion
 from touche_llm.llm.answers import AnswerForm, Layout
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.chat import ChatReply, ChatServer, read_completion
 from touche_llm.llm.engine import Completion, Counter, Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request

@@ -21,10 +21,10 @@ import orjson
 
 from benchmarks.processes import list_processes, read_stages, run_command
 from tests.vllm.server import MODEL_NAME, OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environment
+from touche_llm.engines.chat import CHAT_PATH
+from touche_llm.engines.http import API_KEY_VARIABLE
+from touche_llm.engines.managed import serve
 from touche_llm.errors import EngineError
-from touche_llm.llm.chat import CHAT_PATH
-from touche_llm.llm.http import API_KEY_VARIABLE
-from touche_llm.llm.managed import serve
 
 Body = dict[str, Any]
 _READY_ON_GPU = 3600.0

@@ -2,6 +2,7 @@
 
 from .data.records import Topic as Topic
 from .data.topics import read_topics as read_topics
+from .engines.answer_function import FunctionAnswer as FunctionAnswer
 from .errors import DataError as DataError
 from .errors import EngineError as EngineError
 from .errors import PromptError as PromptError
@@ -13,7 +14,6 @@ from .evaluation import evaluate as evaluate
 from .evaluation.qrels import read_qrels as read_qrels
 from .judging.labels import StanceSettings as StanceSettings
 from .judging.sentence_pairs import PairSettings as PairSettings
-from .llm.answer_function import FunctionAnswer as FunctionAnswer
 from .llm.settings import EngineConfig as EngineConfig
 from .llm.settings import SamplingConfig as SamplingConfig
 from .pipeline.candidates import Candidates as Candidates

@@ -17,7 +17,7 @@ import pytest
 from tests.batch.stages import Waiting, export_stage, simple_config
 from tests.fake_server import fields_in, spell
 from tests.sample_runs import Silent, retrieve_stage
-from touche_llm.llm import ray_engine, ray_job
+from touche_llm.engines import ray_engine, ray_job
 
 
 def read_labels(body: Mapping[str, Any]) -> str:

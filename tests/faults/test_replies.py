@@ -23,10 +23,10 @@ from tests.faults import reply_bodies, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
+from touche_llm.engines.chat import ChatServer
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.engine import EngineInfo

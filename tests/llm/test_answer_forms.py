@@ -17,6 +17,7 @@ from pydantic import Field
 from tests.answer_models import ComparativeJudgment
 from tests.llm.engines.test_server import question
 from touche_llm.data.records import Topic
+from touche_llm.engines.chat import build_chat_body
 from touche_llm.llm.answers import (
     AnswerForm,
     AnswerModel,
@@ -29,7 +30,6 @@ from touche_llm.llm.answers import (
     list_fields,
     parse_answer,
 )
-from touche_llm.llm.chat import build_chat_body
 from touche_llm.llm.logprobs import Label, read_label
 from touche_llm.tasks.features import objects_answer
 

@@ -10,7 +10,7 @@ import pytest
 
 import touche_llm as tl
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.llm.answer_function import AnswerFunction, LabelShares
+from touche_llm.engines.answer_function import AnswerFunction, LabelShares
 from touche_llm.llm.request import Request
 
 VALUES: Mapping[str, int | str] = {

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from tests.fake_pooling import DIMENSIONS, FakePooling, embed_words
+from touche_llm.engines.http import HttpClient
+from touche_llm.engines.pooling import PoolingClient, PoolingServer
 from touche_llm.errors import EngineError, PromptError, ReplayMiss
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
-from touche_llm.llm.http import HttpClient
-from touche_llm.llm.pooling import PoolingClient, PoolingServer
 from touche_llm.llm.settings import PoolingConfig, PoolingPurpose
 
 ResultT = TypeVar("ResultT")

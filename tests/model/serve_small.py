@@ -7,7 +7,7 @@ import sys
 
 from tests.model.servers import CONTEXT, ENVIRONMENT, MODEL, OPTIONS
 from tests.vllm.server import VENV, vllm_environment
-from touche_llm.llm.managed import build_start_options, to_flags
+from touche_llm.engines.managed import build_start_options, to_flags
 
 
 def main() -> None:

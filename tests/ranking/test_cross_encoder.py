@@ -11,11 +11,11 @@ import pytest
 
 from tests.ranking.test_comparer import Held
 from touche_llm.data.records import Topic
+from touche_llm.engines.pooling import PoolingClient
+from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
-from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
 from touche_llm.tasks import get_task
 

@@ -15,11 +15,11 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Topic
+from touche_llm.engines.pooling import PoolingClient
+from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.errors import DataError, EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo, Rejected
-from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings
 from touche_llm.tasks import get_task
 from touche_llm.text import sanitize

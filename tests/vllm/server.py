@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from touche_llm.llm.managed import serve
+from touche_llm.engines.managed import serve
 from touche_llm.llm.request import Message
 
 ROOT = Path(__file__).parents[2]

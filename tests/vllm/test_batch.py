@@ -19,9 +19,9 @@ from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, vllm_environment
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
+from touche_llm.engines.managed import to_flags
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.managed import to_flags
 
 pytestmark = pytest.mark.vllm
 MOST_ROUNDS = 4

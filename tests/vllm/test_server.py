@@ -16,10 +16,10 @@ from tests.vllm.make_tiny_model import SPECIAL_TOKENS
 from tests.vllm.real_data import input_of
 from tests.vllm.server import token_ids
 from touche_llm.data.records import Topic
+from touche_llm.engines.chat import ChatServer
 from touche_llm.judging.pointwise import read_labels
 from touche_llm.llm.answers import build_schema, count_alternatives
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.logprobs import compute_expected_grade
 from touche_llm.llm.model import AnsweredRequest, ModelClient

@@ -15,9 +15,9 @@ from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config
 from touche_llm.data.io import check_output
+from touche_llm.engines.batch_files import build_run_batch_command
+from touche_llm.engines.ray_engine import RayJob
 from touche_llm.errors import UsageError
-from touche_llm.llm.batch_files import build_run_batch_command
-from touche_llm.llm.ray_engine import RayJob
 from touche_llm.llm.settings import EngineConfig
 from touche_llm.pipeline.batch import REQUESTS, export_requests, import_responses
 from touche_llm.pipeline.run_directory import RunDirectory

@@ -80,7 +80,7 @@ async def _examine(
 ) -> tuple[list[ServerCheck], EngineError | None]:
     """Return the checks of a server, and the error that ended them early."""
     # Imported here because the HTTP libraries are slow to load.
-    from touche_llm.llm.chat import ChatServer
+    from touche_llm.engines.chat import ChatServer
     from touche_llm.llm.checks import Survey
     from touche_llm.llm.probes import DOCTOR_PROBES, THOROUGH_PROBES, examine
 

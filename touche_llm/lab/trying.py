@@ -14,6 +14,7 @@ from msgspec import to_builtins
 
 from touche_llm.data import concurrency
 from touche_llm.data.records import Topic
+from touche_llm.engines.recorder import TOKEN_CHARS
 from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.lab.bench import Bench, Benches
@@ -22,7 +23,6 @@ from touche_llm.lab.templates import describe_template
 from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.llm.recorder import TOKEN_CHARS
 from touche_llm.pipeline.context import check_examples
 from touche_llm.prompt_lab.holdout import find_half, record_trial
 from touche_llm.prompt_lab.lint import check

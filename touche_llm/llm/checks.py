@@ -9,11 +9,11 @@ from typing import Any, Literal
 import msgspec
 
 from touche_llm.data.records import Count
+from touche_llm.engines.chat import ChatReply, ChatServer
+from touche_llm.engines.http import API_KEY_VARIABLE, HttpClient
 from touche_llm.errors import EngineError, Warn
 from touche_llm.llm.answers import AnswerModel, Layout, build_schema
-from touche_llm.llm.chat import ChatReply, ChatServer
 from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
-from touche_llm.llm.http import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
 from touche_llm.llm.settings import EngineConfig, PoolingConfig, SamplingConfig
 

@@ -14,9 +14,9 @@ from uuid import uuid4
 
 import orjson
 
+from touche_llm.engines.chat import DELIVERIES, LlamaCppTokenCounter, read_completion
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Unusable, count_alternatives, list_fields
-from touche_llm.llm.chat import DELIVERIES, LlamaCppTokenCounter, read_completion
 from touche_llm.llm.checks import (
     PROBE_ANSWER,
     PROBE_LAYOUT,

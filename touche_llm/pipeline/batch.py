@@ -9,9 +9,10 @@ from pathlib import Path
 from touche_llm.config import Config
 from touche_llm.data.io import open_atomic, read_record, write_records
 from touche_llm.data.records import Model
+from touche_llm.engines.batch_files import group_by_topic, read_replies, read_reply, request_line
+from touche_llm.engines.recorder import RecordingEngine, run_until_pending
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import OUTCOMES, Answer, UnusableAnswer
-from touche_llm.llm.batch_files import group_by_topic, read_replies, read_reply, request_line
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import (
     ChatTokenizer,
@@ -21,7 +22,6 @@ from touche_llm.llm.engine import (
     MissingLogprobs,
     Transient,
 )
-from touche_llm.llm.recorder import RecordingEngine, run_until_pending
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import assume_engine_info, open_client, store_engine_info

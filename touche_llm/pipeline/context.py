@@ -20,12 +20,12 @@ from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import normalise_title, read_topics, write_topics
 from touche_llm.data.trec_runs import read_candidates
+from touche_llm.engines.pooling import PoolingClient
 from touche_llm.errors import BadLine, UsageError
 from touche_llm.evaluation.qrels import Qrels, find_qrels, qrels_file, read_qrels
 from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.pooling import PoolingClient
 from touche_llm.pipeline.candidates import Candidates, check_topics
 from touche_llm.pipeline.corpora import DenseCorpus, LocalCorpus, open_run_corpus
 from touche_llm.pipeline.engines import OpenPooling, open_pooling

@@ -13,10 +13,10 @@ from touche_llm.corpus.ir_dataset import dataset_index
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
+from touche_llm.engines.pooling import PoolingClient
+from touche_llm.engines.recorder import RecordingEngine
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.judging.sentence_pairs import PairDocuments
-from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import RecordingEngine
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import index_folder
 from touche_llm.pipeline.engines import OpenPooling, open_pooling

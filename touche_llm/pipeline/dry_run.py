@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from touche_llm.config import Config
+from touche_llm.engines.pooling import PoolingClient
+from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext

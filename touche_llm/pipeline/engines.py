@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from touche_llm.data import concurrency
 from touche_llm.data.settings import read_settings
+from touche_llm.engines.answer_function import FUNCTION, AnswerFunction, FunctionEngine
+from touche_llm.engines.pooling import PoolingClient, PoolingServer
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
-from touche_llm.llm.answer_function import FUNCTION, AnswerFunction, FunctionEngine
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.client import StartUp
 from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo, Rejected, Transient
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.pooling import PoolingClient, PoolingServer
 from touche_llm.llm.request import EMPTY_CHAT, hash_content, place_system_message
 from touche_llm.llm.settings import (
     MAX_ROUND,
@@ -35,7 +35,7 @@ from touche_llm.llm.settings import (
 from touche_llm.pipeline.progress import Progress, SilentProgress, default_progress
 
 if TYPE_CHECKING:
-    from touche_llm.llm.http import HttpClient
+    from touche_llm.engines.http import HttpClient
 
 # JSON schemas of answers.
 Schemas = Sequence[Mapping[str, Any]]
@@ -189,7 +189,7 @@ async def _open_ray(
     progress: Progress,
 ) -> _OpenedEngine:
     """Open the engine of Ray Data jobs."""
-    from touche_llm.llm.ray_engine import RayEngine, RayJob
+    from touche_llm.engines.ray_engine import RayEngine, RayJob
 
     job = RayJob.from_settings(engine, cache.path.with_name(LOG))
     tokenizer = ChatTokenizer(job.folder, sampling.chat_template_kwargs)
@@ -219,9 +219,9 @@ async def _open_server(
     `stack` ends all.
     """
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
-    from touche_llm.llm.chat import ChatServer
+    from touche_llm.engines.chat import ChatServer
+    from touche_llm.engines.managed import serve
     from touche_llm.llm.checks import Survey
-    from touche_llm.llm.managed import serve
     from touche_llm.llm.probes import RUN_PROBES, connect
 
     is_managed = engine.name == "managed"
@@ -314,7 +314,7 @@ async def open_pooling(
             )
             return
         # Imported here because the HTTP libraries are slow to load.
-        from touche_llm.llm.http import HttpClient
+        from touche_llm.engines.http import HttpClient
 
         async with HttpClient(
             settings.url, concurrency=settings.concurrency, request_timeout=settings.request_timeout

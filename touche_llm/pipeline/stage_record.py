@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from touche_llm.data.records import Count, JsonStruct
+from touche_llm.engines.pooling import PoolingClient
 from touche_llm.llm.engine import Counts, EngineInfo
 from touche_llm.llm.logprobs import LabelCounts
-from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.settings import TemplateConfig
 from touche_llm.retrieval.base import CorpusRecord
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from touche_llm.config import Config
 from touche_llm.data.records import Failure, Topic
+from touche_llm.engines.recorder import make_dry_engine
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.pointwise import RequestBuilder, find_objects, make_request_builder
 from touche_llm.llm.engine import Counts
-from touche_llm.llm.recorder import make_dry_engine
 from touche_llm.pipeline.context import RunContext, check_examples, list_schemas
 from touche_llm.pipeline.dry_run import Cost, DryRun, find_context, open_dry_client
 from touche_llm.pipeline.engines import open_client

@@ -12,6 +12,11 @@ from typing import Any, Literal
 from touche_llm.config import Config
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Document, Reading, Topic
+from touche_llm.engines.recorder import (
+    TOKEN_CHARS,
+    count_shared,
+    make_dry_engine,
+)
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import (
     RequestBuilder,
@@ -26,11 +31,6 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, make_replay_miss
-from touche_llm.llm.recorder import (
-    TOKEN_CHARS,
-    count_shared,
-    make_dry_engine,
-)
 from touche_llm.llm.request import Message
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.candidates import request_queries

@@ -25,9 +25,9 @@ from touche_llm.data.records import (
 )
 from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import make_strictly_decreasing
+from touche_llm.engines.pooling import PoolingClient
 from touche_llm.judging.pointwise import Done, RequestBuilder
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.pooling import PoolingClient
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
 from touche_llm.ranking.comparer import Comparands, Comparer, ComparisonKind, RankingMethod

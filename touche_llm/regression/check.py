@@ -12,15 +12,15 @@ from pathlib import Path
 
 from touche_llm.config import Config
 from touche_llm.data.trec_runs import ParsedRun, read_run
-from touche_llm.errors import DataError, ToucheError, describe_os_error
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import EngineInfo
-from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import (
+from touche_llm.engines.pooling import PoolingClient
+from touche_llm.engines.recorder import (
     EstimatingTokenizer,
     RecordingEngine,
     run_until_pending,
 )
+from touche_llm.errors import DataError, ToucheError, describe_os_error
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext

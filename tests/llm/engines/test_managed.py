@@ -17,11 +17,11 @@ import orjson
 import pytest
 
 from tests.sample_runs import SAMPLE
+from touche_llm.engines import managed
+from touche_llm.engines.managed import serve
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm import managed
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
-from touche_llm.llm.managed import serve
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.engines import open_client, store_engine_info

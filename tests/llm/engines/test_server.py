@@ -29,10 +29,10 @@ from tests.fake_server import (
     status,
 )
 from touche_llm.data import concurrency
+from touche_llm.engines.chat import ChatServer
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient

@@ -23,11 +23,11 @@ from tests.other_servers import (
     FakeOllama,
     FakeSglang,
 )
+from touche_llm.engines.chat import DELIVERIES, ChatServer
 from touche_llm.errors import EngineError
 from touche_llm.llm import probes
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.chat import DELIVERIES, ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.engine import EngineInfo, TokenCounter
 from touche_llm.llm.model import AnsweredRequest, ModelClient

@@ -146,7 +146,7 @@ async def serve(
     `vllm serve` are named and valued as for `vllm.LLM`: `{"enforce_eager": True}`. The context in
     tokens is the model's own if None.
     """
-    from touche_llm.llm.http import HttpClient  # takes a while to load
+    from touche_llm.engines.http import HttpClient  # takes a while to load
 
     with socket.create_server((_HOST, 0)) as free:
         port: int = free.getsockname()[1]

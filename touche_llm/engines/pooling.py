@@ -29,7 +29,7 @@ from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.text.passages import RankedPassages
 
 if TYPE_CHECKING:  # takes a while to load
-    from touche_llm.llm.http import HttpClient
+    from touche_llm.engines.http import HttpClient
 
 # Max bytes of a stored vector: 16,384 dimensions.
 _MAX_VECTOR = 2**16
@@ -331,7 +331,7 @@ class PoolingServer:
     @property
     def counter(self) -> TokenCounter:
         """Counter of the tokens of texts."""
-        from touche_llm.llm.chat import TextTokenCounter  # takes a while to load
+        from touche_llm.engines.chat import TextTokenCounter  # takes a while to load
 
         return TextTokenCounter(self._client, self._model, {})
 

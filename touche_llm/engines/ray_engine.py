@@ -16,16 +16,16 @@ import orjson
 
 from touche_llm.data.io import iterate_records, open_scratch
 from touche_llm.data.records import JsonStruct
-from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.llm.batch_files import (
+from touche_llm.engines.batch_files import (
     Reply,
     group_by_topic,
     read_replies,
     read_reply,
     request_line,
 )
+from touche_llm.engines.managed import build_start_options, run_guarded
+from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.engine import Completion, Counter
-from touche_llm.llm.managed import build_start_options, run_guarded
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import EngineConfig, check_model_folder
 
@@ -125,7 +125,7 @@ class RayJob:
             "vllm": build_start_options(vllm_options) | {"max_model_len": self.context},
             "ray": ray_options,
         }
-        program = [sys.executable, "-m", "touche_llm.llm.ray_job"]
+        program = [sys.executable, "-m", "touche_llm.engines.ray_job"]
         files = [os.path.abspath(requests), os.path.abspath(responses)]
         return [*program, *files, orjson.dumps(settings).decode()]
 

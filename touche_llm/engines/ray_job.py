@@ -1,4 +1,4 @@
-"""A Ray Data job that answers a file of chat requests with `ray.data.llm`: `python -m touche_llm.llm.ray_job`.
+"""A Ray Data job that answers a file of chat requests with `ray.data.llm`: `python -m touche_llm.engines.ray_job`.
 
 The engine stage of `ray.data.llm` takes token ids and sampling parameters, structured outputs among
 them, and returns tokens with all log-probabilities. It lacks three features of chat completions

@@ -12,11 +12,11 @@ import orjson
 
 from touche_llm.data.io import iterate_records
 from touche_llm.data.records import JsonStruct, Malformed, decode_json
+from touche_llm.engines.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion
+from touche_llm.engines.http import extract_message
+from touche_llm.engines.managed import build_start_options, to_flags
 from touche_llm.errors import DataError, to_printable
-from touche_llm.llm.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion
 from touche_llm.llm.engine import Completion, Rejected, Transient
-from touche_llm.llm.http import extract_message
-from touche_llm.llm.managed import build_start_options, to_flags
 from touche_llm.llm.request import Request
 
 _MAX_KIND = 40
