@@ -36,7 +36,6 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data import concurrency
 from touche_llm.data.measure import CUTOFF, MACRO_F1, make_headline_ndcg
 from touche_llm.data.records import Candidate, Reading, Topic
-from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.measures import estimate_grades
@@ -48,6 +47,7 @@ from touche_llm.llm.settings import EngineConfig
 from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.settings.section import read_yaml
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import TASK_FILE
 from touche_llm.tasks.task import Task, load_task

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from touche_llm.data.settings import Option, Scope, Section
 from touche_llm.errors import list_fields
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
@@ -34,6 +33,7 @@ from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
+from touche_llm.settings.section import Option, Scope, Section
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task

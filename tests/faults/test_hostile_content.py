@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.faults.tally import Tally
 from touche_llm.corpus.args_me import read_arguments
 from touche_llm.corpus.json_lines import read_passages
-from touche_llm.data.settings import YamlError, parse_yaml
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError
@@ -23,6 +22,7 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.judging.labels import read_thresholds
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.config_file import load_config
+from touche_llm.settings.section import YamlError, parse_yaml
 from touche_llm.tasks import get_task
 
 # What tends to break readers: nothing, white space, controls, the other direction, half a pair,

@@ -10,7 +10,6 @@ import pytest
 from tests.expect import raises_at
 from tests.sample_runs import Silent, config_for, retrieve_stage
 from touche_llm.data.measure import make_headline_ndcg
-from touche_llm.data.settings import to_yaml
 from touche_llm.errors import DataError
 from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -22,6 +21,7 @@ from touche_llm.pipeline.runs import (
     read_results,
     read_texts,
 )
+from touche_llm.settings.section import to_yaml
 from touche_llm.tasks import get_task
 
 

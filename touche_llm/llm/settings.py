@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from touche_llm.data.settings import Option, Scope, Section, check_address
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import DELIMITERS, SystemPlace, Thinking
+from touche_llm.settings.section import Option, Scope, Section, check_address
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from touche_llm.config import Config, flatten, is_one_of
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.io import open_atomic
-from touche_llm.data.settings import read_yaml, set_values, to_yaml
 from touche_llm.errors import DataError, UsageError, describe_first_problem
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import list_files
 from touche_llm.retrieval.base import RETRIEVERS
+from touche_llm.settings.section import read_yaml, set_values, to_yaml
 from touche_llm.tasks import DEFAULT_TASK, TASKS, find_dataset_task, get_task
 from touche_llm.tasks.definition import TASK_FILE
 from touche_llm.tasks.published import LEADERBOARD_FILE

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from touche_llm.data import concurrency
-from touche_llm.data.settings import read_settings
 from touche_llm.engines.answer_function import FUNCTION, AnswerFunction, FunctionEngine
 from touche_llm.engines.pooling import PoolingClient, PoolingServer
 from touche_llm.errors import EngineError, UsageError
@@ -33,6 +32,7 @@ from touche_llm.llm.settings import (
     get_model_name,
 )
 from touche_llm.pipeline.progress import Progress, SilentProgress, default_progress
+from touche_llm.settings.section import read_settings
 
 if TYPE_CHECKING:
     from touche_llm.engines.http import HttpClient

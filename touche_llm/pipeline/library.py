@@ -14,7 +14,6 @@ from pydantic import Field
 
 from touche_llm.data import concurrency
 from touche_llm.data.records import Topic
-from touche_llm.data.settings import Section, read_settings
 from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.labels import StanceSettings, check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
@@ -46,6 +45,7 @@ from touche_llm.retrieval.base import Corpus, ExpansionSettings, QueryField, Ret
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch import ElasticIndex, ElasticsearchSettings
+from touche_llm.settings.section import Section, read_settings
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.task import Task

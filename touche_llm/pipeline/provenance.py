@@ -22,7 +22,6 @@ from touche_llm import __version__
 from touche_llm.config import Config, find_settings, flatten, is_one_of
 from touche_llm.corpus.store import hash_corpus
 from touche_llm.data.io import sha256
-from touche_llm.data.settings import Scope
 from touche_llm.errors import UsageError
 from touche_llm.llm.settings import SECTIONS
 from touche_llm.pipeline.config_file import CONFIG, is_same_task
@@ -37,6 +36,7 @@ from touche_llm.pipeline.stage_record import (
     StageRecords,
 )
 from touche_llm.ranking.steps import JUDGE
+from touche_llm.settings.section import Scope
 from touche_llm.tasks import get_task
 
 INCIDENTAL = ("index", *find_settings(Scope.DELIVERY))

@@ -23,7 +23,6 @@ from touche_llm.data.records import (
     UserLabels,
     convert_plain,
 )
-from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
@@ -40,6 +39,7 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.stage_record import STAGES, RunRecord, StageName, StageRecords
+from touche_llm.settings.section import read_yaml, to_yaml
 from touche_llm.tasks import get_task
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task

@@ -20,7 +20,6 @@ from touche_llm.data.io import open_atomic, sha256
 from touche_llm.data.measure import Measure
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Model
-from touche_llm.data.settings import load_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
@@ -37,6 +36,7 @@ from touche_llm.pipeline.run_directory import (
 )
 from touche_llm.pipeline.stage_facts import sum_values
 from touche_llm.pipeline.stage_record import RunRecord, StageRecords
+from touche_llm.settings.section import load_yaml, to_yaml
 from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 

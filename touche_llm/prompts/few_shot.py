@@ -19,9 +19,9 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, create_model
 
 from touche_llm.data.records import LabelledDocument, Model, Topic
-from touche_llm.data.settings import YamlError, parse_yaml
 from touche_llm.errors import DataError, PromptError, describe_first_problem
 from touche_llm.llm.answers import AnswerForm, AnswerModel, Layout, Unusable, parse_answer
+from touche_llm.settings.section import YamlError, parse_yaml
 
 EXAMPLES_SUFFIX = ".examples.yaml"
 _DOCUMENTS = "documents"

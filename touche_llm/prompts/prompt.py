@@ -18,13 +18,13 @@ from pydantic import Field
 
 from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Topic
-from touche_llm.data.settings import Option, Scope, Section, load_yaml
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answers import AnswerForm, AnswerModel, Layout, can_be_letters, parse_answer
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
 from touche_llm.prompts.fields import group_fields, pick_fields, select_fields
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
+from touche_llm.settings.section import Option, Scope, Section, load_yaml
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
 from touche_llm.text import SanitizedText, sanitize

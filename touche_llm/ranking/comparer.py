@@ -22,7 +22,6 @@ from touche_llm.data.records import (
     ScoredDocument,
     Topic,
 )
-from touche_llm.data.settings import Section
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answers import AnswerModel
@@ -38,6 +37,7 @@ from touche_llm.prompts.purposes import (
     build_order_answer,
 )
 from touche_llm.retrieval.base import Documents
+from touche_llm.settings.section import Section
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
 

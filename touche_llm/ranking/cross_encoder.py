@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, Field
 
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import ScoredDocument, Topic
-from touche_llm.data.settings import Option, Scope
 from touche_llm.data.topics import build_query
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.judging.pointwise import sanitize_document
@@ -21,6 +20,7 @@ from touche_llm.llm.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.order import rank_by_value, scale_scores
 from touche_llm.retrieval.base import Documents, QueryField, to_texts
+from touche_llm.settings.section import Option, Scope
 from touche_llm.tasks.features import Question
 from touche_llm.text import sanitize
 

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from touche_llm.data.records import Candidate, Judgment, RunLine, ScoredDocument
-from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, make_strictly_decreasing
 from touche_llm.errors import UsageError
 from touche_llm.judging.labels import combine_grades
+from touche_llm.settings.section import Section
 from touche_llm.tasks.definition import Scale
 from touche_llm.tasks.task import Task
 

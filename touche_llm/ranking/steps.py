@@ -23,7 +23,6 @@ from touche_llm.data.records import (
     ScoredDocument,
     Topic,
 )
-from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.judging.pointwise import Done, RequestBuilder
@@ -44,6 +43,7 @@ from touche_llm.ranking.order import (
     replace_marks,
 )
 from touche_llm.retrieval.base import Documents
+from touche_llm.settings.section import Section
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
 from touche_llm.tasks.task import Task
 

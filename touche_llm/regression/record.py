@@ -20,7 +20,6 @@ from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.io import open_atomic, replace_folder
 from touche_llm.data.records import Document
-from touche_llm.data.settings import to_yaml
 from touche_llm.data.topics import write_topics
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import OUTCOMES
@@ -49,6 +48,7 @@ from touche_llm.regression.snapshot import (
     corpus_file,
     open_snapshot,
 )
+from touche_llm.settings.section import to_yaml
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import describe_restriction
 

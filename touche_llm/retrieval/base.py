@@ -12,9 +12,9 @@ from pydantic import BeforeValidator, Field
 
 from touche_llm.corpus.store import TextTable
 from touche_llm.data.records import Candidate, Count, Document, JsonStruct, Topic
-from touche_llm.data.settings import Option, Section
 from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.settings.section import Option, Section
 from touche_llm.tasks.task import Task
 
 QueryField = Literal["title", "description", "narrative", "objects"]

@@ -33,10 +33,10 @@ from touche_llm.data.databases import (
 )
 from touche_llm.data.io import ID_FORM, is_word
 from touche_llm.data.records import Candidate, Document, Malformed, Topic, decode_json
-from touche_llm.data.settings import Scope, Section, check_address
 from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, EngineError, UsageError, Warn, needs_extra
 from touche_llm.retrieval.base import Corpus, CorpusRecord, QueryField
+from touche_llm.settings.section import Scope, Section, check_address
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:  # slow to load, and every command reads the settings

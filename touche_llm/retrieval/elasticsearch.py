@@ -21,10 +21,10 @@ from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, Reader, SkippedL
 from touche_llm.data.concurrency import RetryNotice, TransientFailure, retry, to_line
 from touche_llm.data.io import sha256
 from touche_llm.data.records import Candidate, Document, Model, Topic
-from touche_llm.data.settings import Option, Scope, Section, check_address
 from touche_llm.data.topics import build_query
 from touche_llm.errors import BadLine, DataError, EngineError, UsageError, Warn, needs_extra
 from touche_llm.retrieval.base import Corpus, CorpusRecord, QueryField
+from touche_llm.settings.section import Option, Scope, Section, check_address
 from touche_llm.tasks.task import Task
 from touche_llm.text import STOP_WORDS
 

@@ -1,0 +1,1 @@
+"""How settings declare themselves."""
