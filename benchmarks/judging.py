@@ -35,7 +35,8 @@ from aiohttp import web
 from benchmarks.figures import Figure, parse_sizes, peak_gib, show
 from benchmarks.processes import run_alone, run_command
 from benchmarks.synthetic import write_passages, write_topics
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import load_config
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.records import Candidate, decode_json
 from touche_llm.data.topics import read_topics
@@ -47,7 +48,6 @@ from touche_llm.llm.engine import Completion, Counter, Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import CANDIDATES, RunDirectory
 from touche_llm.pipeline.stages import judge_stage

@@ -26,12 +26,12 @@ from playwright.sync_api import Page, sync_playwright
 from benchmarks.figures import Figure, parse_sizes, show
 from benchmarks.judging import PARTS, prepare
 from tests.fake_server import FakeServer
+from touche_llm.config.files import load_config
 from touche_llm.engines.recorder import make_dry_engine
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import SamplingConfig
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.progress import SilentProgress

@@ -26,7 +26,7 @@ from benchmarks import gpu_time
 from touche_llm import cli, errors
 from touche_llm.cli.options import find_panel
 from touche_llm.cli.setting_options import OPTIONS
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.data import records
 from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.pipeline import stage_record

@@ -14,7 +14,8 @@ from tests.fake_server import FakeServer
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.stage_records import rank_record
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import load_config
 from touche_llm.data.records import RunLine
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import Cache, CacheMode
@@ -23,7 +24,6 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline import stages
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.judge import Judgments

@@ -20,7 +20,8 @@ from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, Script, ScriptedEngine
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.cli.tasks import EXAMPLE
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import load_config
 from touche_llm.data.topics import read_topics
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
@@ -28,7 +29,6 @@ from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.progress import ConsoleProgress
 

@@ -10,7 +10,7 @@ from tests import batch_replies as b
 from tests.sample_runs import Silent, config_for, with_cache
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.batch import Import, export_requests, import_responses

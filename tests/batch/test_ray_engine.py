@@ -10,7 +10,7 @@ import yaml
 
 from tests.batch.conftest import FakeRay
 from tests.sample_runs import Silent, config_for, with_cache
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline import stages as pipeline

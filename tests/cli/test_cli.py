@@ -21,7 +21,7 @@ from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, good, says
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.stages import run_requests, until_interrupted
-from touche_llm.pipeline.config_file import load_config
+from touche_llm.config.files import load_config
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]

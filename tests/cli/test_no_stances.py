@@ -13,8 +13,8 @@ from tests.cli.conftest import Touche
 from tests.sample_runs import run_directly, run_lines
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.config.files import load_config
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.config_file import load_config
 
 SAMPLE = SAMPLES / "controversial"
 TASK = """\

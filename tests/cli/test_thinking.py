@@ -14,11 +14,11 @@ import touche_llm
 from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, good, reply, says
 from tests.llm.engines.test_thinking_check import PROBE, after_a_thought
+from touche_llm.config.files import load_config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache
-from touche_llm.pipeline.config_file import load_config
 
 SAMPLE = Path(touche_llm.__file__).parent / "samples" / "comparative"
 CORPUS, TOPICS = SAMPLE / "passages.jsonl", SAMPLE / "topics.xml"

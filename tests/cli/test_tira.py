@@ -19,7 +19,7 @@ import touche_llm
 from tests.cli.conftest import Done, Touche
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.data.io import sha256
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError

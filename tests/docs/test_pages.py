@@ -12,7 +12,7 @@ import pytest
 from tests.cli.test_options import COMMANDS
 from tests.docs.pages import DOCS, PAGES, ROOT, list_code, list_targets
 from touche_llm import errors
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.errors import ToucheError, list_fields
 from touche_llm.llm.answers import FailureKind
 

@@ -15,7 +15,7 @@ from tests.faults.reply_kinds import KINDS, Good, Kind, Pieces, good, http
 from tests.faults.tally import Tally
 from tests.faults.test_replies import is_short
 from tests.sample_runs import Silent, config_for
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.faults.tally import Tally
+from touche_llm.config.files import load_config
 from touche_llm.corpus.args_me import read_arguments
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.data.topics import read_topics
@@ -21,7 +22,6 @@ from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.judging.labels import read_thresholds
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.settings.section import YamlError, parse_yaml
 from touche_llm.tasks import get_task
 

@@ -16,6 +16,7 @@ from tests.cli.conftest import Touche
 from tests.sample_runs import run_directly, run_lines
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.config.files import load_config
 from touche_llm.corpus.args_me import read_arguments, read_whole_arguments
 from touche_llm.corpus.ir_dataset import DatasetDocuments
 from touche_llm.corpus.json_lines import read_passages
@@ -23,7 +24,6 @@ from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.tasks import TASKS
 
 ir_datasets = pytest.importorskip("ir_datasets")

@@ -13,13 +13,13 @@ import pytest
 import touche_llm as tl
 from tests.sample_runs import run_directly, run_lines
 from tests.scripted_engine import ScriptedEngine
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import load_config
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.regression.check import check_folder
 from touche_llm.regression.record import record
 from touche_llm.tasks import get_task

@@ -15,7 +15,7 @@ from tests.pipeline.test_rank import ids, judged, lines_of, short
 from tests.sample_runs import Silent, run_directly
 from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.dry_run import estimate_cost

@@ -12,7 +12,7 @@ import yaml
 import touche_llm as tl
 from tests.fake_pooling import FakePooling
 from tests.sample_runs import SAMPLE, Silent, config_for
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import CacheMode

@@ -12,7 +12,7 @@ import pytest
 from tests.sample_runs import Silent, config_for, run_directly, with_cache
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of, script_with_queries
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.dry_run import DryRun, estimate_cost
 from touche_llm.pipeline.stage_record import StageName

@@ -17,7 +17,7 @@ from tests.sample_runs import Silent, config_for, run_directly
 from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import script_with_queries
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline.stages import run_all
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.stage_records import judge_record, retrieve_record
-from touche_llm.pipeline.config_file import load_config
+from touche_llm.config.files import load_config
 from touche_llm.pipeline.provenance import build_metadata
 from touche_llm.pipeline.stage_record import RunRecord, StageRecords
 

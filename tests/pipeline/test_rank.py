@@ -20,7 +20,7 @@ from tests.sample_runs import (
 )
 from tests.scripted_engine import FACTS, Label
 from tests.write_demo_cassette import script_of
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Comparison, Failure, Objects, RunLine
 from touche_llm.errors import ReplayMiss

@@ -15,10 +15,10 @@ from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, good, says, status
 from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, run_lines, run_on, with_cache
+from touche_llm.config.files import load_config
 from touche_llm.errors import DataError, ReplayMiss
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.dry_run import estimate_cost
 
 

@@ -11,11 +11,11 @@ import yaml
 
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import load_config
 from touche_llm.errors import UsageError
 from touche_llm.pipeline import provenance
 from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks import prompts_folder

@@ -15,6 +15,7 @@ from tests.prompt_variants import asked_with, reader, title_of
 from tests.report.reports import sample_run
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
+from touche_llm.config.files import load_config
 from touche_llm.data.io import read_records
 from touche_llm.data.measure import MACRO_F1, Measure, MeasureName
 from touche_llm.data.records import Candidate, Judgment
@@ -26,7 +27,6 @@ from touche_llm.evaluation.stances import round_grade
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engine import Rejected
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts
 from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.prompt_lab.sample import Plan

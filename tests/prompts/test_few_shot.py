@@ -20,7 +20,7 @@ from tests.sample_runs import (
     with_cache,
 )
 from tests.scripted_engine import Label
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.cache import CacheMode

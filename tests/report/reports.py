@@ -17,13 +17,13 @@ import msgspec
 from tests.sample_runs import Silent, run_scripted
 from tests.scripted_engine import Script
 from touche_llm.cli.demo import sample_config
+from touche_llm.config.files import load_config
 from touche_llm.data.io import write_records
 from touche_llm.data.records import Attempt, Failure, Model
 from touche_llm.data.trec_runs import read_run
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.tasks.definition import Scale
 
 # Each would set `window.ran`, fetch something, or leave the element that it stands in.

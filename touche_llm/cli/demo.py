@@ -15,14 +15,14 @@ from touche_llm.cli import options as o
 from touche_llm.cli.emit import show_lines
 from touche_llm.cli.evaluate import show_summary, summarize
 from touche_llm.cli.show import list_rows, read_run_topics, show_rankings
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import load_config
 from touche_llm.data.io import shorten_path
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import find_qrels, read_qrels
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import record_evaluation

@@ -26,14 +26,14 @@ from touche_llm.cli.emit import (
     show_table,
 )
 from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import index_folder, load_config
 from touche_llm.data.records import Failure
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import describe_resume
 from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.config_file import index_folder, load_config
 from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import read_overview

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import find_copy, load_config
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, Warn
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.pipeline.config_file import find_copy, load_config
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import BROKEN, find_known_qrels, find_runs, read_overview

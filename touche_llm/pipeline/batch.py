@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.data.io import open_atomic, read_record, write_records
 from touche_llm.data.records import Model
 from touche_llm.engines.batch_files import group_by_topic, read_replies, read_reply, request_line

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.corpus.ir_dataset import (
     dataset_folder,
     read_dataset_judgments,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import index_folder
 from touche_llm.corpus.ir_dataset import dataset_index
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
@@ -18,7 +19,6 @@ from touche_llm.engines.recorder import RecordingEngine
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline.config_file import index_folder
 from touche_llm.pipeline.engines import OpenPooling, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.stage_record import PoolingUse

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.llm.model import ModelClient

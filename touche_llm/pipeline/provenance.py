@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 
 from touche_llm import __version__
-from touche_llm.config import Config, find_settings, flatten, is_one_of
+from touche_llm.config.configuration import Config, find_settings, flatten, is_one_of
+from touche_llm.config.files import CONFIG, is_same_task
 from touche_llm.corpus.store import hash_corpus
 from touche_llm.data.io import sha256
 from touche_llm.errors import UsageError
 from touche_llm.llm.settings import SECTIONS
-from touche_llm.pipeline.config_file import CONFIG, is_same_task
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import OUTPUTS, REPORT, RunDirectory
 from touche_llm.pipeline.stage_record import (

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from touche_llm.config import PURPOSES, Config
+from touche_llm.config.configuration import PURPOSES, Config
+from touche_llm.config.files import (
+    CONFIG,
+    METADATA,
+    copy_task,
+    find_task_folder,
+    load_config,
+    write_config,
+)
 from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import (
     Comparison,
@@ -27,14 +35,6 @@ from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
 from touche_llm.pipeline.candidates import Candidates, add_objects
-from touche_llm.pipeline.config_file import (
-    CONFIG,
-    METADATA,
-    copy_task,
-    find_task_folder,
-    load_config,
-    write_config,
-)
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.rank import Ranking

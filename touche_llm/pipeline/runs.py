@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PlainValidator
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import METADATA
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data import trec_runs
 from touche_llm.data.io import open_atomic, sha256
@@ -24,7 +25,6 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
 from touche_llm.judging.sentence_pairs import PairDocuments
-from touche_llm.pipeline.config_file import METADATA
 from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.pipeline.run_directory import (
     BATCH,

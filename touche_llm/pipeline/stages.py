@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from touche_llm.config import PURPOSES, Config
+from touche_llm.config.configuration import PURPOSES, Config
+from touche_llm.config.files import CONFIG
 from touche_llm.data.records import Failure
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.labels import mean_off_label_mass
@@ -26,7 +27,6 @@ from touche_llm.pipeline.candidates import (
     retrieve,
     warn_of_empty,
 )
-from touche_llm.pipeline.config_file import CONFIG
 from touche_llm.pipeline.context import RunContext, list_schemas
 from touche_llm.pipeline.corpora import DenseCorpus
 from touche_llm.pipeline.engines import open_client

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.data.records import Failure, Topic
 from touche_llm.engines.recorder import make_dry_engine
 from touche_llm.errors import DataError, UsageError, shorten

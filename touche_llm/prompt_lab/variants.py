@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.records import Candidate, Failure, Judgment, ScoredDocument, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import (

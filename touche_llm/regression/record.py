@@ -15,7 +15,8 @@ from typing import IO, Any
 import orjson
 from pydantic import BaseModel
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import CONFIG, copy_task, load_config
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.io import open_atomic, replace_folder
@@ -26,7 +27,6 @@ from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, EngineConfig
 from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.config_file import CONFIG, copy_task, load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.engines import name_kind, store_engine_info

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import orjson
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import CONFIG, COPY, find_task_folder, load_config
 from touche_llm.data.io import open_atomic, read_bounded, recover, shorten_path
 from touche_llm.data.records import Malformed, Model
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline.config_file import CONFIG, COPY, find_task_folder, load_config
 from touche_llm.pipeline.run_directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
 from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import get_task

@@ -11,7 +11,8 @@ from statistics import fmean
 from string import ascii_uppercase
 from types import SimpleNamespace
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
+from touche_llm.config.files import find_copy
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError
@@ -21,7 +22,6 @@ from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.candidates import check_topics
-from touche_llm.pipeline.config_file import find_copy
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import open_run_corpus
 from touche_llm.pipeline.judge import Judgments

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from pandas import DataFrame
 
-from touche_llm.config import Config
+from touche_llm.config.configuration import Config
 from touche_llm.data.io import open_atomic
 from touche_llm.data.measure import Measure
 from touche_llm.data.trec_runs import ParsedRun

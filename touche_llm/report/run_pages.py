@@ -12,7 +12,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from touche_llm.config import Config, flatten, is_one_of
+from touche_llm.config.configuration import Config, flatten, is_one_of
 from touche_llm.data.measure import CUTOFF
 from touche_llm.data.records import Topic
 from touche_llm.data.trec_runs import ParsedRun

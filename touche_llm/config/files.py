@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from touche_llm.config import Config, flatten, is_one_of
+from touche_llm.config.configuration import Config, flatten, is_one_of
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.io import open_atomic
 from touche_llm.errors import DataError, UsageError, describe_first_problem
