@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from tests.expect import raises_at
-from touche_llm.data.settings import YamlError, parse_yaml
+from touche_llm.config.files import load_config
 from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.judging.labels import read_thresholds
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import read_header
+from touche_llm.settings.section import YamlError, parse_yaml
 
 
 @pytest.mark.parametrize(

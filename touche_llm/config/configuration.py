@@ -1,6 +1,6 @@
 """The configuration of a run, composed of the settings of the packages below.
 
-See `pipeline.config_file` for files.
+See `config.files` for files.
 """
 
 from __future__ import annotations
