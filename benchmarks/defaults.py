@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.figures import parse_sizes
 from touche_llm import open_corpus, read_topics, retrieve
+from touche_llm.api.progress import SilentProgress
 from touche_llm.data.measure import CUTOFF, make_headline_ndcg
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
@@ -37,7 +38,6 @@ from touche_llm.errors import ToucheError
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.evaluation.significance import compute_interval, estimate_mean
-from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective

@@ -26,6 +26,8 @@ from playwright.sync_api import Page, sync_playwright
 from benchmarks.figures import Figure, parse_sizes, show
 from benchmarks.judging import PARTS, prepare
 from tests.fake_server import FakeServer
+from touche_llm.api.opening import store_engine_info
+from touche_llm.api.progress import SilentProgress
 from touche_llm.config.files import load_config
 from touche_llm.engines.recorder import make_dry_engine
 from touche_llm.llm.cache import Cache
@@ -33,8 +35,6 @@ from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
 

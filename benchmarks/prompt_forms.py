@@ -31,6 +31,7 @@ import yaml
 from benchmarks.figures import machine, parse_sizes
 from tests.vllm.real_data import REAL
 from tests.vllm.server import ROOT
+from touche_llm.api.opening import LanguageModel
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data import concurrency
@@ -44,7 +45,6 @@ from touche_llm.evaluation.stances import estimate_stances
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.logprobs import LabelInformation
 from touche_llm.llm.settings import EngineConfig
-from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.settings.section import read_yaml

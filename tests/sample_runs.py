@@ -13,6 +13,11 @@ import yaml
 from tests.fake_server import FakeServer
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.stage_records import rank_record
+from touche_llm.api.judge import Judgments
+from touche_llm.api.opening import store_engine_info
+from touche_llm.api.progress import Progress
+from touche_llm.api.rank import Ranking
+from touche_llm.api.retrieve import Candidates
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
@@ -23,12 +28,7 @@ from touche_llm.llm.engine import Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline import stages
 from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import RunResult
 from touche_llm.tasks import get_task

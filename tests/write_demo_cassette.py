@@ -18,6 +18,8 @@ import yaml
 
 from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, Script, ScriptedEngine
+from touche_llm.api.opening import store_engine_info
+from touche_llm.api.progress import ConsoleProgress
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.cli.tasks import EXAMPLE
 from touche_llm.config.configuration import Config
@@ -29,8 +31,6 @@ from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
-from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.progress import ConsoleProgress
 
 FACTS = EngineInfo(
     model="written-for-the-demo",

@@ -1,5 +1,17 @@
 # The public interface: `touche_llm.__init__` imports these names at first use.
 
+from .api.judge import Judgments as Judgments
+from .api.library import DenseOptions as DenseOptions
+from .api.library import RankOptions as RankOptions
+from .api.library import judge as judge
+from .api.library import open_corpus as open_corpus
+from .api.library import rank as rank
+from .api.library import retrieve as retrieve
+from .api.opening import LanguageModel as LanguageModel
+from .api.progress import ConsoleProgress as ConsoleProgress
+from .api.progress import SilentProgress as SilentProgress
+from .api.rank import Ranking as Ranking
+from .api.retrieve import Candidates as Candidates
 from .data.records import Topic as Topic
 from .data.topics import read_topics as read_topics
 from .engines.answer_function import FunctionAnswer as FunctionAnswer
@@ -16,19 +28,7 @@ from .judging.labels import StanceSettings as StanceSettings
 from .judging.sentence_pairs import PairSettings as PairSettings
 from .llm.settings import EngineConfig as EngineConfig
 from .llm.settings import SamplingConfig as SamplingConfig
-from .pipeline.candidates import Candidates as Candidates
 from .pipeline.context import Dataset as Dataset
-from .pipeline.engines import LanguageModel as LanguageModel
-from .pipeline.judge import Judgments as Judgments
-from .pipeline.library import DenseOptions as DenseOptions
-from .pipeline.library import RankOptions as RankOptions
-from .pipeline.library import judge as judge
-from .pipeline.library import open_corpus as open_corpus
-from .pipeline.library import rank as rank
-from .pipeline.library import retrieve as retrieve
-from .pipeline.progress import ConsoleProgress as ConsoleProgress
-from .pipeline.progress import SilentProgress as SilentProgress
-from .pipeline.rank import Ranking as Ranking
 from .pipeline.runs import read_run as read_run
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.base import RetrieverConfig as RetrieverConfig

@@ -15,6 +15,7 @@ from tests.cli.conftest import Done, Touche
 from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
+from touche_llm.api.opening import open_client, store_engine_info
 from touche_llm.cli import prompts_trial
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.llm.answers import Token, list_fields
@@ -23,7 +24,6 @@ from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
-from touche_llm.pipeline.engines import open_client, store_engine_info
 from touche_llm.tasks import prompts_folder
 
 SAMPLE = SAMPLES / "comparative"

@@ -21,6 +21,8 @@ from tests.expect import raises_at
 from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import FACTS
+from touche_llm.api.opening import store_engine_info
+from touche_llm.api.progress import SilentProgress
 from touche_llm.cli.tasks import EXAMPLE_FILES
 from touche_llm.config.files import load_config
 from touche_llm.data.io import read_records, write_records
@@ -30,8 +32,6 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
-from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.tasks import TASKS, get_task
 
 

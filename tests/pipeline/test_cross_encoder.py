@@ -15,11 +15,11 @@ from tests.pipeline.test_rank import ids, judged, lines_of, short
 from tests.sample_runs import Silent, run_directly
 from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import script_of
+from touche_llm.api.rank import Ranking
 from touche_llm.config.configuration import Config
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.dry_run import estimate_cost
-from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.stages import run_rank
 from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import record

@@ -12,11 +12,11 @@ import yaml
 import touche_llm as tl
 from tests.fake_pooling import FakePooling
 from tests.sample_runs import SAMPLE, Silent, config_for
+from touche_llm.api.retrieve import Candidates
 from touche_llm.config.configuration import Config
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import CacheMode
-from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.stages import run_retrieve
 from touche_llm.ranking.order import fuse_candidates

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from touche_llm.api import progress as progress_module
+from touche_llm.api.progress import ConsoleProgress, default_progress
 from touche_llm.llm.engine import Counts
-from touche_llm.pipeline import progress as progress_module
-from touche_llm.pipeline.progress import ConsoleProgress, default_progress
 
 PROBLEM = "ClientOSError [Errno 32] Cannot write to closing transport, since the server left without an answer"
 

@@ -20,6 +20,7 @@ from tests.sample_runs import (
 )
 from tests.scripted_engine import FACTS, Label
 from tests.write_demo_cassette import script_of
+from touche_llm.api.rank import Ranking
 from touche_llm.config.configuration import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Comparison, Failure, Objects, RunLine
@@ -28,7 +29,6 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.rank import Ranking
 from touche_llm.tasks import get_task
 
 SCRIPT = script_of("comparative")

@@ -21,6 +21,7 @@ from tests.sample_runs import (
 )
 from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import is_swapped
+from touche_llm.api.judge import Judgments
 from touche_llm.config.configuration import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, RunLine, StanceReading
@@ -28,7 +29,6 @@ from touche_llm.errors import DataError
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.judge import Judgments
 
 Answer = Mapping[str, Label | Mapping[Label, float]]
 # What the judge prompt says of every document, here always SECOND.

@@ -20,6 +20,7 @@ from tests.sample_runs import Silent, judge_stage, rank_stage, run_directly
 from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from tests.write_regressions import FOLDER, make_run
+from touche_llm.api.opening import store_engine_info
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config.files import load_config
 from touche_llm.corpus.args_me import HEADER, read_arguments
@@ -34,7 +35,6 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES as MOST_SAMPLES
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.run_directory import ALL_FAILURES
 from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import Recording, record, write_arguments

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from touche_llm.api.progress import SilentProgress
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.emit import show_lines
@@ -23,7 +24,6 @@ from touche_llm.evaluation.qrels import find_qrels, read_qrels
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import record_evaluation
 from touche_llm.tasks import TASKS, get_task

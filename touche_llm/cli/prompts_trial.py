@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
+from touche_llm.api.opening import open_client
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_rows, say, show_lines
@@ -24,7 +25,6 @@ from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.context import RunContext, check_examples
-from touche_llm.pipeline.engines import open_client
 from touche_llm.prompt_lab.holdout import record_trial
 from touche_llm.prompt_lab.trial import Subject, Trial, ask, make_subject, open_offline
 from touche_llm.prompts.prompt import Prompt, Purpose, copy_prompt

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from touche_llm.api.corpora import open_local_corpus
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
@@ -22,7 +23,6 @@ from touche_llm.data.trec_runs import read_candidates, read_run, write_run
 from touche_llm.errors import UsageError, shorten
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.pipeline.context import Dataset
-from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.runs import find_run_directory, find_run_file, find_task
 from touche_llm.ranking.order import FusionSettings, fuse_runs
 from touche_llm.regression.check import check_folder, load_finished_run

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from touche_llm.api.corpora import DenseCorpus, open_local_corpus
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, say, show_lines
@@ -19,7 +20,6 @@ from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.context import list_schemas
-from touche_llm.pipeline.corpora import DenseCorpus, open_local_corpus
 from touche_llm.prompts.purposes import load_named
 from touche_llm.retrieval.base import RetrieverConfig
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from touche_llm.api.retrieve import add_objects
 from touche_llm.cli.emit import (
     Column,
     Format,
@@ -27,7 +28,6 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
-from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.run_directory import (
     CANDIDATES,
     JUDGMENTS,

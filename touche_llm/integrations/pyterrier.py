@@ -24,17 +24,17 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 import pandas as pd
 
+from touche_llm.api import library
+from touche_llm.api.judge import Judgments
+from touche_llm.api.opening import LanguageModel
+from touche_llm.api.rank import list_result_columns
+from touche_llm.api.retrieve import Candidates
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.data.topics import make_topic
 from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra, shorten
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
-from touche_llm.pipeline import library
-from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.engines import LanguageModel
-from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
 from touche_llm.retrieval.base import Corpus, CorpusRecord, QueryField
 from touche_llm.tasks import get_task

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from touche_llm.api.opening import open_client
+from touche_llm.api.progress import SilentProgress, default_progress
+from touche_llm.api.retrieve import add_objects
 from touche_llm.config.configuration import Config
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Topic
@@ -19,10 +22,7 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
 from touche_llm.lab.workplace import Workplace
 from touche_llm.llm.cache import CacheMode
-from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import open_client
-from touche_llm.pipeline.progress import SilentProgress, default_progress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.prompts.prompt import Prompt, Purpose

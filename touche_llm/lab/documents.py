@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 from msgspec.structs import asdict
 
+from touche_llm.api.opening import StoredAnswers, open_client
 from touche_llm.data.records import Document, Reading, UserLabels
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import STANCE, qrels_file
@@ -16,7 +17,6 @@ from touche_llm.judging.pointwise import make_request_builder
 from touche_llm.lab.workplace import Workplace
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.pipeline.engines import StoredAnswers, open_client
 from touche_llm.prompt_lab.holdout import find_half
 from touche_llm.prompt_lab.trial import Subject, Trial, ask
 from touche_llm.prompts.purposes import load, purposes_of

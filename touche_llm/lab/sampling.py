@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from touche_llm.api.progress import SilentProgress
 from touche_llm.data import concurrency
 from touche_llm.data.io import shorten_path
 from touche_llm.errors import DataError, PromptError, UsageError
@@ -20,7 +21,6 @@ from touche_llm.lab.bench import Benches
 from touche_llm.lab.runs import make_page
 from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.engine import Counts
-from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.prompt_lab.comparison import (
     ComparisonInputs,
     PromptComparison,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from touche_llm.api.opening import assume_engine_info, open_client, store_engine_info
+from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.config.configuration import Config
 from touche_llm.data.io import open_atomic, read_record, write_records
 from touche_llm.data.records import Model
@@ -24,8 +26,6 @@ from touche_llm.llm.engine import (
 )
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import assume_engine_info, open_client, store_engine_info
-from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.run_directory import BATCH, RunDirectory
 from touche_llm.pipeline.stage_record import StageName
 from touche_llm.pipeline.stages import compute_stage

@@ -8,6 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from touche_llm.api.corpora import DenseCorpus, LocalCorpus, open_run_corpus
+from touche_llm.api.opening import OpenPooling, open_pooling
+from touche_llm.api.progress import Progress
+from touche_llm.api.retrieve import Candidates, check_topics
 from touche_llm.config.configuration import Config
 from touche_llm.corpus.ir_dataset import (
     dataset_folder,
@@ -26,10 +30,6 @@ from touche_llm.evaluation.qrels import Qrels, find_qrels, qrels_file, read_qrel
 from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline.candidates import Candidates, check_topics
-from touche_llm.pipeline.corpora import DenseCorpus, LocalCorpus, open_run_corpus
-from touche_llm.pipeline.engines import OpenPooling, open_pooling
-from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
 from touche_llm.prompts.purposes import (
     list_copyable_answers,

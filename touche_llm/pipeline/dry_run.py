@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from touche_llm.api.judge import Judgments
+from touche_llm.api.opening import assume_engine_info, open_client
+from touche_llm.api.progress import ForwardedProgress, Progress
+from touche_llm.api.rank import Ranking
+from touche_llm.api.retrieve import Candidates
 from touche_llm.config.configuration import Config
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
-from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import assume_engine_info, open_client
-from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.provenance import check_settings
-from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stage_record import StageName
 from touche_llm.pipeline.stages import compute_stage

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from touche_llm.api.judge import Judgments
+from touche_llm.api.rank import Ranking
+from touche_llm.api.retrieve import Candidates, add_objects
 from touche_llm.config.configuration import PURPOSES, Config
 from touche_llm.config.files import (
     CONFIG,
@@ -34,10 +37,7 @@ from touche_llm.data.records import (
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
-from touche_llm.pipeline.candidates import Candidates, add_objects
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.stage_record import STAGES, RunRecord, StageName, StageRecords
 from touche_llm.settings.section import read_yaml, to_yaml
 from touche_llm.tasks import get_task

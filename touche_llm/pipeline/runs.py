@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PlainValidator
 
+from touche_llm.api.rank import list_result_columns
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import METADATA
 from touche_llm.corpus.store import DocumentStore
@@ -25,7 +26,6 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
 from touche_llm.judging.sentence_pairs import PairDocuments
-from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.pipeline.run_directory import (
     BATCH,
     LOCK,

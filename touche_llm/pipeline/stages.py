@@ -10,15 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from touche_llm.config.configuration import PURPOSES, Config
-from touche_llm.config.files import CONFIG
-from touche_llm.data.records import Failure
-from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.judging.labels import mean_off_label_mass
-from touche_llm.llm.engine import Counts
-from touche_llm.llm.logprobs import LabelCounts
-from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline.candidates import (
+from touche_llm.api.corpora import DenseCorpus
+from touche_llm.api.judge import Judgments, judge
+from touche_llm.api.opening import open_client
+from touche_llm.api.progress import Progress
+from touche_llm.api.rank import Ranking, rank
+from touche_llm.api.retrieve import (
     Candidates,
     NoCandidates,
     QueryExpander,
@@ -27,11 +24,15 @@ from touche_llm.pipeline.candidates import (
     retrieve,
     warn_of_empty,
 )
+from touche_llm.config.configuration import PURPOSES, Config
+from touche_llm.config.files import CONFIG
+from touche_llm.data.records import Failure
+from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.judging.labels import mean_off_label_mass
+from touche_llm.llm.engine import Counts
+from touche_llm.llm.logprobs import LabelCounts
+from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.context import RunContext, list_schemas
-from touche_llm.pipeline.corpora import DenseCorpus
-from touche_llm.pipeline.engines import open_client
-from touche_llm.pipeline.judge import Judgments, judge
-from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.provenance import (
     begin_stage,
     check_inputs,
@@ -41,7 +42,6 @@ from touche_llm.pipeline.provenance import (
     measure_seconds,
     record_stage,
 )
-from touche_llm.pipeline.rank import Ranking, rank
 from touche_llm.pipeline.run_directory import LOCK, RunDirectory
 from touche_llm.pipeline.stage_record import (
     JudgeRecord,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from touche_llm.api.opening import open_client
+from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.config.configuration import Config
 from touche_llm.data.records import Failure, Topic
 from touche_llm.engines.recorder import make_dry_engine
@@ -15,8 +17,6 @@ from touche_llm.judging.pointwise import RequestBuilder, find_objects, make_requ
 from touche_llm.llm.engine import Counts
 from touche_llm.pipeline.context import RunContext, check_examples, list_schemas
 from touche_llm.pipeline.dry_run import Cost, DryRun, find_context, open_dry_client
-from touche_llm.pipeline.engines import open_client
-from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.stages import report_known_failures
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,

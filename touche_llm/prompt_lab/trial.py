@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from touche_llm.api.opening import StoredAnswers, open_client
+from touche_llm.api.retrieve import request_queries
 from touche_llm.config.configuration import Config
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Document, Reading, Topic
@@ -33,9 +35,7 @@ from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, make_replay_miss
 from touche_llm.llm.request import Message
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
-from touche_llm.pipeline.candidates import request_queries
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import StoredAnswers, open_client
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from touche_llm.api.opening import name_kind, open_client, replay_engine_info
+from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.engines.pooling import PoolingClient
@@ -24,8 +26,6 @@ from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import name_kind, open_client, replay_engine_info
-from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
 from touche_llm.prompts.prompt import Prompt, examples_path

@@ -15,6 +15,10 @@ from typing import IO, Any
 import orjson
 from pydantic import BaseModel
 
+from touche_llm.api.corpora import LocalCorpus
+from touche_llm.api.opening import name_kind, store_engine_info
+from touche_llm.api.progress import SilentProgress
+from touche_llm.api.retrieve import Candidates
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG, copy_task, load_config
 from touche_llm.corpus.args_me import HEADER
@@ -26,11 +30,7 @@ from touche_llm.errors import DataError
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, EngineConfig
-from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.corpora import LocalCorpus
-from touche_llm.pipeline.engines import name_kind, store_engine_info
-from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of

@@ -11,6 +11,10 @@ from statistics import fmean
 from string import ascii_uppercase
 from types import SimpleNamespace
 
+from touche_llm.api.corpora import open_run_corpus
+from touche_llm.api.judge import Judgments
+from touche_llm.api.progress import SilentProgress
+from touche_llm.api.retrieve import check_topics
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import find_copy
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
@@ -21,11 +25,7 @@ from touche_llm.evaluation.stances import round_grade
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pipeline.candidates import check_topics
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.corpora import open_run_corpus
-from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stage_record import StageRecords
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment

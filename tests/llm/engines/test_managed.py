@@ -17,6 +17,7 @@ import orjson
 import pytest
 
 from tests.sample_runs import SAMPLE
+from touche_llm.api.opening import open_client, store_engine_info
 from touche_llm.engines import managed
 from touche_llm.engines.managed import serve
 from touche_llm.errors import EngineError, UsageError
@@ -24,7 +25,6 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
-from touche_llm.pipeline.engines import open_client, store_engine_info
 
 SERVER = """#!{python}
 import http.server, json, os, pathlib, signal, subprocess, sys

@@ -12,22 +12,22 @@ from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import Field
 
+from touche_llm.api import judge as judging
+from touche_llm.api import rank as ranking
+from touche_llm.api import retrieve as retrieval
+from touche_llm.api.corpora import DenseCorpus, open_local_corpus
+from touche_llm.api.judge import Judgments
+from touche_llm.api.opening import LanguageModel, open_pooling
+from touche_llm.api.progress import ForwardedProgress, Progress, default_progress
+from touche_llm.api.rank import Ranking
+from touche_llm.api.retrieve import Candidates, add_objects
 from touche_llm.data import concurrency
 from touche_llm.data.records import Topic
 from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.labels import StanceSettings, check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline import candidates as retrieval
-from touche_llm.pipeline import judge as judging
-from touche_llm.pipeline import rank as ranking
-from touche_llm.pipeline.candidates import Candidates, add_objects
 from touche_llm.pipeline.context import Dataset, check_examples
-from touche_llm.pipeline.corpora import DenseCorpus, open_local_corpus
-from touche_llm.pipeline.engines import LanguageModel, open_pooling
-from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.progress import ForwardedProgress, Progress, default_progress
-from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from touche_llm.api.progress import Progress, SilentProgress, default_progress
 from touche_llm.data import concurrency
 from touche_llm.engines.answer_function import FUNCTION, AnswerFunction, FunctionEngine
 from touche_llm.engines.pooling import PoolingClient, PoolingServer
@@ -31,7 +32,6 @@ from touche_llm.llm.settings import (
     check_model_folder,
     get_model_name,
 )
-from touche_llm.pipeline.progress import Progress, SilentProgress, default_progress
 from touche_llm.settings.section import read_settings
 
 if TYPE_CHECKING:

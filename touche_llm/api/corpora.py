@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from touche_llm.api.opening import OpenPooling, open_pooling
+from touche_llm.api.progress import Progress
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import index_folder
 from touche_llm.corpus.ir_dataset import dataset_index
@@ -19,8 +21,6 @@ from touche_llm.engines.recorder import RecordingEngine
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline.engines import OpenPooling, open_pooling
-from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.stage_record import PoolingUse
 from touche_llm.ranking.order import fuse_candidates
 from touche_llm.retrieval.base import (

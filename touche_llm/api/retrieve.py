@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from touche_llm.api.corpora import LocalCorpus
+from touche_llm.api.progress import Progress
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import check_output
 from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
@@ -20,8 +22,6 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.pipeline.corpora import LocalCorpus
-from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
 from touche_llm.ranking.order import fuse_candidates
