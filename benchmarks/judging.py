@@ -48,9 +48,9 @@ from touche_llm.llm.engine import Completion, Counter, Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import CANDIDATES, RunDirectory
-from touche_llm.pipeline.stages import judge_stage
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import CANDIDATES, RunDirectory
+from touche_llm.runs.stages import judge_stage
 
 _FACTS = EngineInfo(model="none", revision="", context=32768, overhead=32, engine="answers at once")
 _ALTERNATIVES = 8

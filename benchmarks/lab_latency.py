@@ -34,9 +34,9 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import SamplingConfig
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.stages import judge_stage, rank_stage
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.stages import judge_stage, rank_stage
 
 _CHROMIUM = "/usr/bin/chromium"
 _SWITCHES = (

@@ -49,7 +49,7 @@ from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import EngineError, ToucheError, UsageError
-from touche_llm.pipeline.run_directory import CANDIDATES
+from touche_llm.runs.directory import CANDIDATES
 
 _MAKE = (
     "make an environment with `python3.11 -m venv FOLDER && FOLDER/bin/pip install "

@@ -20,7 +20,7 @@ from tests.vllm.real_data import input_of
 from tests.vllm.server import make_model, vllm_server
 from touche_llm.data.io import read_records
 from touche_llm.data.records import StanceReading
-from touche_llm.pipeline.run_directory import STANCES
+from touche_llm.runs.directory import STANCES
 from touche_llm.tasks import TASKS
 
 

@@ -29,10 +29,10 @@ from touche_llm.cli.setting_options import OPTIONS
 from touche_llm.config.configuration import Config
 from touche_llm.data import records
 from touche_llm.llm.logprobs import LabelCounts
-from touche_llm.pipeline import stage_record
 from touche_llm.prompts.prompt import Purpose
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.retrieval.base import CorpusRecord
+from touche_llm.runs import record as stage_record
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.published import read_published
 from touche_llm.tasks.task import Task

@@ -26,11 +26,11 @@ from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline import stages
-from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.stages import RunResult
+from touche_llm.runs import stages
+from touche_llm.runs import stages as pipeline
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.stages import RunResult
 from touche_llm.tasks import get_task
 
 SAMPLE = SAMPLES / "comparative"

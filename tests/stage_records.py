@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from touche_llm.llm.engine import Counts
 from touche_llm.llm.logprobs import LabelCounts
-from touche_llm.pipeline.stage_record import (
+from touche_llm.retrieval.base import CorpusRecord
+from touche_llm.runs.record import (
     JudgeRecord,
     ModelRecord,
     ModelUse,
@@ -17,7 +18,6 @@ from touche_llm.pipeline.stage_record import (
     RetrieveRecord,
     StageRecords,
 )
-from touche_llm.retrieval.base import CorpusRecord
 
 
 def model_record(name: str = "tiny") -> ModelRecord:

@@ -28,12 +28,12 @@ from .judging.labels import StanceSettings as StanceSettings
 from .judging.sentence_pairs import PairSettings as PairSettings
 from .llm.settings import EngineConfig as EngineConfig
 from .llm.settings import SamplingConfig as SamplingConfig
-from .pipeline.context import Dataset as Dataset
-from .pipeline.runs import read_run as read_run
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.base import RetrieverConfig as RetrieverConfig
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch import ElasticsearchSettings as ElasticsearchSettings
+from .runs.context import Dataset as Dataset
+from .runs.overview import read_run as read_run
 from .tasks import get_task as get_task
 
 __version__: str

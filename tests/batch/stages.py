@@ -13,9 +13,9 @@ from tests.write_demo_cassette import script_of
 from touche_llm.config.configuration import Config
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.batch import Import, export_requests, import_responses
-from touche_llm.pipeline.stage_record import StageName
-from touche_llm.pipeline.stages import run_judge, run_rank, run_retrieve
+from touche_llm.runs.batch import Import, export_requests, import_responses
+from touche_llm.runs.record import StageName
+from touche_llm.runs.stages import run_judge, run_rank, run_retrieve
 
 # Settings for few requests.
 SHORT: Mapping[str, Mapping[str, Any]] = {

@@ -13,7 +13,7 @@ from tests.sample_runs import Silent, config_for, with_cache
 from touche_llm.config.configuration import Config
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pipeline import stages as pipeline
+from touche_llm.runs import stages as pipeline
 
 RUN_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "stances.jsonl")
 

@@ -28,7 +28,7 @@ from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure
 from touche_llm.errors import UsageError
 from touche_llm.llm.request import MAX_SAMPLES
-from touche_llm.pipeline import batch
+from touche_llm.runs import batch
 
 
 @pytest.mark.parametrize("task", SHORT)

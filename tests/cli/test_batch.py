@@ -14,7 +14,7 @@ from tests import batch_replies as b
 from tests.batch.conftest import FakeRay
 from tests.cli.conftest import Done, Touche
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.runs.directory import RunDirectory
 
 SAMPLE = SAMPLES / "comparative"
 DATA = [

@@ -23,8 +23,8 @@ from touche_llm.llm.answers import list_fields
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
-from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.stages import run_all
+from touche_llm.runs import stages as pipeline
+from touche_llm.runs.stages import run_all
 from touche_llm.tasks import get_task
 
 SAMPLE = SAMPLES / "comparative"

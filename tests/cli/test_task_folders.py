@@ -15,8 +15,8 @@ from tests.cli.conftest import Touche
 from tests.sample_runs import Silent
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config.files import load_config
-from touche_llm.pipeline.stages import run_all
 from touche_llm.prompt_lab.holdout import HALVES_FILE
+from touche_llm.runs.stages import run_all
 from touche_llm.tasks import TASKS, prompts_folder
 
 SAMPLE = SAMPLES / "comparative"

@@ -24,8 +24,8 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import Layout
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.stages import RunResult
+from touche_llm.runs import stages as pipeline
+from touche_llm.runs.stages import RunResult
 from touche_llm.tasks import get_task
 
 _OF_ANY_JSON = (

@@ -18,7 +18,7 @@ from tests.faults.fork_server import Done, Fault, ForkServer, Job
 from tests.faults.model_server import Model, steady_text
 from tests.faults.scenarios import ANSWER_BATCH, WRITE_QRELS, Command
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.pipeline.run_directory import EVALUATION
+from touche_llm.runs.directory import EVALUATION
 
 # By path: the bytes, or the rows of a database, or the metadata less what differs from run to run.
 Snapshot = dict[str, Any]

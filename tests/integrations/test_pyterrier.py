@@ -19,7 +19,7 @@ from tests.expect import raises_at
 from tests.sample_runs import Silent
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.integrations.tira import detect_input
-from touche_llm.pipeline.stages import run_all
+from touche_llm.runs.stages import run_all
 
 # Any, since a call of a transformer returns whatever it was given: a frame, or rows.
 transformers: Any = importlib.import_module("touche_llm.integrations.pyterrier")

@@ -16,9 +16,9 @@ from touche_llm.data.measure import Measure
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.runs import record_evaluation
 from touche_llm.prompt_lab.holdout import access_log, read_accesses
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.overview import record_evaluation
 from touche_llm.tasks import get_task
 
 

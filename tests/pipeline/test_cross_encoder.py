@@ -19,10 +19,10 @@ from touche_llm.api.rank import Ranking
 from touche_llm.config.configuration import Config
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import CacheMode
-from touche_llm.pipeline.dry_run import estimate_cost
-from touche_llm.pipeline.stages import run_rank
 from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import record
+from touche_llm.runs.dry_run import estimate_cost
+from touche_llm.runs.stages import run_rank
 
 STEPS = ("judge", "cross_encoder:6")
 PROBES = 1  # of the start-up check: clearly different pairs

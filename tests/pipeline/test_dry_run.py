@@ -14,8 +14,8 @@ from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of, script_with_queries
 from touche_llm.config.configuration import Config
 from touche_llm.llm.cache import CacheMode
-from touche_llm.pipeline.dry_run import DryRun, estimate_cost
-from touche_llm.pipeline.stage_record import StageName
+from touche_llm.runs.dry_run import DryRun, estimate_cost
+from touche_llm.runs.record import StageName
 
 STAGES: tuple[StageName, ...] = ("retrieve", "judge", "rank")
 # Methods of which the answers do not change how often they ask.

@@ -23,7 +23,7 @@ from tests.write_demo_cassette import script_of
 from touche_llm.cli.measured_runs import given_runs
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.report.folder import open_folder
+from touche_llm.runs.open_folder import open_folder
 from touche_llm.tasks import get_task
 
 Stage = Callable[..., Awaitable[object]]

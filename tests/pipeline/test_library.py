@@ -19,7 +19,7 @@ from tests.write_demo_cassette import script_with_queries
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.config.configuration import Config
 from touche_llm.integrations.tira import detect_input
-from touche_llm.pipeline.stages import run_all
+from touche_llm.runs.stages import run_all
 
 
 def replayed(task: str) -> tl.LanguageModel:

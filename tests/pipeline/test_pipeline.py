@@ -20,7 +20,7 @@ from touche_llm.data.records import Failure, Judgment, Objects
 from touche_llm.errors import DataError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
-from touche_llm.pipeline import stages as pipeline
+from touche_llm.runs import stages as pipeline
 from touche_llm.tasks import get_task
 
 

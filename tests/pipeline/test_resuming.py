@@ -18,8 +18,8 @@ from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, run_lines,
 from touche_llm.config.files import load_config
 from touche_llm.errors import DataError, ReplayMiss
 from touche_llm.llm.cache import Cache
-from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.dry_run import estimate_cost
+from touche_llm.runs import stages as pipeline
+from touche_llm.runs.dry_run import estimate_cost
 
 
 async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(

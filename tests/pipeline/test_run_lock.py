@@ -14,13 +14,13 @@ import pytest
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
 from touche_llm.errors import UsageError
-from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.runs import stages as pipeline
+from touche_llm.runs.directory import RunDirectory
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.runs.directory import RunDirectory
 with RunDirectory(Path(sys.argv[1])).lock("judge", print):
     print("held", flush=True)
     time.sleep(60)

@@ -12,8 +12,8 @@ from tests.sample_runs import Silent, config_for, retrieve_stage
 from touche_llm.api.rank import list_result_columns
 from touche_llm.data.measure import make_headline_ndcg
 from touche_llm.errors import DataError
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.runs import (
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.overview import (
     BROKEN,
     EMPTY,
     read_evaluation,

@@ -14,10 +14,10 @@ from tests.sample_runs import Silent, config_for, run_on
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
 from touche_llm.errors import UsageError
-from touche_llm.pipeline import provenance
-from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.runs import identity as provenance
+from touche_llm.runs import stages as pipeline
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import RunDirectory
 from touche_llm.tasks import prompts_folder
 
 PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tests.stage_records import all_records, judge_record, rank_record, retrieve_record
-from touche_llm.pipeline.stage_facts import (
+from touche_llm.runs.facts import (
     Fact,
     FactGroup,
     join_texts,
     list_facts,
     sum_values,
 )
-from touche_llm.pipeline.stage_record import JudgeRecord, StageRecord
+from touche_llm.runs.record import JudgeRecord, StageRecord
 
 
 def facts_of(record: StageRecord) -> dict[str, Fact]:

@@ -20,7 +20,7 @@ from touche_llm.data.records import Judgment
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.logprobs import LabelCounts
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.runs.directory import RunDirectory
 
 __all__ = ["made_app", "touche"]
 

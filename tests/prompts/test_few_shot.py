@@ -25,10 +25,10 @@ from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.dry_run import estimate_cost
 from touche_llm.tasks import get_task, prompts_folder
 
 TOPIC = Topic("2", "Which is better, a laptop or a desktop?", objects=("laptop", "desktop"))

@@ -13,8 +13,8 @@ from tests.prompt_variants import load_prompt
 from tests.sample_runs import Silent, config_for
 from touche_llm.data.records import Topic
 from touche_llm.errors import PromptError
-from touche_llm.pipeline.context import RunContext
 from touche_llm.prompts.prompt import Prompt
+from touche_llm.runs.context import RunContext
 from touche_llm.tasks import get_task, prompts_folder
 
 ANY = {"topic": False, "first": False, "second": False, "document": False}

@@ -35,10 +35,10 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES as MOST_SAMPLES
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.run_directory import ALL_FAILURES
 from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import Recording, record, write_arguments
 from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, Fetched
+from touche_llm.runs.directory import ALL_FAILURES
 
 
 def recorded(run: Path, target: Path) -> Recording:

@@ -23,7 +23,7 @@ from touche_llm.data.records import Attempt, Failure, Model
 from touche_llm.data.trec_runs import read_run
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.request import Request
-from touche_llm.pipeline import stages as pipeline
+from touche_llm.runs import stages as pipeline
 from touche_llm.tasks.definition import Scale
 
 # Each would set `window.ran`, fetch something, or leave the element that it stands in.

@@ -12,7 +12,7 @@ from playwright.sync_api import expect, sync_playwright
 from tests.browser.conftest import CHROMIUM, SWITCHES
 from tests.lab.labs import ASPECTS, lab_in_thread, make_config
 from tests.sample_runs import Silent
-from touche_llm.pipeline import stages
+from touche_llm.runs import stages
 
 pytestmark = pytest.mark.vllm
 

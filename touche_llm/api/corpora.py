@@ -21,7 +21,6 @@ from touche_llm.engines.recorder import RecordingEngine
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline.stage_record import PoolingUse
 from touche_llm.ranking.order import fuse_candidates
 from touche_llm.retrieval.base import (
     Corpus,
@@ -41,6 +40,7 @@ from touche_llm.retrieval.dense import (
 )
 from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
+from touche_llm.runs.record import PoolingUse
 from touche_llm.tasks.task import Task
 from touche_llm.text import sanitize
 

@@ -27,7 +27,6 @@ from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.labels import StanceSettings, check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
@@ -45,6 +44,7 @@ from touche_llm.retrieval.base import Corpus, ExpansionSettings, QueryField, Ret
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch import ElasticIndex, ElasticsearchSettings
+from touche_llm.runs.context import Dataset, check_examples
 from touche_llm.settings.section import Section, read_settings
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import Objective

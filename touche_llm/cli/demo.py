@@ -22,10 +22,10 @@ from touche_llm.data.io import shorten_path
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import find_qrels, read_qrels
 from touche_llm.integrations.tira import detect_input
-from touche_llm.pipeline import run_directory
-from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.runs import record_evaluation
+from touche_llm.runs import directory as run_directory
+from touche_llm.runs import stages as pipeline
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.overview import record_evaluation
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.task import Task
 

@@ -43,8 +43,8 @@ from touche_llm.evaluation.stances import (
     score_labels,
 )
 from touche_llm.judging.labels import choose_stances, write_thresholds
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.runs import find_run_file, find_task, record_evaluation
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.overview import find_run_file, find_task, record_evaluation
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import LEADERBOARD_FILE, Table, find_place, read_tables
 from touche_llm.tasks.task import Task

@@ -19,9 +19,9 @@ from touche_llm.data.io import sha256, shorten_path
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, read_qrels
-from touche_llm.pipeline.context import Dataset
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.runs import find_known_qrels, find_run_directory, read_run
+from touche_llm.runs.context import Dataset
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.overview import find_known_qrels, find_run_directory, read_run
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
 

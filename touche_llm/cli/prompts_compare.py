@@ -28,7 +28,7 @@ from touche_llm.data.io import check_output
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.pipeline.context import Dataset
+from touche_llm.runs.context import Dataset
 
 if TYPE_CHECKING:
     from touche_llm.prompt_lab.comparison import PromptComparison

@@ -24,11 +24,11 @@ from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.pipeline.context import RunContext, check_examples
 from touche_llm.prompt_lab.holdout import record_trial
 from touche_llm.prompt_lab.trial import Subject, Trial, ask, make_subject, open_offline
 from touche_llm.prompts.prompt import Prompt, Purpose, copy_prompt
 from touche_llm.prompts.purposes import LABELS, load_named
+from touche_llm.runs.context import RunContext, check_examples
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
 NameArgument = Annotated[

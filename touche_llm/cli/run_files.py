@@ -22,8 +22,6 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates, read_run, write_run
 from touche_llm.errors import UsageError, shorten
 from touche_llm.evaluation.run_validation import validate_run
-from touche_llm.pipeline.context import Dataset
-from touche_llm.pipeline.runs import find_run_directory, find_run_file, find_task
 from touche_llm.ranking.order import FusionSettings, fuse_runs
 from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import Recording, record
@@ -34,6 +32,8 @@ from touche_llm.regression.result import (
     format_result,
 )
 from touche_llm.regression.snapshot import find_snapshots
+from touche_llm.runs.context import Dataset
+from touche_llm.runs.overview import find_run_directory, find_run_file, find_task
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
 

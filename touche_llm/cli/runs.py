@@ -22,8 +22,8 @@ from touche_llm.data.io import check_output
 from touche_llm.data.measure import Measure
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
-from touche_llm.pipeline.runs import COMPLETE, TOTALS, RunOverview, find_runs, read_overview
+from touche_llm.runs.directory import REPORT, RunDirectory, is_page
+from touche_llm.runs.overview import COMPLETE, TOTALS, RunOverview, find_runs, read_overview
 from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:

@@ -28,13 +28,14 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
-from touche_llm.pipeline.run_directory import (
+from touche_llm.runs.directory import (
     CANDIDATES,
     JUDGMENTS,
     RESULTS,
     RunDirectory,
 )
-from touche_llm.pipeline.runs import (
+from touche_llm.runs.facts import FactGroup, join_texts, list_facts
+from touche_llm.runs.overview import (
     COMPLETE,
     RecordedEvaluation,
     RunOverview,
@@ -42,9 +43,8 @@ from touche_llm.pipeline.runs import (
     read_results,
     read_texts,
 )
-from touche_llm.pipeline.stage_facts import FactGroup, join_texts, list_facts
-from touche_llm.pipeline.stage_record import StageName, StageRecord
-from touche_llm.pipeline.stages import count_by_kind
+from touche_llm.runs.record import StageName, StageRecord
+from touche_llm.runs.stages import count_by_kind
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 

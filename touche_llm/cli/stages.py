@@ -32,15 +32,15 @@ from touche_llm.data.records import Failure
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import describe_resume
-from touche_llm.pipeline import run_directory
-from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.runs import read_overview
-from touche_llm.pipeline.stage_facts import format_seconds
-from touche_llm.pipeline.stage_record import StageName
-from touche_llm.pipeline.stages import count_by_kind, describe_known_failures
 from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
+from touche_llm.runs import directory as run_directory
+from touche_llm.runs import stages as pipeline
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.dry_run import Cost, DryRun, estimate_cost
+from touche_llm.runs.facts import format_seconds
+from touche_llm.runs.overview import read_overview
+from touche_llm.runs.record import StageName
+from touche_llm.runs.stages import count_by_kind, describe_known_failures
 from touche_llm.tasks import get_task
 
 FAILURES_EXIT = 3

@@ -22,11 +22,11 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
 from touche_llm.lab.workplace import Workplace
 from touche_llm.llm.cache import CacheMode
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, load, purposes_of
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.stages import retrieve_candidates
 
 PURPOSE = "judge"
 # Seconds after which a request about a pinned document is not retried: the page reports the server

@@ -23,12 +23,12 @@ from touche_llm.lab.templates import describe_template
 from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.pipeline.context import check_examples
 from touche_llm.prompt_lab.holdout import find_half, record_trial
 from touche_llm.prompt_lab.lint import check
 from touche_llm.prompt_lab.trial import Trial, ask, ask_for_parts, make_subject, open_offline
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.report.folder import find_differences, get_assessments
+from touche_llm.runs.context import check_examples
+from touche_llm.runs.open_folder import find_differences, get_assessments
 from touche_llm.tasks.task import Task
 
 MAX_PINNED = 8

@@ -18,11 +18,11 @@ from touche_llm.config.files import find_copy, load_config
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, Warn
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.pipeline.context import Dataset
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.runs import BROKEN, find_known_qrels, find_runs, read_overview
 from touche_llm.prompt_lab.holdout import HOLD_OUT, access_log, find_half, record_evaluations
-from touche_llm.report.folder import RunFolder, open_folder
+from touche_llm.runs.context import Dataset
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.open_folder import RunFolder, open_folder
+from touche_llm.runs.overview import BROKEN, find_known_qrels, find_runs, read_overview
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 

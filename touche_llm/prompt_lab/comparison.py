@@ -15,9 +15,6 @@ from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.pointwise import RequestBuilder, find_objects, make_request_builder
 from touche_llm.llm.engine import Counts
-from touche_llm.pipeline.context import RunContext, check_examples, list_schemas
-from touche_llm.pipeline.dry_run import Cost, DryRun, find_context, open_dry_client
-from touche_llm.pipeline.stages import report_known_failures
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
     Access,
@@ -42,6 +39,9 @@ from touche_llm.prompt_lab.variants import (
 )
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.runs.context import RunContext, check_examples, list_schemas
+from touche_llm.runs.dry_run import Cost, DryRun, find_context, open_dry_client
+from touche_llm.runs.stages import report_known_failures
 from touche_llm.tasks.task import Task
 
 

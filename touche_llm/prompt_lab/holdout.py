@@ -23,7 +23,7 @@ from touche_llm.data.topics import normalise_title, read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.runs.directory import RunDirectory
 from touche_llm.settings.section import read_yaml
 from touche_llm.tasks import prompts_folder
 

@@ -35,12 +35,12 @@ from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, make_replay_miss
 from touche_llm.llm.request import Message
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
-from touche_llm.pipeline.context import RunContext
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.retrieval.base import Documents
+from touche_llm.runs.context import RunContext
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task

@@ -25,9 +25,6 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.stages import judge_stage, rank_stage
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.templates import read_text
 from touche_llm.regression.result import (
@@ -39,6 +36,9 @@ from touche_llm.regression.result import (
 )
 from touche_llm.regression.snapshot import Snapshot, open_snapshot
 from touche_llm.retrieval.base import ExpansionSettings
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.stages import judge_stage, rank_stage
 
 # Requests by purpose of their prompt.
 Requests = Mapping[str, list[Request]]

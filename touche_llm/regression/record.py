@@ -30,8 +30,6 @@ from touche_llm.errors import DataError
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, EngineConfig
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.regression.check import ReplayResult, compare_replay, list_texts, replay
@@ -48,6 +46,8 @@ from touche_llm.regression.snapshot import (
     corpus_file,
     open_snapshot,
 )
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import RunDirectory
 from touche_llm.settings.section import to_yaml
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import describe_restriction

@@ -16,8 +16,8 @@ from touche_llm.data.records import Malformed, Model
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline.run_directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
 from touche_llm.prompts.templates import read_text
+from touche_llm.runs.directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 

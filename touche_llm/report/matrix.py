@@ -16,8 +16,8 @@ from touche_llm.prompt_lab.comparison import PromptComparison
 from touche_llm.prompt_lab.sample import Sampled
 from touche_llm.prompt_lab.variants import Variant
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.report.folder import describe_truncation
 from touche_llm.report.page import LETTERS, render
+from touche_llm.runs.open_folder import describe_truncation
 
 # Number of colours for grades above 0.
 _HEAT = 5

@@ -24,8 +24,8 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_headline
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
-from touche_llm.pipeline.stage_facts import FactGroup, join_texts, select_facts
-from touche_llm.pipeline.stage_record import StageRecord, StageRecords
+from touche_llm.runs.facts import FactGroup, join_texts, select_facts
+from touche_llm.runs.record import StageRecord, StageRecords
 from touche_llm.tasks.task import Task
 
 # The characters with Unicode's property Bidi_Control.

@@ -21,10 +21,7 @@ from touche_llm.evaluation.measures import Evaluation, describe_judging, evaluat
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, select_topics
 from touche_llm.evaluation.significance import compare
 from touche_llm.evaluation.stances import count_confusion
-from touche_llm.pipeline.provenance import INCIDENTAL
-from touche_llm.pipeline.stage_record import STAGES, StageName, StageRecords
 from touche_llm.regression.snapshot import DECISIVE
-from touche_llm.report.folder import DocumentRow, RunFolder, get_assessments, open_folder
 from touche_llm.report.page import (
     LETTERS,
     CostRow,
@@ -33,6 +30,9 @@ from touche_llm.report.page import (
     tabulate_costs,
     tabulate_measures,
 )
+from touche_llm.runs.identity import INCIDENTAL
+from touche_llm.runs.open_folder import DocumentRow, RunFolder, get_assessments, open_folder
+from touche_llm.runs.record import STAGES, StageName, StageRecords
 from touche_llm.tasks.task import Task
 
 # Maximum number of rows per topic, including those with text.

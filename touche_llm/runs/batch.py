@@ -25,10 +25,10 @@ from touche_llm.llm.engine import (
     Transient,
 )
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import BATCH, RunDirectory
-from touche_llm.pipeline.stage_record import StageName
-from touche_llm.pipeline.stages import compute_stage
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import BATCH, RunDirectory
+from touche_llm.runs.record import StageName
+from touche_llm.runs.stages import compute_stage
 
 # File of the requests in a run's folder.
 REQUESTS = "requests.jsonl"

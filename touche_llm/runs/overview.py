@@ -26,7 +26,7 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
 from touche_llm.judging.sentence_pairs import PairDocuments
-from touche_llm.pipeline.run_directory import (
+from touche_llm.runs.directory import (
     BATCH,
     LOCK,
     OUTPUTS,
@@ -34,8 +34,8 @@ from touche_llm.pipeline.run_directory import (
     RUN,
     RunDirectory,
 )
-from touche_llm.pipeline.stage_facts import sum_values
-from touche_llm.pipeline.stage_record import RunRecord, StageRecords
+from touche_llm.runs.facts import sum_values
+from touche_llm.runs.record import RunRecord, StageRecords
 from touche_llm.settings.section import load_yaml, to_yaml
 from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.task import Task

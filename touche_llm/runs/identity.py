@@ -25,9 +25,10 @@ from touche_llm.corpus.store import hash_corpus
 from touche_llm.data.io import sha256
 from touche_llm.errors import UsageError
 from touche_llm.llm.settings import SECTIONS
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import OUTPUTS, REPORT, RunDirectory
-from touche_llm.pipeline.stage_record import (
+from touche_llm.ranking.steps import JUDGE
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import OUTPUTS, REPORT, RunDirectory
+from touche_llm.runs.record import (
     JudgeRecord,
     RankRecord,
     RetrieveRecord,
@@ -35,7 +36,6 @@ from touche_llm.pipeline.stage_record import (
     StageName,
     StageRecords,
 )
-from touche_llm.ranking.steps import JUDGE
 from touche_llm.settings.section import Scope
 from touche_llm.tasks import get_task
 

@@ -32,8 +32,10 @@ from touche_llm.judging.labels import mean_off_label_mass
 from touche_llm.llm.engine import Counts
 from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline.context import RunContext, list_schemas
-from touche_llm.pipeline.provenance import (
+from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
+from touche_llm.runs.context import RunContext, list_schemas
+from touche_llm.runs.directory import LOCK, RunDirectory
+from touche_llm.runs.identity import (
     begin_stage,
     check_inputs,
     check_settings,
@@ -42,8 +44,7 @@ from touche_llm.pipeline.provenance import (
     measure_seconds,
     record_stage,
 )
-from touche_llm.pipeline.run_directory import LOCK, RunDirectory
-from touche_llm.pipeline.stage_record import (
+from touche_llm.runs.record import (
     JudgeRecord,
     ModelRecord,
     ModelUse,
@@ -53,7 +54,6 @@ from touche_llm.pipeline.stage_record import (
     RetrieveRecord,
     StageName,
 )
-from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
 
 CommandName = Literal["run"] | StageName
 

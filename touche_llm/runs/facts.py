@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from touche_llm.llm.logprobs import LabelCounts
-from touche_llm.pipeline.stage_record import (
+from touche_llm.runs.record import (
     JudgeRecord,
     ModelRecord,
     ModelUse,

@@ -18,13 +18,13 @@ from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.provenance import check_settings
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.stage_record import StageName
-from touche_llm.pipeline.stages import compute_stage
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.steps import METHODS
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.identity import check_settings
+from touche_llm.runs.record import StageName
+from touche_llm.runs.stages import compute_stage
 
 
 @dataclass(frozen=True, slots=True)

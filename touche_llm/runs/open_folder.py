@@ -25,12 +25,12 @@ from touche_llm.evaluation.stances import round_grade
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.stage_record import StageRecords
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.retrieval.base import Corpus
+from touche_llm.runs.context import RunContext
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.record import StageRecords
 from touche_llm.tasks.published import describe_restriction
 from touche_llm.tasks.task import Task
 from touche_llm.text.passages import GAP_MARK
