@@ -32,8 +32,6 @@ LAYERS = (
     "evaluation",
     "config",
     "api",
-    # Dissolved into its neighbours step by step.
-    "pipeline",
     "runs",
     "prompt_lab",
     "regression",
@@ -108,4 +106,4 @@ def test_no_class_name_is_used_twice() -> None:
 def test_the_table_of_layers_in_the_documentation_agrees_with_the_code() -> None:
     page = (PACKAGE.parent / "docs" / "how-to" / "develop.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    assert rows == [layer for layer in LAYERS if layer != "pipeline"]
+    assert tuple(rows) == LAYERS

@@ -265,7 +265,7 @@ async def _recall(
 
     Where no model is named, the server has to say at once that it is the described one.
     """
-    from touche_llm.doctor.card import identify
+    from touche_llm.engines.identification import identify
 
     if cache.mode is not CacheMode.REUSE:
         return None

@@ -15,7 +15,7 @@ from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import until_interrupted
 from touche_llm.data.io import check_output
-from touche_llm.doctor.card import ServerCheck
+from touche_llm.engines.identification import ServerCheck
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig

@@ -19,13 +19,11 @@ from touche_llm.doctor.card import (
     PROBE_LAYOUT,
     PROBE_MESSAGES,
     PROBE_WORD,
-    ServerCheck,
     Survey,
-    describe_failure,
     fail,
-    identify,
 )
 from touche_llm.engines.chat import DELIVERIES, LlamaCppTokenCounter, read_completion
+from touche_llm.engines.identification import ServerCheck, describe_failure, identify
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Unusable, count_alternatives, list_fields
 from touche_llm.llm.engine import (

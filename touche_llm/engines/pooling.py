@@ -282,7 +282,10 @@ class PoolingServer:
 
     async def connect(self, dimensions: int | None = None) -> EngineInfo:
         """Get model and context from the server, and verify that its results, of these dimensions, can be used."""
-        from touche_llm.doctor.card import describe_failure, identify  # takes a while to load
+        from touche_llm.engines.identification import (  # takes a while to load
+            describe_failure,
+            identify,
+        )
 
         client = self._client
         try:

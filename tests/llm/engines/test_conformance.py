@@ -13,9 +13,10 @@ import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, reply, says, spell
-from touche_llm.doctor.card import ServerCheck, Survey
+from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import THOROUGH_PROBES, examine
 from touche_llm.engines.chat import ChatServer
+from touche_llm.engines.identification import ServerCheck
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 

@@ -11,10 +11,11 @@ import pytest
 
 from tests.chat_templates import FOLDER, read_template, render
 from touche_llm.data.records import decode_json
-from touche_llm.doctor.card import PROBE_ANSWER, ServerCheck, Survey
+from touche_llm.doctor.card import PROBE_ANSWER, Survey
 from touche_llm.doctor.checks import check_open_thought, check_system_message, check_thinking
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.http import ReplyT
+from touche_llm.engines.identification import ServerCheck
 from touche_llm.llm.engine import Rejected
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.text import sanitize

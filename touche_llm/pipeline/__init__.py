@@ -1,1 +1,0 @@
-"""The stages of a run: retrieve, judge, rank."""
