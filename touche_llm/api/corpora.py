@@ -18,6 +18,7 @@ from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine
+from touche_llm.engines.use import PoolingUse
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.llm.settings import CacheConfig
@@ -40,7 +41,6 @@ from touche_llm.retrieval.dense import (
 )
 from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
-from touche_llm.runs.record import PoolingUse
 from touche_llm.tasks.task import Task
 from touche_llm.text import sanitize
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from touche_llm.engines.use import ModelRecord
 from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.runs.record import (
     JudgeRecord,
-    ModelRecord,
     ModelUse,
     RankRecord,
     RequestCounts,

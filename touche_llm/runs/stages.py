@@ -27,6 +27,7 @@ from touche_llm.api.retrieve import (
 from touche_llm.config.configuration import PURPOSES, Config
 from touche_llm.config.files import CONFIG
 from touche_llm.data.records import Failure
+from touche_llm.engines.use import ModelRecord, PoolingUse
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.labels import mean_off_label_mass
 from touche_llm.llm.engine import Counts
@@ -46,9 +47,7 @@ from touche_llm.runs.identity import (
 )
 from touche_llm.runs.record import (
     JudgeRecord,
-    ModelRecord,
     ModelUse,
-    PoolingUse,
     RankRecord,
     RequestCounts,
     RetrieveRecord,
