@@ -1,5 +1,6 @@
 # The public interface: `touche_llm.__init__` imports these names at first use.
 
+from .api.dataset import Dataset as Dataset
 from .api.judge import Judgments as Judgments
 from .api.library import DenseOptions as DenseOptions
 from .api.library import RankOptions as RankOptions
@@ -32,7 +33,6 @@ from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.base import RetrieverConfig as RetrieverConfig
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch import ElasticsearchSettings as ElasticsearchSettings
-from .runs.context import Dataset as Dataset
 from .runs.overview import read_run as read_run
 from .tasks import get_task as get_task
 

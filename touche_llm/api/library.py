@@ -16,6 +16,7 @@ from touche_llm.api import judge as judging
 from touche_llm.api import rank as ranking
 from touche_llm.api import retrieve as retrieval
 from touche_llm.api.corpora import DenseCorpus, open_local_corpus
+from touche_llm.api.dataset import Dataset
 from touche_llm.api.judge import Judgments
 from touche_llm.api.opening import LanguageModel, open_pooling
 from touche_llm.api.progress import ForwardedProgress, Progress, default_progress
@@ -28,6 +29,7 @@ from touche_llm.judging.labels import StanceSettings, check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.prompts.fields import JudgePer
+from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import (
@@ -44,7 +46,6 @@ from touche_llm.retrieval.base import Corpus, ExpansionSettings, QueryField, Ret
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch import ElasticIndex, ElasticsearchSettings
-from touche_llm.runs.context import Dataset, check_examples
 from touche_llm.settings.section import Section, read_settings
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import Objective

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from touche_llm.api.dataset import Dataset
 from touche_llm.cli.emit import Column, format_interval, show_table
 from touche_llm.cli.options import format_qrels_option
 from touche_llm.cli.setting_options import CommandProgress
@@ -19,7 +20,6 @@ from touche_llm.data.io import sha256, shorten_path
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, read_qrels
-from touche_llm.runs.context import Dataset
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import find_known_qrels, find_run_directory, read_run
 from touche_llm.tasks import TASK_HELP, get_task

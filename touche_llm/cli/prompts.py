@@ -17,10 +17,10 @@ from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answers import get_labels
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check
+from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
 from touche_llm.prompts.templates import read_text
-from touche_llm.runs.context import check_examples
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, get_task
 
 EveryTaskOption = Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from touche_llm.api.dataset import Dataset
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
@@ -28,7 +29,6 @@ from touche_llm.data.io import check_output
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.runs.context import Dataset
 
 if TYPE_CHECKING:
     from touche_llm.prompt_lab.comparison import PromptComparison

@@ -26,9 +26,10 @@ from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompt_lab.holdout import record_trial
 from touche_llm.prompt_lab.trial import Subject, Trial, ask, make_subject, open_offline
+from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt, Purpose, copy_prompt
 from touche_llm.prompts.purposes import LABELS, load_named
-from touche_llm.runs.context import RunContext, check_examples
+from touche_llm.runs.context import RunContext
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
 NameArgument = Annotated[

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from touche_llm.api.corpora import open_local_corpus
+from touche_llm.api.dataset import Dataset
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
@@ -32,7 +33,6 @@ from touche_llm.regression.result import (
     format_result,
 )
 from touche_llm.regression.snapshot import find_snapshots
-from touche_llm.runs.context import Dataset
 from touche_llm.runs.overview import find_run_directory, find_run_file, find_task
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task

@@ -26,8 +26,8 @@ from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompt_lab.holdout import find_half, record_trial
 from touche_llm.prompt_lab.lint import check
 from touche_llm.prompt_lab.trial import Trial, ask, ask_for_parts, make_subject, open_offline
+from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.runs.context import check_examples
 from touche_llm.runs.open_folder import find_differences, get_assessments
 from touche_llm.tasks.task import Task
 

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import find_copy, load_config
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, Warn
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.prompt_lab.holdout import HOLD_OUT, access_log, find_half, record_evaluations
-from touche_llm.runs.context import Dataset
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.open_folder import RunFolder, open_folder
 from touche_llm.runs.overview import BROKEN, find_known_qrels, find_runs, read_overview

@@ -37,9 +37,10 @@ from touche_llm.prompt_lab.variants import (
     load_variants,
     measure_part,
 )
+from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.runs.context import RunContext, check_examples, list_schemas
+from touche_llm.runs.context import RunContext, list_schemas
 from touche_llm.runs.dry_run import Cost, DryRun, find_context, open_dry_client
 from touche_llm.runs.stages import report_known_failures
 from touche_llm.tasks.task import Task

@@ -2,108 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from touche_llm.api.corpora import DenseCorpus, LocalCorpus, open_run_corpus
+from touche_llm.api.dataset import read_run_topics
 from touche_llm.api.opening import OpenPooling, open_pooling
 from touche_llm.api.progress import Progress
 from touche_llm.api.retrieve import Candidates, check_topics
 from touche_llm.config.configuration import Config
-from touche_llm.corpus.ir_dataset import (
-    dataset_folder,
-    read_dataset_judgments,
-    read_dataset_topics,
-    topics_file,
-)
-from touche_llm.data.io import replace_folder
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import normalise_title, read_topics, write_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.errors import BadLine, UsageError
-from touche_llm.evaluation.qrels import Qrels, find_qrels, qrels_file, read_qrels
 from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.model import ModelClient
-from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
+from touche_llm.prompts.leakage import check_examples
+from touche_llm.prompts.prompt import Prompt, check_overlay
 from touche_llm.prompts.purposes import (
-    list_copyable_answers,
     list_judging_purposes,
     load,
     purposes_of,
 )
 from touche_llm.ranking.steps import CROSS_ENCODER, list_comparison_kinds
 from touche_llm.retrieval.base import Corpus
-from touche_llm.tasks import find_dataset_task, get_task
+from touche_llm.tasks import get_task
 from touche_llm.tasks.published import list_topic_tasks
-
-
-class Dataset:
-    """A dataset of ir_datasets: topics, documents for `open_corpus`, and judgments.
-
-    Topics and judgments are read from the dataset once, and kept as files below
-    `.touche-llm/datasets`.
-    """
-
-    def __init__(self, id: str, task: str | None = None) -> None:
-        """Name a dataset; it is read when its topics, documents or judgments are used.
-
-        Args:
-            id: Id of the dataset.
-            task: Name of the task; None for the task of the project that has this dataset.
-
-        Raises:
-            UsageError: The task is unknown.
-        """
-        self.id = id
-        self.task = get_task(task or find_dataset_task(id))
-        self.folder = dataset_folder(id)
-
-    def __repr__(self) -> str:
-        return f"<Dataset of {self.task.name}: {self.id}>"
-
-    @cached_property
-    def topics(self) -> list[Topic]:
-        """Topics of the dataset.
-
-        Raises UsageError if it has none, and DataError if they cannot be downloaded.
-        """
-        file = topics_file(self.id)
-        if not file.exists():
-            write_topics(read_dataset_topics(self.id), file)
-        return read_topics(file)
-
-    @cached_property
-    def qrels_files(self) -> dict[str, Path]:
-        """Files of the judgments by aspect of the task; raises as `topics`."""
-        # One folder for each task, since another task of the same dataset can have other aspects.
-        folder = self.folder / self.task.name
-        if not folder.exists():
-            judged = read_dataset_judgments(self.id, self.task.judged_aspects)
-            with replace_folder(folder, (qrels_file("*"),)) as building:
-                for aspect, judgments in judged.items():
-                    lines = (
-                        f"{topic} 0 {document} {value}\n" for topic, document, value in judgments
-                    )
-                    (building / qrels_file(aspect)).write_text("".join(lines), encoding="utf-8")
-        return find_qrels(folder, self.task)
-
-    @cached_property
-    def qrels(self) -> Qrels:
-        """Judgments of the dataset, see `read_qrels`."""
-        return read_qrels(self.qrels_files, self.task)
-
-
-def read_run_topics(config: Config) -> list[Topic]:
-    """Return all topics of a run's file or dataset."""
-    if config.dataset is not None:
-        return Dataset(config.dataset, config.task).topics
-    return read_topics(config.topics)
 
 
 class RunContext:
@@ -300,24 +229,3 @@ def list_schemas(prompts: Iterable[Prompt], documents: int = 1) -> list[Mapping[
         if prompt.header.answer != "objects"
         for sent in prompt.sent
     ]
-
-
-def check_examples(
-    prompt: Prompt, topics: list[Topic], file: Path | None, warn: Callable[[str], None]
-) -> None:
-    """Raise UsageError if a few-shot example is about one of the topics: its result could not be measured.
-
-    Topics of different years share numbers, so titles decide. An answer that a model could copy
-    gives a warning, see `list_copyable_answers`.
-    """
-    for problem in list_copyable_answers(prompt):
-        warn(problem)
-    by_title = {normalise_title(topic.title): topic for topic in topics}
-    for number, example in enumerate(prompt.examples, start=1):
-        if same := by_title.get(normalise_title(example.topic.title)):
-            raise UsageError(
-                f"{examples_path(prompt.path)}: example {number} of the template {prompt.path}: its topic "
-                f"{example.topic.id}, {example.topic.title!r:.120}, is topic {same.id}"
-                f"{'' if file is None else f' of {file}'}, a topic of this run; use an example of another topic, or "
-                "leave this topic out (`topic: ID`)"
-            )
