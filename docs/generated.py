@@ -28,6 +28,7 @@ from touche_llm.cli.options import find_panel
 from touche_llm.cli.setting_options import OPTIONS
 from touche_llm.config.configuration import Config
 from touche_llm.data import records
+from touche_llm.engines import use
 from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.prompts.prompt import Purpose
 from touche_llm.prompts.purposes import load, purposes_of
@@ -60,11 +61,11 @@ _METADATA_RECORDS = (
     stage_record.JudgeRecord,
     stage_record.RankRecord,
     stage_record.ModelUse,
-    stage_record.ModelRecord,
+    use.ModelRecord,
     stage_record.RequestCounts,
     LabelCounts,
-    stage_record.PoolingUse,
-    stage_record.PoolingCounts,
+    use.PoolingUse,
+    use.PoolingCounts,
     CorpusRecord,
 )
 
