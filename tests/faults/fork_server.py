@@ -46,6 +46,8 @@ _FILE_EVENTS = {
 }
 # What tempfile and `open_scratch` add to a name.
 _RANDOM = re.compile(r"^(\..*[.-])(?:[a-z0-9_]{8}|[0-9a-f]{16})$")
+# The marker of a temporary folder names the host, on which trials must not depend.
+_MARKER = re.compile(r"^lock-.*$")
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -175,6 +177,7 @@ class Events:
         text = os.fsdecode(path)
         if not os.path.isabs(text) or text.startswith(self.folder):
             name = _RANDOM.sub(r"\1*", os.path.basename(text))
+            name = _MARKER.sub("lock-*", name)
             self.count(f"{event} {name}", text)
 
 

@@ -28,6 +28,8 @@ _VOLATILE = re.compile(r"^time$|seconds|peak_memory|^counts$")
 # What SQLite keeps beside a database is part of it; `evaluate`, with which the harness reads runs,
 # keeps its values.
 _IGNORED = ("-wal", "-shm", "-journal", EVALUATION)
+# The marker of a temporary folder; it is empty.
+_MARKERS = "*/.touche-llm-*/lock-*"
 _GRADES = 4
 
 
@@ -136,6 +138,14 @@ def is_temporary(path: str) -> bool:
     return any(part.startswith(".") and part != ".touche-llm" for part in Path(path).parts)
 
 
+def _is_marker(path: Path) -> bool:
+    """Whether a file is the marker of a temporary folder.
+
+    A process that is killed after its output is complete may leave it, until the next output there.
+    """
+    return path.match(_MARKERS) and path.stat().st_size == 0
+
+
 def environment(home: Path) -> dict[str, str]:
     """The variables of a command: those of this process, less what would reach for something outside."""
     kept = {
@@ -151,7 +161,7 @@ def _snapshot(folder: Path) -> Snapshot:
     paths = [
         path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.endswith(_IGNORED)
+        if path.is_file() and not path.name.endswith(_IGNORED) and not _is_marker(path)
     ]
     names = {path: str(path.relative_to(folder)) for path in paths}
     contents = {path: None if is_temporary(name) else _read(path) for path, name in names.items()}
