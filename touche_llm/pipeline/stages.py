@@ -53,7 +53,12 @@ from touche_llm.pipeline.stage_record import (
     RetrieveRecord,
     StageName,
 )
-from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
+from touche_llm.ranking.steps import (
+    RankingPlan,
+    count_shown_documents,
+    list_comparison_kinds,
+    needs_texts,
+)
 
 CommandName = Literal["run"] | StageName
 
@@ -408,7 +413,8 @@ async def _open_run(
             yield context, directory
             return
         prompts = context.load_prompts(*(kinds if command == "rank" else PURPOSES.get(command, ())))
-        schemas = list_schemas(prompts.values(), config.ranking.setwise.children + 1)
+        shown = count_shown_documents(config.steps, config.ranking)
+        schemas = list_schemas(prompts.values(), shown)
         opening = open_client(
             config.engine,
             config.sampling,

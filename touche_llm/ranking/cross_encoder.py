@@ -74,6 +74,11 @@ class CrossEncoderSettings(TemplateConfig, RankingMethod):
         "title",
     )
 
+    @property
+    def max_shown(self) -> int:
+        """One document, since a pair of query and document is scored alone."""
+        return 1
+
     async def rerank(self, documents: list[str], score: ScoreDocuments) -> list[ScoredDocument]:
         """Rank documents by their scores, scaled to 0..1; equal ones keep their order."""
         ranking = rank_by_value(dict(zip(documents, await score(documents), strict=True)))

@@ -141,6 +141,22 @@ def list_comparison_kinds(steps: Sequence[Step]) -> tuple[ComparisonKind, ...]:
     return tuple(sorted({kind for kind in kinds if kind is not None}))
 
 
+def count_shown_documents(steps: Sequence[Step], settings: RankingSettings) -> dict[str, int]:
+    """Return how many documents the comparisons of the steps show at most, by purpose of their prompt."""
+    shown: dict[str, int] = {}
+    for step in steps:
+        if step.name not in METHODS:
+            continue
+
+        method: RankingMethod = getattr(settings, step.name)
+        if method.kind is None:
+            continue
+
+        shown_by_step = min(method.max_shown, step.depth)
+        shown[method.kind] = max(shown_by_step, shown.get(method.kind, 0))
+    return shown
+
+
 def needs_texts(steps: Sequence[Step]) -> bool:
     """Return whether a model sees the documents' texts in a step."""
     return any(step.name in METHODS for step in steps)
