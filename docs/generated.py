@@ -26,7 +26,7 @@ from benchmarks import gpu_time
 from touche_llm import cli, errors
 from touche_llm.cli.options import find_panel
 from touche_llm.cli.setting_options import OPTIONS
-from touche_llm.config.configuration import Config
+from touche_llm.config.configuration import Config, list_key_declarations
 from touche_llm.data import records
 from touche_llm.engines import use
 from touche_llm.llm.logprobs import LabelCounts
@@ -34,6 +34,7 @@ from touche_llm.prompts.prompt import Purpose
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.retrieval.base import CorpusRecord
 from touche_llm.runs import record as stage_record
+from touche_llm.settings.section import AnswerKey
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.published import read_published
 from touche_llm.tasks.task import Task
@@ -42,6 +43,7 @@ _MARKER = re.compile(r"^<!-- generated: (\w+) -->(?:\n\*.+\*)?$", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
+_KEY_DECLARATIONS = list_key_declarations()
 # Files of a run's folder and the record of a line.
 _RECORDS: Mapping[str, type[Any]] = {
     "judgments.jsonl, sentence_judgments.jsonl": records.Judgment,
@@ -155,6 +157,8 @@ def _describe_setting(name: str, field: FieldInfo, attributes: Mapping[str, str]
         facts.append(f"default {_format_value(field.default)}")
     if options:
         facts.append(", ".join(f"`{option.flag}`" for option in options))
+    if _KEY_DECLARATIONS[name] is AnswerKey.ENTERS:
+        facts.append("enters [answer keys](answer-key.md)")
     text = attributes.get(name.rpartition(".")[2]) or (f"{own[0].option.help}." if own else "")
     heading = f"`{name}`"
     return f"{heading}\n: {'; '.join(facts)}.{f' {_escape(text)}' if text else ''}\n"

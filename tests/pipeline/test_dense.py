@@ -11,7 +11,9 @@ import yaml
 
 import touche_llm as tl
 from tests.fake_pooling import FakePooling
-from tests.sample_runs import SAMPLE, Silent, config_for
+from tests.sample_runs import SAMPLE, Silent, config_for, run_directly
+from tests.scripted_engine import ScriptedEngine
+from tests.write_demo_cassette import script_of
 from touche_llm.api.retrieve import Candidates
 from touche_llm.config.configuration import Config
 from touche_llm.data.topics import read_topics
@@ -102,6 +104,18 @@ async def test_the_dry_run_counts_the_requests_that_are_sent_and_writes_no_vecto
     assert said["comparative/judge"] == 10 * TOPICS
     after = await estimate_cost(config, None, ("retrieve",), Silent())
     assert (after.costs, after.known) == ([], {"retrieve": TOPICS})
+
+
+async def test_a_dry_run_with_stored_vectors_judges_the_documents_of_the_search(
+    tmp_path: Path,
+) -> None:
+    topics: dict[str, Any] = {"topic": ("3",), "depth": 4}
+    found = await retrieve(server_of(), tmp_path, name="hybrid", **topics)
+    config = dense(tmp_path, name="hybrid", **topics)
+    await run_directly(config, tmp_path / "out", ScriptedEngine(script_of("comparative")))
+    result = await estimate_cost(config, None, ("retrieve", "judge"), Silent())
+    assert len(ids(found)[0]) == 4
+    assert (result.costs, result.known["judge"]) == ([], 4)
 
 
 async def test_the_library_searches_both(tmp_path: Path) -> None:

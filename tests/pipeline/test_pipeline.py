@@ -160,3 +160,27 @@ async def test_a_missing_file_is_reported_before_the_engine_is_opened(
     with pytest.raises(DataError, match=f"{tmp_path / 'nowhere'}: "):
         await pipeline.run_all(config_for(tmp_path, **flags), tmp_path / "out", Silent())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("steps", "labels"),
+    [
+        (("judge", "pairwise:4"), ["A", "B"]),
+        (("judge", "pairwise:4", "setwise:4"), ["A", "B", "C"]),
+        (("judge", "listwise:4"), None),
+    ],
+)
+async def test_the_server_is_checked_with_the_labels_of_the_comparisons_of_the_run(
+    tmp_path: Path, steps: tuple[str, ...], labels: list[str] | None
+) -> None:
+    checked: list[dict[str, Any]] = []
+
+    async def record(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        checked.append(fields_in(body))
+        return await good(request, body)
+
+    config = config_for(tmp_path, topic=("3",), depth=4, rank=steps, ranking__setwise__children=2)
+    await run_on(FakeServer(labels=record), config, tmp_path / "out")
+    best = [fields["best"]["enum"] for fields in checked if "best" in fields]
+    assert best == ([] if labels is None else [labels])
+    assert any("relevance" in fields for fields in checked)

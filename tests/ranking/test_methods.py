@@ -93,6 +93,22 @@ async def test_whatever_is_answered_the_ranking_is_whole_and_the_same_every_time
     assert bound is None or len(one.compared) <= bound
 
 
+@every_method
+@given(st.data(), st.integers(2, 24), st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+async def test_no_request_shows_more_documents_than_the_method_says(
+    name: str, data: st.DataObject, size: int, seed: int
+) -> None:
+    method = data.draw(CHOSEN[name])
+    comparer = FakeComparer(*at_random(seed, 0.5))
+    await method.rerank(names(size), comparer)
+    shown = max(map(len, comparer.compared), default=0)
+    assert shown <= method.max_shown
+    # Where there are enough documents, it is reached; blocks and groups may be smaller.
+    if name not in ("insertion", "tournament") and size >= method.max_shown:
+        assert shown == method.max_shown
+
+
 def distinct_grades(size: int) -> dict[str, float]:
     """Three grades, as people give them, and a little more of its own for each document."""
     return {each: number % 3 + 0.02 * number / size for number, each in enumerate(names(size))}

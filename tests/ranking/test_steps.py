@@ -13,6 +13,7 @@ from touche_llm.ranking.steps import (
     RankingSettings,
     Step,
     check_balance,
+    count_shown_documents,
     parse_steps,
     rank_topic,
 )
@@ -51,6 +52,33 @@ async def rank(
 def asking_by(worth: Mapping[str, float]) -> Callable[[Step], FakeComparer]:
     best, order = by_worth(worth)
     return lambda step: FakeComparer(best, order)
+
+
+@pytest.mark.parametrize(
+    ("steps", "shown"),
+    [
+        ("judge", {}),
+        ("judge,fusion:9,balance:9,cross_encoder:9", {}),
+        ("judge,pairwise:9", {"best": 2}),
+        ("sliding:9,setwise:9", {"best": 6}),
+        ("setwise:4,pairwise:9", {"best": 4}),
+        ("insertion:9", {"best": 3}),
+        ("listwise:9", {"order": 8}),
+        ("tournament:9,listwise:3,pairwise:9", {"order": 7, "best": 2}),
+    ],
+)
+def test_each_kind_of_comparison_shows_at_most_as_many_documents_as_its_steps(
+    steps: str, shown: Mapping[str, int]
+) -> None:
+    ranking = RankingSettings.model_validate(
+        {
+            "setwise": {"children": 5},
+            "insertion": {"children": 2},
+            "listwise": {"window": 8, "stride": 4},
+            "tournament": {"group": 7},
+        }
+    )
+    assert count_shown_documents(parse_steps(steps.split(",")), ranking) == shown
 
 
 def test_steps_are_read_as_they_are_written() -> None:

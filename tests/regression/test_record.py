@@ -123,6 +123,15 @@ def test_templates_are_kept_with_what_they_pull_in_and_their_examples(tmp_path: 
     assert prompt.purpose == "judge" and prompt.has_changed_template
 
 
+def test_a_run_with_another_objective_is_recorded_with_it(tmp_path: Path) -> None:
+    run = asyncio.run(make_run("comparative", tmp_path, objective="quality"))
+    folder = tmp_path / "regress" / "name"
+    recorded(run, folder)
+    (tmp_path / "answers.sqlite").unlink()
+    assert checked(folder).is_same
+    assert yaml.safe_load((folder / "config.yaml").read_text())["objective"] == "quality"
+
+
 async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) -> None:
     sample = SAMPLES / "controversial"
     pages = {

@@ -220,11 +220,13 @@ class DenseCorpus(LocalCorpus):
     ) -> list[list[Candidate]]:
         """Search by the vectors.
 
-        Documents without one are embedded first, and stored also if the server fails.
+        Documents without one are embedded first, and stored also if the server fails. In a dry run
+        that lacks a vector, documents from all over the corpus stand for those of the search.
         """
         settings = self._settings
         texts = [settings.render_query(sanitize(build_query(topic, fields))) for topic in topics]
         async with self._open_client() as client:
+            sent_before = client.counts.requests
             index = await self._embed(client)
             wrapped = [
                 client.wrap(text, topic.id) for text, topic in zip(texts, topics, strict=True)
@@ -232,7 +234,10 @@ class DenseCorpus(LocalCorpus):
             queries = await client.embed(wrapped)
             client.raise_on_misses()
             self.usage = PoolingUse.from_client(client, settings, index.dimensions)
-            if isinstance(client.engine, RecordingEngine):
+            has_invented_vectors = (
+                isinstance(client.engine, RecordingEngine) and client.counts.requests > sent_before
+            )
+            if has_invented_vectors:
                 return [self._spread(topic, depth, done) for topic in topics]
         is_hybrid = self.retriever.name == "hybrid"
         pool = max(depth, settings.pool) if is_hybrid else depth

@@ -33,7 +33,7 @@ from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.settings.section import Option, Scope, Section
+from touche_llm.settings.section import AnswerKey, Option, Scope, Section
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task
@@ -62,23 +62,29 @@ class Config(Section):
     """The complete configuration of a run."""
 
     task: Annotated[
-        str, Option("--task", TASK_HELP, "Input", metavar="NAME|FOLDER"), Scope.RETRIEVE
+        str,
+        Option("--task", TASK_HELP, "Input", metavar="NAME|FOLDER"),
+        Scope.RETRIEVE,
+        AnswerKey.ENTERS,
     ] = DEFAULT_TASK
     # Of ir_datasets, whose topics and documents take the place of `topics` and `corpus`.
     dataset: Annotated[
         str | None,
         Option("--dataset", "Dataset of ir_datasets, instead of files", "Input", metavar="ID"),
         Scope.RETRIEVE,
+        AnswerKey.STAYS_OUT,
     ] = None
     topics: Annotated[
         Path,
         Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input"),
         Scope.RETRIEVE,
+        AnswerKey.STAYS_OUT,
     ]
     corpus: Annotated[
         Path | None,
         Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input"),
         Scope.RETRIEVE,
+        AnswerKey.STAYS_OUT,
     ] = None
     # None only if the first stage is a search engine, which stores the documents.
     index: Annotated[
@@ -90,11 +96,13 @@ class Config(Section):
             metavar="FOLDER",
         ),
         Scope.RETRIEVE,
+        AnswerKey.STAYS_OUT,
     ] = None
     candidates: Annotated[
         Path | None,
         Option("--candidates", "TREC run of any tool to use as first stage", "Input"),
         Scope.RETRIEVE,
+        AnswerKey.STAYS_OUT,
     ] = None
     skip_bad_lines: Annotated[
         bool,
@@ -104,25 +112,31 @@ class Config(Section):
             "Input",
         ),
         Scope.RETRIEVE,
+        AnswerKey.STAYS_OUT,
     ] = False
-    depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval"), Scope.JUDGE] = (
-        Field(100, ge=1)
-    )
+    depth: Annotated[
+        int,
+        Option("--depth", "Candidates per topic", "Retrieval"),
+        Scope.JUDGE,
+        AnswerKey.STAYS_OUT,
+    ] = Field(100, ge=1)
     limit_topics: Annotated[
         int | None,
         Option("--limit-topics", "Only the first N topics of the file", "Input"),
         Scope.RETRIEVE,
+        AnswerKey.STAYS_OUT,
     ] = Field(None, ge=1)
     topic: Annotated[
         tuple[str, ...],
         BeforeValidator(to_texts),
         Option("--topic", "Only this topic; repeatable", "Input", metavar="ID"),
         Scope.RETRIEVE,
+        AnswerKey.STAYS_OUT,
     ] = ()
-    retriever: Annotated[RetrieverConfig, Scope.RETRIEVE] = RetrieverConfig()
+    retriever: Annotated[RetrieverConfig, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = RetrieverConfig()
     engine: EngineConfig = EngineConfig()
-    sampling: Annotated[SamplingConfig, Scope.JUDGE] = SamplingConfig()
-    prompts: PromptsConfig = PromptsConfig()
+    sampling: Annotated[SamplingConfig, Scope.JUDGE, AnswerKey.ENTERS] = SamplingConfig()
+    prompts: Annotated[PromptsConfig, AnswerKey.ENTERS] = PromptsConfig()
     judge_per: Annotated[
         JudgePer,
         Option(
@@ -133,6 +147,7 @@ class Config(Section):
             metavar="NAME",
         ),
         Scope.JUDGE,
+        AnswerKey.ENTERS,
     ] = "document"
     objective: Annotated[
         Objective,
@@ -142,6 +157,7 @@ class Config(Section):
             "Ranking",
             metavar="NAME",
         ),
+        AnswerKey.ENTERS,
     ] = "both"
     # By default those of the task for the objective.
     weights: Annotated[
@@ -152,6 +168,7 @@ class Config(Section):
         Option(
             "--weight-first-stage", "Weight of the first stage's score", "Ranking", key=FIRST_STAGE
         ),
+        AnswerKey.STAYS_OUT,
     ]
     rank: Annotated[
         tuple[str, ...],
@@ -166,27 +183,32 @@ class Config(Section):
             metavar="STEPS",
             is_text=True,
         ),
+        AnswerKey.STAYS_OUT,
     ] = (JUDGE,)
     ranking: Annotated[RankingSettings, Scope.RANK] = RankingSettings()
     # Only for tasks in which a document may take no side.
-    stance: StanceSettings | None = None
-    expansion: Annotated[ExpansionSettings, Scope.RETRIEVE] = ExpansionSettings()
+    # The other order of the objects is another request, beside that of the order in the topic.
+    stance: Annotated[StanceSettings | None, AnswerKey.STAYS_OUT] = None
+    expansion: Annotated[ExpansionSettings, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = (
+        ExpansionSettings()
+    )
     # Only for tasks that rank pairs of sentences.
-    sentences: Annotated[SentenceSettings | None, Scope.RETRIEVE] = None
-    pairs: Annotated[PairSettings | None, Scope.JUDGE] = None
+    sentences: Annotated[SentenceSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = None
+    pairs: Annotated[PairSettings | None, Scope.JUDGE, AnswerKey.STAYS_OUT] = None
     # Only with ChatNoir as first stage.
-    chatnoir: Annotated[ChatNoirSettings | None, Scope.RETRIEVE] = None
+    chatnoir: Annotated[ChatNoirSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = None
     # Only with Elasticsearch as first stage.
-    elasticsearch: ElasticsearchSettings | None = None
+    elasticsearch: Annotated[ElasticsearchSettings | None, AnswerKey.STAYS_OUT] = None
     # Only with vectors as first stage.
     dense: Annotated[DenseSettings | None, Scope.RETRIEVE] = None
-    cache: Annotated[CacheConfig, Scope.DELIVERY] = CacheConfig()
+    cache: Annotated[CacheConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT] = CacheConfig()
     tag: Annotated[
         str,
         AfterValidator(_require_one_word),
         Option("--tag", "Last column of the run, one word", "Output"),
+        AnswerKey.STAYS_OUT,
     ] = "touche-llm"
-    actor: Annotated[ActorConfig, Scope.DELIVERY] = ActorConfig()
+    actor: Annotated[ActorConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT] = ActorConfig()
 
     @model_validator(mode="after")
     def _check_task(self) -> Config:
@@ -311,6 +333,19 @@ def find_settings(scope: Scope) -> tuple[str, ...]:
     return tuple(
         name for name in scopes if scopes[name] is scope and (name in own or name not in sections)
     )
+
+
+def list_key_declarations() -> dict[str, AnswerKey | None]:
+    """Return what each setting declares about answer keys, by dotted name; None for nothing.
+
+    Sections have no entry: what they declare is that of their settings without an own declaration.
+    """
+    declarations: dict[str, AnswerKey | None] = {}
+    for name, field in list_fields(Config):
+        own = next((item for item in field.metadata if isinstance(item, AnswerKey)), None)
+        declarations[name] = own or declarations.get(name.rpartition(".")[0])
+    sections = {name.rpartition(".")[0] for name in declarations}
+    return {name: found for name, found in declarations.items() if name not in sections}
 
 
 def is_one_of(name: str, places: Collection[str]) -> bool:

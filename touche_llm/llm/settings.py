@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import DELIMITERS, SystemPlace, Thinking
-from touche_llm.settings.section import Option, Scope, Section, check_address
+from touche_llm.settings.section import AnswerKey, Option, Scope, Section, check_address
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256
@@ -106,27 +106,40 @@ class EngineConfig(Section):
             metavar="NAME",
         ),
         Scope.DELIVERY,
+        # The same model has the same name with each, though `model` may have to name its folder.
+        AnswerKey.STAYS_OUT,
     ] = "server"
     base_url: Annotated[
         Address,
         Option("--base-url", "Address of the server", "Model", metavar="URL"),
         Scope.DELIVERY,
+        AnswerKey.STAYS_OUT,
     ] = "http://127.0.0.1:8000"
     model: Annotated[
         str | None,
         Option("--model", "Served name, if several, or a folder", "Model", metavar="NAME"),
         Scope.MODEL,
+        AnswerKey.ENTERS,
     ] = None
-    options: Annotated[dict[str, Any], AfterValidator(_check_options), Scope.DELIVERY] = {}
+    options: Annotated[
+        dict[str, Any],
+        AfterValidator(_check_options),
+        Scope.DELIVERY,
+        # Like the version of the server: `revision` is to change if they matter.
+        AnswerKey.STAYS_OUT,
+    ] = {}
     revision: Annotated[
         str,
         Option("--revision", "Your name for the version of the weights", "Model", metavar="NAME"),
         Scope.MODEL,
+        AnswerKey.ENTERS,
     ] = ""
     context: Annotated[
         int | None,
         Option("--context", "Context in tokens (default: the server's)", "Model"),
         Scope.MODEL,
+        # Documents are truncated to it.
+        AnswerKey.ENTERS,
     ] = Field(None, ge=1)
     tokenizer: Annotated[
         Path | None,
@@ -137,19 +150,26 @@ class EngineConfig(Section):
             metavar="FOLDER",
         ),
         Scope.DELIVERY,
+        # It is the model's own, so truncation is the same wherever its files are.
+        AnswerKey.STAYS_OUT,
     ] = None
     concurrency: Annotated[
-        int, Option("--concurrency", "Concurrent requests to the server", "Model"), Scope.DELIVERY
+        int,
+        Option("--concurrency", "Concurrent requests to the server", "Model"),
+        Scope.DELIVERY,
+        AnswerKey.STAYS_OUT,
     ] = Field(DEFAULT_CONCURRENCY, ge=1, le=65536)
     request_timeout: Annotated[
         float,
         Option("--request-timeout", "Seconds without a reply after which a request fails", "Model"),
         Scope.DELIVERY,
+        AnswerKey.STAYS_OUT,
     ] = Field(300.0, gt=0.0)
     retry_for: Annotated[
         float,
         Option("--retry-for", "Seconds after which a failing request is abandoned", "Model"),
         Scope.DELIVERY,
+        AnswerKey.STAYS_OUT,
     ] = Field(600.0, ge=0.0)
 
     @property
@@ -179,14 +199,14 @@ class PoolingConfig(Section):
         retry_for: Seconds after which a failing request is no longer retried.
     """
 
-    url: Annotated[Address | None, Scope.DELIVERY] = None
-    model: str | None = None
-    revision: str = ""
-    context: int | None = Field(None, ge=16)
-    batch: Annotated[int, Scope.DELIVERY] = Field(32, ge=1, le=1024)
-    concurrency: Annotated[int, Scope.DELIVERY] = Field(16, ge=1, le=1024)
-    request_timeout: Annotated[float, Scope.DELIVERY] = Field(300.0, gt=0.0)
-    retry_for: Annotated[float, Scope.DELIVERY] = Field(600.0, ge=0.0)
+    url: Annotated[Address | None, Scope.DELIVERY, AnswerKey.STAYS_OUT] = None
+    model: Annotated[str | None, AnswerKey.ENTERS] = None
+    revision: Annotated[str, AnswerKey.ENTERS] = ""
+    context: Annotated[int | None, AnswerKey.ENTERS] = Field(None, ge=16)
+    batch: Annotated[int, Scope.DELIVERY, AnswerKey.STAYS_OUT] = Field(32, ge=1, le=1024)
+    concurrency: Annotated[int, Scope.DELIVERY, AnswerKey.STAYS_OUT] = Field(16, ge=1, le=1024)
+    request_timeout: Annotated[float, Scope.DELIVERY, AnswerKey.STAYS_OUT] = Field(300.0, gt=0.0)
+    retry_for: Annotated[float, Scope.DELIVERY, AnswerKey.STAYS_OUT] = Field(600.0, ge=0.0)
 
 
 _PLACEHOLDER = re.compile(r"\{(instruction|query|document)\}")
@@ -211,11 +231,13 @@ class TemplateConfig(PoolingConfig):
 
     presets: ClassVar[Mapping[str, TextTemplates]] = {"plain": TextTemplates()}
 
-    preset: str = "plain"
+    preset: Annotated[str, AnswerKey.ENTERS] = "plain"
     # The instruction with which most of these models were trained.
-    instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
-    query_template: str | None = None
-    document_template: str | None = None
+    instruction: Annotated[str, AnswerKey.ENTERS] = (
+        "Given a web search query, retrieve relevant passages that answer the query"
+    )
+    query_template: Annotated[str | None, AnswerKey.ENTERS] = None
+    document_template: Annotated[str | None, AnswerKey.ENTERS] = None
 
     @model_validator(mode="after")
     def _check_templates(self) -> TemplateConfig:

@@ -31,6 +31,11 @@ class Pairwise(RankingMethod):
 
     both_orders: bool = True
 
+    @property
+    def max_shown(self) -> int:
+        """Both documents of a pair."""
+        return 2
+
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents by their mean probability to win against the others.
 
@@ -68,6 +73,11 @@ class Sliding(RankingMethod):
 
     passes: int = Field(10, ge=1)
     both_orders: bool = True
+
+    @property
+    def max_shown(self) -> int:
+        """Both documents of a pair."""
+        return 2
 
     def bound_comparisons(self, documents: int) -> int:
         """Return the number of comparisons if each pass has new neighbours."""
@@ -127,6 +137,11 @@ class Setwise(RankingMethod):
     children: int = Field(3, ge=1, lt=MAX_CHOICES)
     top: int = Field(10, ge=1)
     both_orders: bool = False
+
+    @property
+    def max_shown(self) -> int:
+        """A node with all of its children, or the last of the best with a block."""
+        return self.children + 1
 
     def bound_comparisons(self, documents: int) -> int:
         """Return the number of comparisons if each sift ends at a leaf of the leftmost path, one of the longest.

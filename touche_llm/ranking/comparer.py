@@ -67,6 +67,11 @@ class RankingMethod(Section):
     kind: ClassVar[ComparisonKind | None]
     max_depth: ClassVar[int] = 1000
 
+    @property
+    def max_shown(self) -> int:
+        """Maximum number of documents that one request shows."""
+        raise NotImplementedError
+
     def bound_comparisons(self, documents: int) -> int | None:
         """Return the maximum number of comparisons of so many documents.
 

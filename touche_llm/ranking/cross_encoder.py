@@ -20,7 +20,7 @@ from touche_llm.llm.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.order import rank_by_value, scale_scores
 from touche_llm.retrieval.base import Documents, QueryField, to_texts
-from touche_llm.settings.section import Option, Scope
+from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.features import Question
 from touche_llm.text import sanitize
 
@@ -56,10 +56,12 @@ class CrossEncoderSettings(TemplateConfig, RankingMethod):
             metavar="URL",
         ),
         Scope.DELIVERY,
+        AnswerKey.STAYS_OUT,
     ] = None
     model: Annotated[
         str | None,
         Option("--reranker-model", "Its served name, if several", "Model", metavar="NAME"),
+        AnswerKey.ENTERS,
     ] = None
     preset: Annotated[
         str,
@@ -69,10 +71,19 @@ class CrossEncoderSettings(TemplateConfig, RankingMethod):
             "Model",
             metavar="NAME",
         ),
+        AnswerKey.ENTERS,
     ] = "plain"
-    query: Annotated[tuple[QueryField, ...], BeforeValidator(to_texts), Field(min_length=1)] = (
-        "title",
-    )
+    query: Annotated[
+        tuple[QueryField, ...],
+        BeforeValidator(to_texts),
+        Field(min_length=1),
+        AnswerKey.ENTERS,
+    ] = ("title",)
+
+    @property
+    def max_shown(self) -> int:
+        """One document, since a pair of query and document is scored alone."""
+        return 1
 
     async def rerank(self, documents: list[str], score: ScoreDocuments) -> list[ScoredDocument]:
         """Rank documents by their scores, scaled to 0..1; equal ones keep their order."""

@@ -44,6 +44,11 @@ class Listwise(RankingMethod):
             )
         return self
 
+    @property
+    def max_shown(self) -> int:
+        """All documents of a window."""
+        return self.window
+
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents in one pass of the windows.
 
@@ -85,6 +90,11 @@ class Tournament(RankingMethod):
     group: int = Field(10, ge=2, le=MAX_DOCUMENTS)
     rounds: int = Field(2, ge=1)
     seed: int = 0
+
+    @property
+    def max_shown(self) -> int:
+        """All documents of a group."""
+        return self.group
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents by their points, equal ones in the given order.

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -43,7 +44,7 @@ from touche_llm.ranking.order import (
     replace_marks,
 )
 from touche_llm.retrieval.base import Documents
-from touche_llm.settings.section import Section
+from touche_llm.settings.section import AnswerKey, Section
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
 from touche_llm.tasks.task import Task
 
@@ -60,16 +61,18 @@ class RankingSettings(Section):
             is too short.
     """
 
-    document_tokens: int = Field(512, ge=16)
-    pairwise: Pairwise = Pairwise()
-    sliding: Sliding = Sliding()
-    setwise: Setwise = Setwise()
-    insertion: Insertion = Insertion()
-    listwise: Listwise = Listwise()
-    tournament: Tournament = Tournament()
+    document_tokens: Annotated[int, AnswerKey.ENTERS] = Field(512, ge=16)
+    # Settings of methods decide which documents are compared, and in which orders. A comparison of
+    # the same documents in the same order is the same request, whichever method sends it.
+    pairwise: Annotated[Pairwise, AnswerKey.STAYS_OUT] = Pairwise()
+    sliding: Annotated[Sliding, AnswerKey.STAYS_OUT] = Sliding()
+    setwise: Annotated[Setwise, AnswerKey.STAYS_OUT] = Setwise()
+    insertion: Annotated[Insertion, AnswerKey.STAYS_OUT] = Insertion()
+    listwise: Annotated[Listwise, AnswerKey.STAYS_OUT] = Listwise()
+    tournament: Annotated[Tournament, AnswerKey.STAYS_OUT] = Tournament()
     cross_encoder: CrossEncoderSettings = CrossEncoderSettings()
-    fusion: FusionSettings = FusionSettings()
-    balance: BalanceSettings = BalanceSettings()
+    fusion: Annotated[FusionSettings, AnswerKey.STAYS_OUT] = FusionSettings()
+    balance: Annotated[BalanceSettings, AnswerKey.STAYS_OUT] = BalanceSettings()
 
     @model_validator(mode="after")
     def _check_fusion_weights(self) -> RankingSettings:
@@ -139,6 +142,22 @@ def list_comparison_kinds(steps: Sequence[Step]) -> tuple[ComparisonKind, ...]:
     """Return the kinds of comparison that the steps request from the model."""
     kinds = (METHODS[step.name].kind for step in steps if step.name in METHODS)
     return tuple(sorted({kind for kind in kinds if kind is not None}))
+
+
+def count_shown_documents(steps: Sequence[Step], settings: RankingSettings) -> dict[str, int]:
+    """Return how many documents the comparisons of the steps show at most, by purpose of their prompt."""
+    shown: dict[str, int] = {}
+    for step in steps:
+        if step.name not in METHODS:
+            continue
+
+        method: RankingMethod = getattr(settings, step.name)
+        if method.kind is None:
+            continue
+
+        shown_by_step = min(method.max_shown, step.depth)
+        shown[method.kind] = max(shown_by_step, shown.get(method.kind, 0))
+    return shown
 
 
 def needs_texts(steps: Sequence[Step]) -> bool:

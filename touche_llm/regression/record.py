@@ -87,6 +87,9 @@ def write_config(config: Config, target: Path, folder: Path, note: str = "") -> 
         **places,
         **_select_non_defaults(config, defaults, (*DECISIVE, "expansion")),
     }
+    # The defaults above have the objective of the run, since those of the weights depend on it.
+    if config.objective != Config.model_fields["objective"].default:
+        values["objective"] = config.objective
     prompts = {
         name: os.path.relpath(value, target)
         if name == "folder" or value.endswith(".jinja")

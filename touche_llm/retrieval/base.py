@@ -14,7 +14,7 @@ from touche_llm.corpus.store import TextTable
 from touche_llm.data.records import Candidate, Count, Document, JsonStruct, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.settings.section import Option, Section
+from touche_llm.settings.section import AnswerKey, Option, Section
 from touche_llm.tasks.task import Task
 
 QueryField = Literal["title", "description", "narrative", "objects"]
@@ -107,6 +107,8 @@ class RetrieverConfig(Bm25Settings):
             "Retrieval",
             metavar="FIELD",
         ),
+        # An embedding model gets the query.
+        AnswerKey.ENTERS,
     ] = ("title",)
 
     @property

@@ -20,7 +20,7 @@ from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.request import hash_content
 from touche_llm.llm.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.retrieval.base import select_candidates
-from touche_llm.settings.section import Option, Scope
+from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.task import Task
 from touche_llm.text import sanitize
 
@@ -132,10 +132,12 @@ class DenseSettings(TemplateConfig):
             metavar="URL",
         ),
         Scope.DELIVERY,
+        AnswerKey.STAYS_OUT,
     ] = None
     model: Annotated[
         str | None,
         Option("--embeddings-model", "Its served name, if several", "Retrieval", metavar="NAME"),
+        AnswerKey.ENTERS,
     ] = None
     preset: Annotated[
         str,
@@ -145,11 +147,12 @@ class DenseSettings(TemplateConfig):
             "Retrieval",
             metavar="NAME",
         ),
+        AnswerKey.ENTERS,
     ] = "plain"
-    dimensions: int | None = Field(None, ge=1, le=16384)
-    pool: int = Field(1000, ge=1)
-    weight: float = Field(1.0, gt=0.0, allow_inf_nan=False)
-    k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
+    dimensions: Annotated[int | None, AnswerKey.ENTERS] = Field(None, ge=1, le=16384)
+    pool: Annotated[int, AnswerKey.STAYS_OUT] = Field(1000, ge=1)
+    weight: Annotated[float, AnswerKey.STAYS_OUT] = Field(1.0, gt=0.0, allow_inf_nan=False)
+    k: Annotated[float, AnswerKey.STAYS_OUT] = Field(60.0, ge=0.0, allow_inf_nan=False)
 
 
 class DenseManifest(Model):

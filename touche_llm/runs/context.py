@@ -216,16 +216,27 @@ def choose_topics(topics: list[Topic], config: Config) -> list[Topic]:
     return topics[: config.limit_topics]
 
 
-def list_schemas(prompts: Iterable[Prompt], documents: int = 1) -> list[Mapping[str, Any]]:
-    """Return the schemas of the answers to prompts, about `documents` documents if they compare some.
+def list_schemas(
+    prompts: Iterable[Prompt], shown: Mapping[str, int] | None = None
+) -> list[Mapping[str, Any]]:
+    """Return the schemas of the answers to prompts.
 
     Answers with the objects of a topic are left out: their labels are words of its title, which are
     read as text.
+
+    Args:
+        prompts: Prompts to list.
+        shown: Number of documents by purpose of the prompts that compare some; None if none does.
     """
     topic = Topic("", "")
-    return [
-        build_schema(sent.answer_for(topic, documents), prompt.header.form)
-        for prompt in prompts
-        if prompt.header.answer != "objects"
-        for sent in prompt.sent
-    ]
+    shown = shown or {}
+    schemas: list[Mapping[str, Any]] = []
+    for prompt in prompts:
+        purpose = prompt.header.answer
+        if purpose == "objects":
+            continue
+
+        documents = shown.get(purpose, 1)
+        for sent in prompt.sent:
+            schemas.append(build_schema(sent.answer_for(topic, documents), prompt.header.form))
+    return schemas

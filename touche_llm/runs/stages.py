@@ -33,7 +33,12 @@ from touche_llm.judging.labels import mean_off_label_mass
 from touche_llm.llm.engine import Counts
 from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.llm.model import ModelClient
-from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
+from touche_llm.ranking.steps import (
+    RankingPlan,
+    count_shown_documents,
+    list_comparison_kinds,
+    needs_texts,
+)
 from touche_llm.runs.context import RunContext, list_schemas
 from touche_llm.runs.directory import LOCK, RunDirectory
 from touche_llm.runs.identity import (
@@ -407,7 +412,8 @@ async def _open_run(
             yield context, directory
             return
         prompts = context.load_prompts(*(kinds if command == "rank" else PURPOSES.get(command, ())))
-        schemas = list_schemas(prompts.values(), config.ranking.setwise.children + 1)
+        shown = count_shown_documents(config.steps, config.ranking)
+        schemas = list_schemas(prompts.values(), shown)
         opening = open_client(
             config.engine,
             config.sampling,

@@ -158,6 +158,25 @@ class Scope(StrEnum):
     DELIVERY = "delivery"
 
 
+class AnswerKey(StrEnum):
+    """Whether a setting enters the keys of stored answers, attached to its field with `Annotated`.
+
+    Every setting declares it, or its section does for all settings without an own declaration. No
+    scope implies it: those of the stages have settings of both kinds.
+
+    Keys identify an answer about a topic, a document, or documents compared in an order, and the
+    scores and vectors of pooling models; the vectors of a corpus are identified by the folder of
+    their index. `tests/answer_keys` changes each setting and checks its declaration.
+    """
+
+    # Another value changes what is sent about the same documents, and so what is looked up. It may
+    # need a condition: a context enters only where it truncates a document.
+    ENTERS = "enters"
+    # The value decides which documents are sent and how often, what is made of the answers, where
+    # files and servers are, or how fast requests are sent.
+    STAYS_OUT = "stays out"
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """Command-line option of a setting, attached to its field with `Annotated`.
