@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from typer.core import TyperCommand
 
 from touche_llm.errors import UsageError, describe_problem
@@ -96,6 +95,9 @@ def _describe_unknown_option(option: str, known_options: Sequence[str]) -> str:
 
 def _describe_wrong_value(error: Any) -> str:
     """Return what is wrong with the value of a parameter; empty if there is no value."""
+    # Imported here because pydantic is slow to load, and every command imports this module.
+    from pydantic import ValidationError
+
     cause = error.__cause__
     if isinstance(cause, ValidationError):
         return describe_problem(cause.errors()[0])
