@@ -70,9 +70,10 @@ def test_the_table_has_the_first_sentence_of_a_commands_docstring(name: str) -> 
         ([], complete_in_bash("touche-llm "), {*COMMAND_MODULES, "touche_llm.config"}),
         ([], complete_in_bash("touche-llm tasks "), {*COMMAND_MODULES, "touche_llm.config"}),
         ([], complete_in_bash("touche-llm run --"), COMMAND_MODULES - {"touche_llm.cli.stages"}),
+        ([], complete_in_bash("touche-llm evaluate --"), {"pandas", "scipy"}),
     ],
 )
-def test_the_help_and_the_completion_load_no_other_command(
+def test_the_help_and_the_completion_load_only_what_they_need(
     arguments: list[str], variables: Mapping[str, str], unwanted: set[str]
 ) -> None:
     done = subprocess.run(
