@@ -67,12 +67,20 @@ class Ended:
     mib: float
 
 
-def run_program(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> Ended:
-    """Run a program in a folder with exactly these environment variables."""
+def run_program(
+    command: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str],
+    poll_seconds: float = 0.02,
+) -> Ended:
+    """Run a program in a folder with exactly these environment variables.
+
+    The end is noticed, and the memory read, once in `poll_seconds`.
+    """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         started = time.perf_counter()
         process = subprocess.Popen(command, cwd=folder, env=variables, stdout=output, stderr=errors)
-        usage = _wait_for(process.pid)
+        usage = _wait_for(process.pid, poll_seconds)
         seconds = time.perf_counter() - started
         # Popen must not wait for the process again.
         process.returncode = usage.code
@@ -98,7 +106,7 @@ class _Usage:
     peak_kib: int
 
 
-def _wait_for(process: int) -> _Usage:
+def _wait_for(process: int, poll_seconds: float) -> _Usage:
     """Wait for the end of a process, and read its memory meanwhile."""
     peak_kib = 0
     ended, status, resources = os.wait4(process, os.WNOHANG)
@@ -107,7 +115,7 @@ def _wait_for(process: int) -> _Usage:
         with _ignoring_ended():
             memory = read_status(Path(f"/proc/{process}/status"))
             peak_kib = max(peak_kib, memory["VmHWM"])
-        time.sleep(0.02)
+        time.sleep(poll_seconds)
         ended, status, resources = os.wait4(process, os.WNOHANG)
 
     return _Usage(
