@@ -154,6 +154,7 @@ bench-small: $(STAMP) | $(CHROMIUM)
 	$(BIN)/python -m benchmarks.judging --topics 3 --depth 50 --passages 500
 	$(BIN)/python -m benchmarks.interval_coverage --trials 5
 	$(BIN)/python -m benchmarks.growth --topics 1 --passages 300 600 --depth 20
+	$(BIN)/python -m benchmarks.start_up --rounds 1
 	$(BIN)/python -m benchmarks.lab_latency --topics 2 --depth 50 --passages 500 --edits 3
 
 bench-serving-small: $(STAMP) vllm
@@ -166,6 +167,7 @@ bench: $(STAMP) vllm | $(CHROMIUM)
 	$(BIN)/python -m benchmarks.interval_coverage
 	$(BIN)/python -m benchmarks.gpu --cpu --depth 20 --rounds 3 --concurrency 64 256
 	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.start_up
 	$(BIN)/python -m benchmarks.lab_latency
 
 clean:

@@ -67,24 +67,62 @@ class Ended:
     mib: float
 
 
-def run_program(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> Ended:
-    """Run a program in a folder with exactly these environment variables."""
+def run_program(
+    command: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str],
+    poll_seconds: float = 0.02,
+) -> Ended:
+    """Run a program in a folder with exactly these environment variables.
+
+    The end is noticed, and the memory read, once in `poll_seconds`.
+    """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        started, peak = time.perf_counter(), 0
+        started = time.perf_counter()
         process = subprocess.Popen(command, cwd=folder, env=variables, stdout=output, stderr=errors)
-        ended, status, used = os.wait4(process.pid, os.WNOHANG)
-        while not ended:
-            # Not `ru_maxrss`: it includes the memory of the parent at the start of the process.
-            with _ignoring_ended():
-                peak = max(peak, read_status(Path(f"/proc/{process.pid}/status"))["VmHWM"])
-            time.sleep(0.02)
-            ended, status, used = os.wait4(process.pid, os.WNOHANG)
+        usage = _wait_for(process.pid, poll_seconds)
         seconds = time.perf_counter() - started
-        process.returncode = os.waitstatus_to_exitcode(status)
+        # Popen must not wait for the process again.
+        process.returncode = usage.code
+
         output.seek(0)
         errors.seek(0)
-        cpu = used.ru_utime + used.ru_stime
-        return Ended(process.returncode, output.read(), errors.read(), seconds, cpu, peak / 1024)
+        return Ended(
+            code=usage.code,
+            output=output.read(),
+            errors=errors.read(),
+            seconds=seconds,
+            cpu=usage.cpu,
+            mib=usage.peak_kib / 1024,
+        )
+
+
+@dataclass(frozen=True)
+class _Usage:
+    """Exit code of a process, its processor seconds with its children's, its peak KiB without theirs."""
+
+    code: int
+    cpu: float
+    peak_kib: int
+
+
+def _wait_for(process: int, poll_seconds: float) -> _Usage:
+    """Wait for the end of a process, and read its memory meanwhile."""
+    peak_kib = 0
+    ended, status, resources = os.wait4(process, os.WNOHANG)
+    while not ended:
+        # Not `ru_maxrss`: it includes the memory of the parent at the start of the process.
+        with _ignoring_ended():
+            memory = read_status(Path(f"/proc/{process}/status"))
+            peak_kib = max(peak_kib, memory["VmHWM"])
+        time.sleep(poll_seconds)
+        ended, status, resources = os.wait4(process, os.WNOHANG)
+
+    return _Usage(
+        code=os.waitstatus_to_exitcode(status),
+        cpu=resources.ru_utime + resources.ru_stime,
+        peak_kib=peak_kib,
+    )
 
 
 def run_alone(function: Callable[..., ResultT], *arguments: Any) -> tuple[ResultT, Used]:

@@ -24,6 +24,8 @@ from pydantic.fields import FieldInfo
 import touche_llm
 from benchmarks import gpu_time
 from touche_llm import cli, errors
+from touche_llm.cli.commands import PANELS
+from touche_llm.cli.lazy_commands import LazyCommand
 from touche_llm.cli.options import find_panel
 from touche_llm.cli.setting_options import OPTIONS
 from touche_llm.config.configuration import Config, list_key_declarations
@@ -82,12 +84,15 @@ def _describe_commands(group: Any, parent: Any, path: str) -> Iterator[str]:
     if not hasattr(group, "list_commands"):
         yield from _describe_command(group, context, path)
         return
-    panels = {next(iter(names)): panel for panel, names in cli.PANELS.items() if parent is None}
+    is_program = parent is None
+    panels = {entries[0].name: panel for panel, entries in PANELS.items()}
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        if name in panels:
+        if isinstance(command, LazyCommand):
+            command = command.loaded
+        if is_program and name in panels:
             yield f"## {panels[name]}\n"
-        if parent is None:
+        if is_program:
             yield f"### {name}\n"
         if hasattr(command, "list_commands"):
             yield _escape(command.help or "") + "\n"

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_args
 
-from pydantic import BaseModel, ValidationError
-
 if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
@@ -118,6 +117,9 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 def list_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Yield all fields of a section and of the sections in it, with their dotted names."""
+    # Imported here because pydantic is slow to load, and every command imports this module.
+    from pydantic import BaseModel
+
     for name, field in section.model_fields.items():
         yield prefix + name, field
         # Includes optional sections, which only some tasks have.

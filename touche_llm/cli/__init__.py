@@ -6,94 +6,20 @@ import errno
 import io
 import logging
 import os
-import sqlite3
 import sys
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from touche_llm import __version__
-from touche_llm.cli.options import Command, ParserError, describe_parser_error
-from touche_llm.data.databases import describe_database_error
+from touche_llm.cli.lazy_commands import Program
+from touche_llm.cli.options import ParserError, describe_parser_error
 from touche_llm.errors import BadLine, DataError, ToucheError, describe_os_error, to_printable
 
-# By the panel of the help, each command and the module that holds it: a function of its name, or
-# `NAME_app`, a program with commands of its own.
-PANELS = {
-    "Make a run": {
-        "run": "stages",
-        "index": "servers",
-        "retrieve": "stages",
-        "judge": "stages",
-        "rank": "stages",
-        "fuse": "run_files",
-        "batch": "batch",
-        "tira": "stages",
-        "demo": "demo",
-    },
-    "Look at runs": {"lab": "runs", "show": "show", "runs": "runs", "report": "runs"},
-    "Measure and check": {
-        "evaluate": "evaluate",
-        "compare": "evaluate",
-        "calibrate": "evaluate",
-        "validate": "run_files",
-        "regress": "run_files",
-    },
-    "Prompts, tasks and their data": {"prompts": "prompts", "tasks": "tasks", "data": "tasks"},
-    "Servers and caches": {"doctor": "servers", "cache": "servers"},
-}
-COMMANDS = {name: module for commands in PANELS.values() for name, module in commands.items()}
-
-
-class _Program(TyperGroup):
-    """The program with its commands."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        # Names for the help; `get_command` loads the commands.
-        self.commands = cast(dict[str, Any], dict.fromkeys(COMMANDS))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
-        """Return a command, whose module is loaded only now, as libraries are slow to load.
-
-        None if there is none.
-        """
-        if cmd_name not in COMMANDS or self.commands[cmd_name] is not None:
-            return cast(TyperCommand | TyperGroup | None, self.commands.get(cmd_name))
-        module = import_module(f"{__name__}.{COMMANDS[cmd_name]}")
-        if (several := getattr(module, f"{cmd_name}_app", None)) is not None:
-            several.rich_markup_mode = None
-            for each in several.registered_commands:
-                each.cls = Command
-            command: TyperCommand | TyperGroup = typer.main.get_group(several)
-            command.name = cmd_name
-        else:
-            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-            alone.command(cmd_name, cls=Command)(getattr(module, cmd_name))
-            command = cast(TyperCommand, typer.main.get_command(alone))
-        self.commands[cmd_name] = command
-        return command
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands by panel, each with the first sentence of its help."""
-        for panel, names in PANELS.items():
-            with formatter.section(panel):
-                commands = ((name, self.get_command(ctx, name)) for name in names)
-                formatter.write_dl(
-                    [
-                        (name, command.get_short_help_str(formatter.width))
-                        for name, command in commands
-                        if command
-                    ]
-                )
-
-
 app = typer.Typer(
-    cls=_Program,
+    cls=Program,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -161,12 +87,22 @@ def _describe_error(error: Exception) -> str | None:
         case UnicodeEncodeError():
             # Arguments were checked; what is left are names in folders, and of the current folder.
             return to_printable(f"{error.object:.200}: not UTF-8; rename the file or folder")
-        case sqlite3.Error():
-            return to_printable(f"{describe_database_error(error)}; what was stored before is kept")
         case MemoryError():
             return "out of memory; close other programs or raise the limit (`ulimit -v`), and run the command again"
         case _:
-            return None
+            return _describe_sqlite_error(error)
+
+
+def _describe_sqlite_error(error: Exception) -> str | None:
+    """Return the message of an error of SQLite; None for any other error."""
+    # Imported here because the help and the completion need no database.
+    import sqlite3
+
+    from touche_llm.data.databases import describe_database_error
+
+    if not isinstance(error, sqlite3.Error):
+        return None
+    return to_printable(f"{describe_database_error(error)}; what was stored before is kept")
 
 
 def main() -> None:

@@ -25,12 +25,7 @@ from touche_llm.runs.record import StageName
 
 _RESPONSES = Path("responses.jsonl")
 
-batch_app = typer.Typer(
-    no_args_is_help=True, help="Write and import batch files, for `vllm run-batch` or Ray Data."
-)
 
-
-@batch_app.command()
 @s.configured(*s.OF_RUN, without=(*s.DELIVERY, "cache.mode"))
 def export(
     config: Config,
@@ -72,7 +67,6 @@ def export(
     say(output, f"    {shlex.join(import_command)}")
 
 
-@batch_app.command()
 def ray(
     requests: Annotated[
         Path,
@@ -122,7 +116,6 @@ def ray(
     )
 
 
-@batch_app.command("import")
 def import_(
     responses: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="Files of responses, one or more.")

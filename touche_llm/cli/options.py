@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from typer.core import TyperCommand
 
 from touche_llm.errors import UsageError, describe_problem
@@ -66,27 +65,53 @@ DryRunOption = Annotated[
 def describe_parser_error(error: Any) -> str:
     """Return an error of the option parser as one line."""
     command = error.ctx.command_path if error.ctx else "touche-llm"
-    parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
+    problem = _describe_parser_problem(error).rstrip(".?")
+    return f"{problem}; see {command} --help"
+
+
+def _describe_parser_problem(error: Any) -> str:
+    """Return the option or argument at fault, and what is wrong with it."""
+    option = getattr(error, "option_name", None)
     if option is not None and "such option" in error.format_message():
-        near = get_close_matches(option, error.possibilities or (), n=1, cutoff=0.75)
-        problem = f"{option}: no such option" + (f"; did you mean {near[0]}" if near else "")
-    elif parameter is not None:
-        invalid = error.__cause__
-        message = (
-            describe_problem(invalid.errors()[0])
-            if isinstance(invalid, ValidationError)
-            else error.message
-        )
-        is_option = parameter.param_type_name == "option"
-        name = (
-            max(parameter.opts, key=len)
-            if is_option
-            else parameter.metavar or parameter.name.upper()
-        )
-        problem = f"{name}: {message or 'missing'}"
-    else:
-        problem = error.format_message()
-    return f"{problem.rstrip('.?')}; see {command} --help"
+        return _describe_unknown_option(option, error.possibilities or ())
+
+    parameter = getattr(error, "param", None)
+    if parameter is None:
+        message: str = error.format_message()
+        return message
+
+    message = _describe_wrong_value(error) or "missing"
+    return f"{_name_parameter(parameter)}: {message}"
+
+
+def _describe_unknown_option(option: str, known_options: Sequence[str]) -> str:
+    """Return the problem of an option that the command does not have, with the nearest one."""
+    problem = f"{option}: no such option"
+    nearest = get_close_matches(option, known_options, n=1, cutoff=0.75)
+    if nearest:
+        return f"{problem}; did you mean {nearest[0]}"
+    return problem
+
+
+def _describe_wrong_value(error: Any) -> str:
+    """Return what is wrong with the value of a parameter; empty if there is no value."""
+    # Imported here because pydantic is slow to load, and every command imports this module.
+    from pydantic import ValidationError
+
+    cause = error.__cause__
+    if isinstance(cause, ValidationError):
+        return describe_problem(cause.errors()[0])
+    message: str = error.message
+    return message
+
+
+def _name_parameter(parameter: Any) -> str:
+    """Return the name of a parameter as the help shows it."""
+    if parameter.param_type_name == "option":
+        longest: str = max(parameter.opts, key=len)
+        return longest
+    name: str = parameter.metavar or parameter.name.upper()
+    return name
 
 
 def replace_parameter(

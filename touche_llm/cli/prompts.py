@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.cli import prompts_compare, prompts_trial
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.prompts_trial import NameArgument
@@ -66,12 +65,7 @@ _CHECKS = (
     Column("warnings"),
 )
 
-prompts_app = typer.Typer(
-    no_args_is_help=True, help="See, check, render and try prompts, and compare them."
-)
 
-
-@prompts_app.command("list")
 @s.takes_settings("prompts.folder")
 def list_(
     given: s.GivenSettings, task: EveryTaskOption = None, output: FormatOption = Format.TABLE
@@ -91,7 +85,6 @@ def list_(
         raise typer.Exit(1)
 
 
-@prompts_app.command("show")
 @s.takes_settings("task", "prompts.folder")
 def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = Format.TABLE) -> None:
     """Print a prompt's template and the files that it includes."""
@@ -120,7 +113,6 @@ def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = For
         print(to_printable(f"\n── {path} ──\n{text.strip().expandtabs()}"))
 
 
-@prompts_app.command("check")
 @s.takes_settings("prompts.folder", "topics")
 def check_(
     given: s.GivenSettings,
@@ -223,12 +215,3 @@ def _describe_fields(purpose: Purpose, prompt: Prompt) -> str:
         f"{name} ({f'{of[0]} to {of[-1]}' if isinstance(of[0], int) else ' '.join(map(str, of))})"
         for name, of in labels.items()
     )
-
-
-for _command in (
-    prompts_trial.copy,
-    prompts_trial.render,
-    prompts_trial.try_,
-    prompts_compare.compare,
-):
-    prompts_app.command(_command.__name__.rstrip("_"))(_command)

@@ -236,12 +236,7 @@ NamesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help="Recorded runs (default: all).")
 ]
 
-regress_app = typer.Typer(
-    no_args_is_help=True, help="Record runs, and check that their replays give the same bytes."
-)
 
-
-@regress_app.command("record")
 def record_(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     name: Annotated[
@@ -278,7 +273,6 @@ def _check_target(target: Path, overwrite: bool) -> None:
         )
 
 
-@regress_app.command("check")
 def check_(
     names: NamesArgument = None, root: DirOption = _DEFAULT, output: FormatOption = Format.TABLE
 ) -> None:

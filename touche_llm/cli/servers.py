@@ -106,12 +106,7 @@ async def _examine(
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
 _DEFAULT_CACHE = CacheConfig().file
 
-cache_app = typer.Typer(
-    no_args_is_help=True, help="Export and import the entries of an answer cache as cassettes."
-)
 
-
-@cache_app.command("export")
 def export_(
     out: Annotated[
         Path, typer.Argument(metavar="FILE", help="The cassette to write, a .jsonl file.")
@@ -129,7 +124,6 @@ def export_(
     print_result(output, f"{entries:,} entries written to {out}", {"file": out, "entries": entries})
 
 
-@cache_app.command("import")
 def import_(
     cassette: Annotated[Path, typer.Argument(metavar="FILE", help="The cassette to read.")],
     cache: CacheFile = _DEFAULT_CACHE,

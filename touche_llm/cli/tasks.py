@@ -106,16 +106,12 @@ _COLUMNS = (
     Column("title", is_cut=True),
 )
 
-tasks_app = typer.Typer(no_args_is_help=True, help="List and show tasks, and create a new one.")
 
-
-@tasks_app.command("list")
 def list_(output: FormatOption = Format.TABLE) -> None:
     """List the project's own tasks."""
     emit(output, [_make_row(task) for task in TASKS.values()], _COLUMNS)
 
 
-@tasks_app.command("show")
 def show_(
     name: Annotated[
         str,
@@ -131,7 +127,6 @@ def show_(
         print_rows(output, [row])
 
 
-@tasks_app.command("new")
 def new(
     folder: Annotated[
         Path,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ir_measures
 import numpy as np
-import pandas as pd
 import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
@@ -34,6 +33,9 @@ from touche_llm.evaluation.significance import (
 )
 from touche_llm.evaluation.stances import estimate_common_stances, estimate_labels, estimate_stances
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 _SUMMARY_COLUMNS = (
     "run",
     "measure",
@@ -49,6 +51,14 @@ _SUMMARY_COLUMNS = (
 _TOPIC_COLUMNS = ("run", "measure", "topic", "value", "judged")
 # pytrec_eval takes integers; nDCG with linear gain does not change if all grades are multiplied.
 _UNIT = 10**GRADE_DECIMALS
+
+
+def _make_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> DataFrame:
+    """Return a frame of rows; also without rows it has the columns."""
+    # Imported here because pandas is slow to load, and the help of `evaluate` needs no frame.
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +82,16 @@ class Evaluation:
         """Return the judged topics of an aspect that the run is measured on."""
         return Coverage.of(self.run, self.qrels, aspect)
 
-    def summary(self) -> pd.DataFrame:
+    def summary(self) -> DataFrame:
         """Return a row for each measure, with the columns that `evaluation.evaluate` names.
 
         The column `measure` has records.
         """
         estimates = self.estimates | self.labels
         rows = [self._summarize(measure, estimate) for measure, estimate in estimates.items()]
-        return pd.DataFrame(rows, columns=_SUMMARY_COLUMNS)
+        return _make_frame(rows, _SUMMARY_COLUMNS)
 
-    def per_topic(self) -> pd.DataFrame:
+    def per_topic(self) -> DataFrame:
         """Return a row for each measure and contributing topic: `run`, `measure`, `topic`, `value` and `judged`.
 
         The column `measure` has records. Topics are in the order of their numbers, since qrels
@@ -91,7 +101,7 @@ class Evaluation:
         rows: list[dict[str, Any]] = []
         for measure, estimate in self.estimates.items():
             rows += self._list_topics(measure, estimate)
-        return pd.DataFrame(rows, columns=_TOPIC_COLUMNS)
+        return _make_frame(rows, _TOPIC_COLUMNS)
 
     def _summarize(self, measure: Measure, estimate: Estimate) -> dict[str, Any]:
         """Return the row of a measure for `summary`."""
@@ -361,9 +371,7 @@ def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[st
 _MAX_JUDGED_DIFFERENCE = 0.1
 
 
-def compare_runs(
-    baseline: Evaluation, others: Sequence[Evaluation]
-) -> tuple[pd.DataFrame, list[str]]:
+def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[DataFrame, list[str]]:
     """Compare runs with a baseline; all were measured with the same judgments and depth.
 
     Stances are compared over the documents with a label in both runs, except for `@5`, where the
@@ -400,7 +408,7 @@ def compare_runs(
     for other in others:
         notes += _describe_common_stances(other, baseline, common.get(other.name, {}))
         notes += describe_judging(other, baseline)
-    return frame.join(pd.DataFrame(shares, columns=_SHARE_COLUMNS)), notes
+    return frame.join(_make_frame(shares, _SHARE_COLUMNS)), notes
 
 
 _SHARE_COLUMNS = ("judged", "baseline_judged")
