@@ -117,10 +117,10 @@ def read_label(
     return Reading(
         answered=answered,
         probabilities=dict(
-            zip(map(str, labels), [_round(value / total) for value in mass], strict=True)
+            zip(map(str, labels), [round_nine_digits(value / total) for value in mass], strict=True)
         ),
-        off_label_mass=_round(max(0.0, 1.0 - total - ignored)),
-        shared=_round(shared),
+        off_label_mass=round_nine_digits(max(0.0, 1.0 - total - ignored)),
+        shared=round_nine_digits(shared),
     )
 
 
@@ -194,7 +194,7 @@ def compute_expected_grade(reading: Reading) -> float:
     shares = {int(grade): share for grade, share in reading.probabilities.items()}
     mean = math.fsum([grade * share for grade, share in shares.items()])
     # Rounded probabilities can add up to slightly more or less than 1.
-    return _round(min(max(mean, float(min(shares))), float(max(shares))))
+    return round_nine_digits(min(max(mean, float(min(shares))), float(max(shares))))
 
 
 def get_most_probable(reading: Reading) -> str:
@@ -209,7 +209,7 @@ def get_most_probable(reading: Reading) -> str:
     return next(label for label, share in probabilities.items() if share == highest)
 
 
-def _round(value: float) -> float:
+def round_nine_digits(value: float) -> float:
     """Round a non-negative value to nine digits after the point.
 
     The built-in `round` takes far longer.

@@ -38,7 +38,7 @@ from touche_llm.llm.logprobs import (
     select_label_tokens,
 )
 from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.settings import DEFAULT_CONCURRENCY, SamplingConfig
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class ModelClient(EngineClient):
 
     engine: Engine | None
     sampling: SamplingConfig
-    concurrency: int = EngineConfig().concurrency
+    concurrency: int = DEFAULT_CONCURRENCY
     retry_failures: bool = False
     labels: dict[str, LabelCounts] = field(default_factory=dict)
     _information: dict[tuple[str, str], LabelInformation] = field(default_factory=dict)
