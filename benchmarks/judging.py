@@ -44,8 +44,9 @@ from touche_llm.data.trec_runs import write_candidates
 from touche_llm.engines.chat import ChatReply, ChatServer, read_completion
 from touche_llm.llm.answers import AnswerForm, Layout
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engine import Completion, Counter, Counts, EngineInfo
+from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.protocol import Completion, Counter, EngineInfo
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.runs.context import RunContext

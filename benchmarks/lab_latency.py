@@ -31,8 +31,8 @@ from touche_llm.api.progress import SilentProgress
 from touche_llm.config.files import load_config
 from touche_llm.engines.recorder import make_dry_engine
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory

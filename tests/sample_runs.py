@@ -24,8 +24,9 @@ from touche_llm.config.files import load_config
 from touche_llm.data.records import RunLine
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Counts, EngineInfo
+from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.runs import stages
 from touche_llm.runs import stages as pipeline
 from touche_llm.runs.context import RunContext

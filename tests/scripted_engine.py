@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from touche_llm.llm.answers import AnswerForm, Layout, Token, abbreviate, list_fields
-from touche_llm.llm.engine import Completion, EngineInfo
+from touche_llm.llm.protocol import Completion, EngineInfo
 from touche_llm.llm.request import Message, Request
 
 Label = int | str

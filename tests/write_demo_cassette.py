@@ -27,8 +27,8 @@ from touche_llm.config.files import load_config
 from touche_llm.data.topics import read_topics
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
 

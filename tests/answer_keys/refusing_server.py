@@ -12,7 +12,7 @@ import pytest
 from touche_llm.api import opening as engines
 from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine, make_dry_engine
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engine import Completion, EngineInfo
+from touche_llm.llm.protocol import Completion, EngineInfo
 from touche_llm.llm.request import MAX_SAMPLES, Request
 from touche_llm.llm.settings import EngineConfig, PoolingConfig
 

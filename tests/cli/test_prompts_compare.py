@@ -14,7 +14,7 @@ from tests.prompt_variants import collection, opening, reader, wording
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.api.opening import store_engine_info
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engine import Rejected
+from touche_llm.llm.protocol import Rejected
 
 WORDINGS = ("mine/blunt.jinja", "mine/sharp.jinja")
 DATA = (

@@ -9,7 +9,7 @@ import pytest
 
 from touche_llm.data import concurrency
 from touche_llm.data.concurrency import parse_retry_after, retry
-from touche_llm.llm.engine import Transient
+from touche_llm.llm.protocol import Transient
 
 
 @pytest.fixture

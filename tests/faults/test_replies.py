@@ -30,9 +30,9 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 

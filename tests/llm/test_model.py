@@ -17,8 +17,8 @@ from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.judging.pointwise import make_failure
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.protocol import Completion, Rejected
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.purposes import load_named

@@ -14,8 +14,8 @@ from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.protocol import Completion, Rejected, Transient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
 

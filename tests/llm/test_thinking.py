@@ -14,8 +14,8 @@ from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.api.opening import open_client
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import DELIMITERS, Message, Request, Sampling, Thinking
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig, ThinkingConfig
 

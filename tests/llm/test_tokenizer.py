@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm.engine import ChatTokenizer
 from touche_llm.llm.request import Message
 
 

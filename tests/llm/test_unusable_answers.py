@@ -15,7 +15,7 @@ from tests.scripted_engine import FACTS
 from touche_llm.data import concurrency
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.engine import Counts
+from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.settings import SamplingConfig
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from touche_llm.api import progress as progress_module
 from touche_llm.api.progress import ConsoleProgress, default_progress
-from touche_llm.llm.engine import Counts
+from touche_llm.llm.counts import Counts
 
 PROBLEM = "ClientOSError [Errno 32] Cannot write to closing transport, since the server left without an answer"
 

@@ -12,7 +12,7 @@ import pytest
 from tests.expect import raises_at
 from tests.stage_records import all_records, judge_record, rank_record, retrieve_record
 from touche_llm.errors import DataError
-from touche_llm.llm.engine import Counts
+from touche_llm.llm.counts import Counts
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.record import RequestCounts, RunRecord, StageRecords
 from touche_llm.settings.section import to_yaml

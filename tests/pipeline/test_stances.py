@@ -27,7 +27,7 @@ from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, RunLine, StanceReading
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import list_fields
-from touche_llm.llm.engine import Completion
+from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
 
 Answer = Mapping[str, Label | Mapping[Label, float]]

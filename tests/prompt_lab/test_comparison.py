@@ -26,7 +26,7 @@ from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.stances import round_grade
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.engine import Rejected
+from touche_llm.llm.protocol import Rejected
 from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts
 from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.prompt_lab.sample import Plan

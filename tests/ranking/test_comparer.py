@@ -21,8 +21,8 @@ from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import Unusable, list_fields, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.protocol import Completion, Rejected, Transient
 from touche_llm.llm.request import MAX_SAMPLES, Message, Request, Sampling
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.truncation import CUT_MARK

@@ -15,7 +15,7 @@ from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import EngineInfo
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
 from touche_llm.tasks import get_task
 

@@ -19,7 +19,7 @@ from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.errors import DataError, EngineError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import EngineInfo, Rejected
+from touche_llm.llm.protocol import EngineInfo, Rejected
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings
 from touche_llm.tasks import get_task
 from touche_llm.text import sanitize

@@ -14,12 +14,13 @@ from touche_llm.api.progress import Progress, SilentProgress, default_progress
 from touche_llm.data import concurrency
 from touche_llm.engines.answer_function import FUNCTION, AnswerFunction, FunctionEngine
 from touche_llm.engines.pooling import PoolingClient, PoolingServer
+from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.client import StartUp
-from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo, Rejected, Transient
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.protocol import Engine, EngineInfo, Rejected, Transient
 from touche_llm.llm.request import EMPTY_CHAT, hash_content, place_system_message
 from touche_llm.llm.settings import (
     MAX_ROUND,

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.text import Text
 
 from touche_llm.errors import to_printable
-from touche_llm.llm.engine import Counts
+from touche_llm.llm.counts import Counts
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_SECONDS = 10.0

@@ -22,8 +22,8 @@ from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
-from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import AnsweredRequest
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.prompt_lab.holdout import record_trial
 from touche_llm.prompt_lab.trial import Subject, Trial, ask, make_subject, open_offline
 from touche_llm.prompts.leakage import check_examples

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from touche_llm.engines.recorder import EstimatingTokenizer, estimate_tokens
 from touche_llm.errors import UsageError
 from touche_llm.llm.answers import Token, list_fields
-from touche_llm.llm.engine import Completion, Counter
+from touche_llm.llm.protocol import Completion, Counter
 from touche_llm.llm.request import Request
 
 # Name of a function as a model, unless the settings of the engine give another.

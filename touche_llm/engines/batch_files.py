@@ -16,7 +16,7 @@ from touche_llm.engines.chat import CHAT_PATH, ChatReply, build_chat_body, read_
 from touche_llm.engines.http import extract_message
 from touche_llm.engines.managed import build_start_options, to_flags
 from touche_llm.errors import DataError, to_printable
-from touche_llm.llm.engine import Completion, Rejected, Transient
+from touche_llm.llm.protocol import Completion, Rejected, Transient
 from touche_llm.llm.request import Request
 
 _MAX_KIND = 40

@@ -21,7 +21,7 @@ from touche_llm.data.concurrency import (
 )
 from touche_llm.data.records import Malformed, decode_json
 from touche_llm.errors import EngineError
-from touche_llm.llm.engine import BrokenReply, Rejected, Transient, Unreachable
+from touche_llm.llm.protocol import BrokenReply, Rejected, Transient, Unreachable
 
 # Open files besides the connections: the cache, the index, outputs.
 _OTHER_FILES = 128

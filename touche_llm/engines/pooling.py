@@ -16,7 +16,7 @@ from touche_llm.data.records import JsonStruct
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.llm.cache import EntryMetadata, describe_resume
 from touche_llm.llm.client import EngineClient, FailedRequest
-from touche_llm.llm.engine import (
+from touche_llm.llm.protocol import (
     BrokenReply,
     EngineInfo,
     PoolingEngine,

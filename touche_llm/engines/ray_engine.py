@@ -25,7 +25,7 @@ from touche_llm.engines.batch_files import (
 )
 from touche_llm.engines.managed import build_start_options, run_guarded
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.llm.engine import Completion, Counter
+from touche_llm.llm.protocol import Completion, Counter
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import EngineConfig, check_model_folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from touche_llm.data.records import Count, JsonStruct
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.llm.engine import EngineInfo
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.settings import TemplateConfig
 
 

@@ -20,7 +20,7 @@ from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.bench import Benches
 from touche_llm.lab.runs import make_page
 from touche_llm.lab.workplace import run_apart
-from touche_llm.llm.engine import Counts
+from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.comparison import (
     ComparisonInputs,
     PromptComparison,

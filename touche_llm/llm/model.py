@@ -28,7 +28,6 @@ from touche_llm.llm.answers import (
 )
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.client import EngineClient, FailedRequest, describe_entry
-from touche_llm.llm.engine import Completion, Engine, Rejected, Transient
 from touche_llm.llm.logprobs import (
     LabelCounts,
     LabelInformation,
@@ -37,6 +36,7 @@ from touche_llm.llm.logprobs import (
     read_fields,
     select_label_tokens,
 )
+from touche_llm.llm.protocol import Completion, Engine, Rejected, Transient
 from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
 from touche_llm.llm.settings import DEFAULT_CONCURRENCY, SamplingConfig
 from touche_llm.text.passages import RankedPassages

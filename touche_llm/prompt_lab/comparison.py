@@ -14,7 +14,7 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.pointwise import RequestBuilder, find_objects, make_request_builder
-from touche_llm.llm.engine import Counts
+from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
     Access,

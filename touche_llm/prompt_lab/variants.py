@@ -20,7 +20,7 @@ from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
 from touche_llm.evaluation.stances import estimate_kappa, estimate_stances
 from touche_llm.judging.labels import mean_off_label_mass
 from touche_llm.judging.pointwise import RequestBuilder, judge
-from touche_llm.llm.engine import Counts
+from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, Sampled
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load_named

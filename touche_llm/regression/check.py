@@ -22,7 +22,7 @@ from touche_llm.engines.recorder import (
 )
 from touche_llm.errors import DataError, ToucheError, describe_os_error
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import EngineInfo
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.prompts.prompt import Prompt, examples_path

@@ -13,17 +13,12 @@ from touche_llm.data.io import open_atomic, read_record, write_records
 from touche_llm.data.records import Model
 from touche_llm.engines.batch_files import group_by_topic, read_replies, read_reply, request_line
 from touche_llm.engines.recorder import RecordingEngine, run_until_pending
+from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import OUTCOMES, Answer, UnusableAnswer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import (
-    ChatTokenizer,
-    Completion,
-    Counts,
-    EngineInfo,
-    MissingLogprobs,
-    Transient,
-)
+from touche_llm.llm.counts import Counts
+from touche_llm.llm.protocol import Completion, EngineInfo, MissingLogprobs, Transient
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import BATCH, RunDirectory

@@ -22,8 +22,8 @@ from touche_llm.engines import managed
 from touche_llm.engines.managed import serve
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 
 SERVER = """#!{python}

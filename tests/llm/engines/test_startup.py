@@ -30,8 +30,8 @@ from touche_llm.engines.chat import DELIVERIES, ChatServer
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engine import EngineInfo, TokenCounter
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.protocol import EngineInfo, TokenCounter
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 

@@ -1,17 +1,15 @@
-"""Interfaces of engines and tokenizers, their failures, and counts of requests."""
+"""Protocols of engines and tokenizers, and failures of engines."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from touche_llm.data.concurrency import BROKEN_TRIES, TransientFailure
 from touche_llm.data.records import Model
-from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.answers import FailureKind, Token
-from touche_llm.llm.request import Message, Request, to_prompt
+from touche_llm.llm.request import Message, Request
 
 
 class EngineInfo(Model):
@@ -143,64 +141,6 @@ class TokenCounter(Counter, Protocol):
         return None
 
 
-class ChatTokenizer(TokenCounter):
-    """Counter that uses the tokenizer and chat template of a local folder."""
-
-    name = "the tokenizer of a folder"
-
-    def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
-        """Load the tokenizer; no code from the folder is executed."""
-        if not (folder / "tokenizer_config.json").is_file():
-            raise UsageError(
-                f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)"
-            )
-        try:
-            from transformers import AutoTokenizer
-
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
-        except ImportError as error:
-            raise EngineError(
-                "engine.tokenizer: needs transformers: pip install transformers"
-            ) from error
-        except Exception as error:  # depends on the library that reads the file
-            raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
-        self._folder = folder
-        self._chat_template_kwargs = dict(chat_template_kwargs)
-        if not self._tokenizer.chat_template:
-            raise UsageError(f"{folder}: the tokenizer has no chat template")
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat.
-
-        Raise UsageError if the chat template refuses the messages.
-        """
-        try:
-            fields = {"add_generation_prompt": True} | to_prompt(messages)
-            text = self._tokenizer.apply_chat_template(
-                fields.pop("messages"), tokenize=False, **fields, **self._chat_template_kwargs
-            )
-        except Exception as error:  # templates can raise anything
-            raise UsageError(
-                f"{self._folder}: the chat template refuses the messages: {_describe(error)}"
-            ) from error
-        return len(await self._encode(text))
-
-    async def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens))
-
-    async def _encode(self, text: str) -> list[int]:
-        # The chat template writes the special tokens. The library would warn about texts longer
-        # than the context.
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return tokens
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
 class CountingEngine(Protocol):
     """Engine that knows the tokenizer of its model."""
 
@@ -227,51 +167,3 @@ class PoolingEngine(CountingEngine, Protocol):
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
         """Return the relevance of each document to the query."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counts of a stage.
-
-    Attributes:
-        cache_hits: Answers taken from the cache, with their `cached_prompt_tokens` and
-            `cached_completion_tokens`.
-        requests: Requests sent to the engine, including resamples but not retries.
-        ended: Those of `requests` that are not under way any more, with or without an answer.
-        thoughts: Those of `requests` in which the model reasons.
-        thought_tokens: Those of `completion_tokens` that are reasoning.
-        unusable_records: Unusable answers found in the cache, whether or not another sample was
-            usable.
-        known_failures: Requests that failed because of unusable answers in the cache, without being
-            sent.
-        prefix_cached_tokens: Those of `prompt_tokens` that the engine reported as taken from its
-            prefix cache.
-        prefix_reports: Replies that report such tokens.
-        problem: Reason of the last retry.
-    """
-
-    cache_hits: int = 0
-    requests: int = 0
-    ended: int = 0
-    retries: int = 0
-    resamples: int = 0
-    failures: int = 0
-    unusable_records: int = 0
-    known_failures: int = 0
-    cut: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    cached_completion_tokens: int = 0
-    prefix_cached_tokens: int = 0
-    prefix_reports: int = 0
-    thoughts: int = 0
-    thought_tokens: int = 0
-    problem: str = ""
-
-    def since(self, before: Counts) -> Counts:
-        """Return the increase since `before`, an earlier copy, with the present `problem`."""
-        names = [count.name for count in fields(self) if count.name != "problem"]
-        return replace(
-            self, **{name: getattr(self, name) - getattr(before, name) for name in names}
-        )
