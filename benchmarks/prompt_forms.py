@@ -39,12 +39,12 @@ from touche_llm.data.measure import CUTOFF, MACRO_F1, make_headline_ndcg
 from touche_llm.data.records import Candidate, Reading, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.evaluation.stances import estimate_stances
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.logprobs import LabelInformation
-from touche_llm.llm.settings import EngineConfig
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.settings.section import read_yaml

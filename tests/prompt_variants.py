@@ -15,10 +15,11 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.api.opening import StoredAnswers, open_client
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT, find_half
 from touche_llm.prompts import prompt
 from touche_llm.prompts.prompt import Prompt

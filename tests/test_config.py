@@ -11,9 +11,9 @@ from tests.expect import raises_at
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import index_folder, load_config, write_config
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.settings import EngineConfig
 from touche_llm.tasks import get_task
 
 NEEDED = {"topics": Path("topics.xml"), "corpus": Path("passages.jsonl")}

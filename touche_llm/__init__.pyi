@@ -16,6 +16,7 @@ from .api.retrieve import Candidates as Candidates
 from .data.records import Topic as Topic
 from .data.topics import read_topics as read_topics
 from .engines.answer_function import FunctionAnswer as FunctionAnswer
+from .engines.settings import EngineConfig as EngineConfig
 from .errors import DataError as DataError
 from .errors import EngineError as EngineError
 from .errors import PromptError as PromptError
@@ -27,7 +28,6 @@ from .evaluation import evaluate as evaluate
 from .evaluation.qrels import read_qrels as read_qrels
 from .judging.labels import StanceSettings as StanceSettings
 from .judging.sentence_pairs import PairSettings as PairSettings
-from .llm.settings import EngineConfig as EngineConfig
 from .llm.settings import SamplingConfig as SamplingConfig
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.base import RetrieverConfig as RetrieverConfig

@@ -11,10 +11,10 @@ import pytest
 
 from touche_llm.api import opening as engines
 from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine, make_dry_engine
+from touche_llm.engines.settings import EngineConfig, PoolingConfig
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.protocol import Completion, EngineInfo
 from touche_llm.llm.request import MAX_SAMPLES, Request
-from touche_llm.llm.settings import EngineConfig, PoolingConfig
 
 MODEL = "scripted"
 CONTEXT = 32768

@@ -13,8 +13,8 @@ import pytest
 from tests import batch_replies as b
 from tests.batch.conftest import FakeRay
 from touche_llm.engines.ray_engine import RayJob
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.llm.settings import EngineConfig
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

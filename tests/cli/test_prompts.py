@@ -18,12 +18,13 @@ from tests.write_demo_cassette import script_of
 from touche_llm.api.opening import open_client, store_engine_info
 from touche_llm.cli import prompts_trial
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.llm.answers import Token, list_fields
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.tasks import prompts_folder
 
 SAMPLE = SAMPLES / "comparative"

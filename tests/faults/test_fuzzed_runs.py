@@ -19,11 +19,12 @@ from touche_llm.config.configuration import Config
 from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import Layout
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.runs import stages as pipeline
 from touche_llm.runs.stages import RunResult
 from touche_llm.tasks import get_task

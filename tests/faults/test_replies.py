@@ -26,6 +26,7 @@ from tests.faults.tally import Tally
 from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
@@ -34,7 +35,7 @@ from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.settings import SamplingConfig
 
 # Imported for the kinds that they register.
 assert reply_bodies and reply_wires

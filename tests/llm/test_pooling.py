@@ -15,10 +15,10 @@ import pytest
 from tests.fake_pooling import DIMENSIONS, FakePooling, embed_words
 from touche_llm.engines.http import HttpClient
 from touche_llm.engines.pooling import PoolingClient, PoolingServer
+from touche_llm.engines.settings import PoolingConfig, PoolingPurpose
 from touche_llm.errors import EngineError, PromptError, ReplayMiss
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo
-from touche_llm.llm.settings import PoolingConfig, PoolingPurpose
 
 ResultT = TypeVar("ResultT")
 LONG = "word " * 200

@@ -12,12 +12,13 @@ from tests.answer_models import ComparativeJudgment, judge_request
 from tests.fake_server import FakeServer, says, schema_in
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.api.opening import open_client
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import DELIMITERS, Message, Request, Sampling, Thinking
-from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig, ThinkingConfig
+from touche_llm.llm.settings import CacheConfig, SamplingConfig, ThinkingConfig
 
 THINKING = Thinking(48, *DELIMITERS["qwen3"], temperature=0.6)
 

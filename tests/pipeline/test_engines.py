@@ -10,10 +10,10 @@ import pytest
 
 from tests.expect import raises_at
 from touche_llm.api.opening import assume_engine_info, replay_engine_info, store_engine_info
+from touche_llm.engines.settings import EngineConfig, PoolingConfig
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo
-from touche_llm.llm.settings import EngineConfig, PoolingConfig
 
 
 def info(model: str, revision: str = "", context: int = 4096, overhead: int = 9) -> EngineInfo:

@@ -19,13 +19,14 @@ from touche_llm.data.records import Topic
 from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.judging.pointwise import read_labels
 from touche_llm.llm.answers import build_schema, count_alternatives
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.logprobs import compute_expected_grade
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request, Sampling
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task
 

@@ -14,6 +14,15 @@ from touche_llm.api.progress import Progress, SilentProgress, default_progress
 from touche_llm.data import concurrency
 from touche_llm.engines.answer_function import FUNCTION, AnswerFunction, FunctionEngine
 from touche_llm.engines.pooling import PoolingClient, PoolingServer
+from touche_llm.engines.settings import (
+    MAX_ROUND,
+    SECTIONS,
+    EngineConfig,
+    PoolingConfig,
+    PoolingPurpose,
+    check_model_folder,
+    get_model_name,
+)
 from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
@@ -22,17 +31,7 @@ from touche_llm.llm.client import StartUp
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.protocol import Engine, EngineInfo, Rejected, Transient
 from touche_llm.llm.request import EMPTY_CHAT, hash_content, place_system_message
-from touche_llm.llm.settings import (
-    MAX_ROUND,
-    SECTIONS,
-    CacheConfig,
-    EngineConfig,
-    PoolingConfig,
-    PoolingPurpose,
-    SamplingConfig,
-    check_model_folder,
-    get_model_name,
-)
+from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.settings.section import read_settings
 
 if TYPE_CHECKING:

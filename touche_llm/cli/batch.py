@@ -17,8 +17,8 @@ from touche_llm.config.configuration import Config
 from touche_llm.data.io import check_output
 from touche_llm.engines.batch_files import build_run_batch_command
 from touche_llm.engines.ray_engine import RayJob
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import UsageError
-from touche_llm.llm.settings import EngineConfig
 from touche_llm.runs.batch import REQUESTS, export_requests, import_responses
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.record import StageName

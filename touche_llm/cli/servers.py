@@ -16,9 +16,10 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import until_interrupted
 from touche_llm.data.io import check_output
 from touche_llm.engines.identification import ServerCheck
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.prompts.purposes import load_named
 from touche_llm.retrieval.base import RetrieverConfig
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem

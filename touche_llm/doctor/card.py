@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from touche_llm.engines.chat import ChatReply, ChatServer
 from touche_llm.engines.identification import ServerCheck
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import Warn
 from touche_llm.llm.answers import AnswerModel, Layout, build_schema
 from touche_llm.llm.protocol import EngineInfo, Rejected
 from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.settings import SamplingConfig
 
 # What a server may lack, and what helps; docs/reference/doctor.md has what each costs.
 REMEDIES = {

@@ -13,6 +13,7 @@ import numpy as np
 
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import JsonStruct
+from touche_llm.engines.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.llm.cache import EntryMetadata, describe_resume
 from touche_llm.llm.client import EngineClient, FailedRequest
@@ -25,7 +26,6 @@ from touche_llm.llm.protocol import (
     Transient,
 )
 from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
-from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.text.passages import RankedPassages
 
 if TYPE_CHECKING:  # takes a while to load

@@ -24,10 +24,10 @@ from touche_llm.engines.batch_files import (
     request_line,
 )
 from touche_llm.engines.managed import build_start_options, run_guarded
+from touche_llm.engines.settings import EngineConfig, check_model_folder
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.protocol import Completion, Counter
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import EngineConfig, check_model_folder
 
 # Options of `ray.data.llm.vLLMEngineProcessorConfig`; all others are vLLM's.
 _RAY_OPTIONS = (

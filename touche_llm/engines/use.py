@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from touche_llm.data.records import Count, JsonStruct
 from touche_llm.engines.pooling import PoolingClient
+from touche_llm.engines.settings import TemplateConfig
 from touche_llm.llm.protocol import EngineInfo
-from touche_llm.llm.settings import TemplateConfig
 
 
 class ModelRecord(JsonStruct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from touche_llm.engines.recorder import (
     count_shared,
     make_dry_engine,
 )
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import (
     RequestBuilder,
@@ -34,7 +35,7 @@ from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, make_replay_miss
 from touche_llm.llm.request import Message
-from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind

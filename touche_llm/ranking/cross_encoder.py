@@ -14,9 +14,9 @@ from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import ScoredDocument, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.engines.pooling import PoolingClient
+from touche_llm.engines.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.judging.pointwise import sanitize_document
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.order import rank_by_value, scale_scores
 from touche_llm.retrieval.base import Documents, QueryField, to_texts

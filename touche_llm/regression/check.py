@@ -20,11 +20,12 @@ from touche_llm.engines.recorder import (
     RecordingEngine,
     run_until_pending,
 )
+from touche_llm.engines.settings import PoolingConfig, PoolingPurpose
 from touche_llm.errors import DataError, ToucheError, describe_os_error
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
+from touche_llm.llm.settings import CacheConfig
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.templates import read_text
 from touche_llm.regression.result import (

@@ -26,10 +26,11 @@ from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.io import open_atomic, replace_folder
 from touche_llm.data.records import Document
 from touche_llm.data.topics import write_topics
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.settings import CacheConfig, EngineConfig
+from touche_llm.llm.settings import CacheConfig
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.regression.check import ReplayResult, compare_replay, list_texts, replay

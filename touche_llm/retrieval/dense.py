@@ -15,10 +15,10 @@ from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import read_record, write_records
 from touche_llm.data.records import Candidate, Model, Topic
 from touche_llm.engines.pooling import PoolingClient
+from touche_llm.engines.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.errors import DataError
 from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import hash_content
-from touche_llm.llm.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.retrieval.base import select_candidates
 from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.task import Task

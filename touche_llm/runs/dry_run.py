@@ -16,8 +16,9 @@ from touche_llm.api.retrieve import Candidates
 from touche_llm.config.configuration import Config
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
+from touche_llm.engines.settings import PoolingConfig, PoolingPurpose
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
+from touche_llm.llm.settings import CacheConfig
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.steps import METHODS
 from touche_llm.runs.context import RunContext

@@ -23,8 +23,8 @@ from touche_llm.config.configuration import Config, find_settings, flatten, is_o
 from touche_llm.config.files import CONFIG, is_same_task
 from touche_llm.corpus.store import hash_corpus
 from touche_llm.data.io import sha256
+from touche_llm.engines.settings import SECTIONS
 from touche_llm.errors import UsageError
-from touche_llm.llm.settings import SECTIONS
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import OUTPUTS, REPORT, RunDirectory

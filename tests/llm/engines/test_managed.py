@@ -20,11 +20,12 @@ from tests.sample_runs import SAMPLE
 from touche_llm.api.opening import open_client, store_engine_info
 from touche_llm.engines import managed
 from touche_llm.engines.managed import serve
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.protocol import EngineInfo
-from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.llm.settings import CacheConfig, SamplingConfig
 
 SERVER = """#!{python}
 import http.server, json, os, pathlib, signal, subprocess, sys

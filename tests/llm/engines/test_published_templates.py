@@ -16,8 +16,9 @@ from touche_llm.doctor.checks import check_open_thought, check_system_message, c
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.http import ReplyT
 from touche_llm.engines.identification import ServerCheck
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.llm.protocol import Rejected
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.text import sanitize
 
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.jinja"))}

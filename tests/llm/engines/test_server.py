@@ -32,13 +32,14 @@ from touche_llm.data import concurrency
 from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import connect as connect_to
 from touche_llm.engines.chat import ChatServer
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.settings import SamplingConfig
 
 
 @pytest.fixture(autouse=True)

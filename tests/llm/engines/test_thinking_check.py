@@ -14,7 +14,8 @@ from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import examine
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.identification import ServerCheck
-from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
+from touche_llm.engines.settings import EngineConfig
+from touche_llm.llm.settings import SamplingConfig, ThinkingConfig
 
 PROBE = '{"word":"quokka-7351"}'
 
