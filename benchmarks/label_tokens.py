@@ -23,7 +23,7 @@ from touche_llm.llm.answers import (
     can_be_letters,
     get_labels,
 )
-from touche_llm.llm.logprobs import Label, overlaps
+from touche_llm.llm.label_probabilities import Label, overlaps
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import TASKS, get_task
 

@@ -44,7 +44,7 @@ from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.evaluation.stances import estimate_stances
 from touche_llm.judging.pointwise import judge
-from touche_llm.llm.logprobs import LabelInformation
+from touche_llm.llm.label_statistics import LabelInformation
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.settings.section import read_yaml

@@ -31,7 +31,7 @@ from touche_llm.cli.setting_options import OPTIONS
 from touche_llm.config.configuration import Config, list_key_declarations
 from touche_llm.data import records
 from touche_llm.engines import use
-from touche_llm.llm.logprobs import LabelCounts
+from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.prompts.prompt import Purpose
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.retrieval.base import CorpusRecord

@@ -19,7 +19,7 @@ from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data.io import read_records, write_records
 from touche_llm.data.records import Cut, Judgment
-from touche_llm.llm.logprobs import get_most_probable
+from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import find_runs
 

@@ -31,7 +31,8 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.logprobs import compute_expected_grade, read_label
+from touche_llm.llm.label_probabilities import read_label
+from touche_llm.llm.label_statistics import compute_expected_grade
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import Request

@@ -30,7 +30,7 @@ from touche_llm.llm.answers import (
     list_fields,
     parse_answer,
 )
-from touche_llm.llm.logprobs import Label, read_label
+from touche_llm.llm.label_probabilities import Label, read_label
 from touche_llm.tasks.features import objects_answer
 
 

@@ -14,13 +14,12 @@ from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
 from touche_llm.data.records import Reading
 from touche_llm.llm.answers import AnswerForm, Layout, Token, get_labels
-from touche_llm.llm.logprobs import (
+from touche_llm.llm.label_probabilities import read_label, select_label_tokens
+from touche_llm.llm.label_statistics import (
     MIN_READINGS,
     LabelInformation,
     compute_expected_grade,
     get_most_probable,
-    read_label,
-    select_label_tokens,
 )
 
 LABELS = get_labels(ComparativeJudgment)

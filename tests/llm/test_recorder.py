@@ -14,7 +14,7 @@ from touche_llm.data.records import Topic
 from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.llm.answers import AnswerModel, get_labels
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.logprobs import read_label
+from touche_llm.llm.label_probabilities import read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling
 from touche_llm.llm.settings import CacheConfig, SamplingConfig

@@ -19,7 +19,7 @@ from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.logprobs import LabelCounts
+from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.runs.directory import RunDirectory
 
 __all__ = ["made_app", "touche"]

@@ -23,7 +23,7 @@ from touche_llm.engines.settings import EngineConfig
 from touche_llm.judging.pointwise import read_labels
 from touche_llm.llm.answers import build_schema, count_alternatives
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.logprobs import compute_expected_grade
+from touche_llm.llm.label_statistics import compute_expected_grade
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.settings import SamplingConfig

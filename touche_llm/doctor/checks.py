@@ -27,7 +27,7 @@ from touche_llm.engines.identification import ServerCheck, describe_failure, ide
 from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Unusable, count_alternatives, list_fields
-from touche_llm.llm.logprobs import Label, check_logprobs, read_label, squeeze
+from touche_llm.llm.label_probabilities import Label, check_logprobs, read_label, squeeze
 from touche_llm.llm.protocol import BrokenReply, EngineInfo, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.request import (
     EMPTY_CHAT,

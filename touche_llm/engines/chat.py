@@ -10,7 +10,7 @@ import msgspec
 from touche_llm.data.records import Count, Malformed, decode_json
 from touche_llm.engines.http import HttpClient
 from touche_llm.llm.answers import Layout, Token
-from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps
+from touche_llm.llm.label_probabilities import LOGPROB_ROUNDING, overlaps
 from touche_llm.llm.protocol import BrokenReply, Completion, MissingLogprobs, Rejected, TokenCounter
 from touche_llm.llm.request import Message, Request, to_prompt
 

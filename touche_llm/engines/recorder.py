@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from touche_llm.llm.answers import AnswerForm, Layout, Token, list_fields
-from touche_llm.llm.logprobs import Label
+from touche_llm.llm.label_probabilities import Label
 from touche_llm.llm.protocol import Completion, Counter
 from touche_llm.llm.request import Message, Request
 

@@ -23,11 +23,8 @@ from touche_llm.llm.answers import (
     get_labels,
 )
 from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.logprobs import (
-    compute_expected_grade,
-    get_most_probable,
-    have_probabilities,
-)
+from touche_llm.llm.label_probabilities import have_probabilities
+from touche_llm.llm.label_statistics import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling, SystemPlace, place_system_message
 from touche_llm.llm.settings import ThinkingConfig

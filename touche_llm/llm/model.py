@@ -28,14 +28,8 @@ from touche_llm.llm.answers import (
 )
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.client import EngineClient, FailedRequest, describe_entry
-from touche_llm.llm.logprobs import (
-    LabelCounts,
-    LabelInformation,
-    check_logprobs,
-    get_most_probable,
-    read_fields,
-    select_label_tokens,
-)
+from touche_llm.llm.label_probabilities import check_logprobs, read_fields, select_label_tokens
+from touche_llm.llm.label_statistics import LabelCounts, LabelInformation, get_most_probable
 from touche_llm.llm.protocol import Completion, Engine, Rejected, Transient
 from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
 from touche_llm.llm.settings import DEFAULT_CONCURRENCY, SamplingConfig

@@ -32,7 +32,7 @@ from touche_llm.judging.pointwise import (
 from touche_llm.llm.answers import AnswerModel, get_labels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
+from touche_llm.llm.label_statistics import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, make_replay_miss
 from touche_llm.llm.request import Message
 from touche_llm.llm.settings import CacheConfig, SamplingConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from touche_llm.engines.use import ModelRecord
-from touche_llm.llm.logprobs import LabelCounts
+from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.runs.record import (
     JudgeRecord,
     ModelUse,

@@ -14,7 +14,7 @@ import msgspec
 from touche_llm.data.records import Count, JsonStruct
 from touche_llm.engines.use import ModelRecord, PoolingUse
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.logprobs import LabelCounts
+from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.retrieval.base import CorpusRecord
 
 StageName = Literal["retrieve", "judge", "rank"]
