@@ -42,7 +42,7 @@ from touche_llm.data.records import Candidate, decode_json
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import write_candidates
 from touche_llm.engines.chat import ChatReply, ChatServer, read_completion
-from touche_llm.llm.answers import AnswerForm, Layout
+from touche_llm.llm.answer_schema import AnswerForm, Layout
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
-from touche_llm.llm.answers import (
+from touche_llm.llm.answer_schema import (
     AnswerForm,
     AnswerModel,
     Layout,

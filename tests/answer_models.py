@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from touche_llm.llm.answers import AnswerModel, build_schema
+from touche_llm.llm.answer_schema import AnswerModel, build_schema
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 
 

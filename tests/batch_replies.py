@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from tests.scripted_engine import Script, answer
-from touche_llm.llm.answers import Token
+from touche_llm.llm.answer import Token
 from touche_llm.llm.request import Request
 
 Line = dict[str, Any]

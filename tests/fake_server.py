@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from touche_llm.doctor.checks import SYSTEM
-from touche_llm.llm.answers import Layout, list_fields
+from touche_llm.llm.answer_schema import Layout, list_fields
 
 GOOD = '{"relevance":2,"quality":1,"stance":"FIRST"}'
 # Handles one chat request; gets the request and its body.

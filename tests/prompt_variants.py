@@ -16,7 +16,7 @@ from touche_llm.api.opening import StoredAnswers, open_client
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
 from touche_llm.engines.settings import EngineConfig
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, SamplingConfig

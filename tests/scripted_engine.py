@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from touche_llm.llm.answers import AnswerForm, Layout, Token, abbreviate, list_fields
+from touche_llm.llm.answer import Token
+from touche_llm.llm.answer_schema import AnswerForm, Layout, abbreviate, list_fields
 from touche_llm.llm.protocol import Completion, EngineInfo
 from touche_llm.llm.request import Message, Request
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.label_tokens import find_split_labels, list_answers, list_rows
 from tests.answer_models import ComparativeJudgment
-from touche_llm.llm.answers import AnswerForm, get_labels
+from touche_llm.llm.answer_schema import AnswerForm, get_labels
 
 
 @pytest.mark.parametrize("form", [AnswerForm.OBJECT, AnswerForm.ARRAY])

@@ -13,7 +13,7 @@ from tests.cli.conftest import Touche
 from tests.prompt_variants import opening
 from tests.scripted_engine import Label, ScriptedEngine
 from touche_llm.evaluation.stances import estimate_kappa
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.request import Request
 
 OPTIONS = (*INPUTS, "--task", "essays", "--index", "index", "--cache", "answers.sqlite")

@@ -19,7 +19,8 @@ from touche_llm.api.opening import open_client, store_engine_info
 from touche_llm.cli import prompts_trial
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.engines.settings import EngineConfig
-from touche_llm.llm.answers import Token, list_fields
+from touche_llm.llm.answer import Token
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.protocol import Completion

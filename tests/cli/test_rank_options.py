@@ -20,7 +20,7 @@ from tests.write_demo_cassette import script_of
 from touche_llm.api.opening import open_client
 from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.engines.settings import EngineConfig
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, SamplingConfig

@@ -12,7 +12,7 @@ import orjson
 
 from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
-from touche_llm.llm.answers import AnswerForm, Layout, get_labels
+from touche_llm.llm.answer_schema import AnswerForm, Layout, get_labels
 
 LABELS = get_labels(ComparativeJudgment)
 # Replies that carry no answer, and those whose answer cannot be used.

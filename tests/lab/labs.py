@@ -25,7 +25,7 @@ from tests.scripted_engine import answer
 from touche_llm.config.configuration import Config
 from touche_llm.lab.server import Address, serve_lab
 from touche_llm.lab.workplace import LabInputs, Workplace
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 
 ASPECTS = ("relevance", "quality", "stance")
 # For which topic and number of a document a prompt with a word is read wrongly.

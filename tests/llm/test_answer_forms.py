@@ -18,19 +18,18 @@ from tests.answer_models import ComparativeJudgment
 from tests.llm.engines.test_server import question
 from touche_llm.data.records import Topic
 from touche_llm.engines.chat import build_chat_body
-from touche_llm.llm.answers import (
+from touche_llm.llm.answer import Token
+from touche_llm.llm.answer_schema import (
     AnswerForm,
     AnswerModel,
     Layout,
-    Token,
-    Unusable,
     build_schema,
     count_alternatives,
     get_labels,
     list_fields,
-    parse_answer,
 )
 from touche_llm.llm.label_probabilities import Label, read_label
+from touche_llm.llm.parsing import Unusable, parse_answer
 from touche_llm.tasks.features import objects_answer
 
 

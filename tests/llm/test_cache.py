@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tests.expect import raises_at
 from touche_llm.errors import DataError
-from touche_llm.llm.answers import Answer
+from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import FORMAT, Cache, CacheMode, Entry, EntryMetadata
 
 

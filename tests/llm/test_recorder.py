@@ -12,7 +12,7 @@ from tests.answer_models import ComparativeJudgment, PairJudgment, judge_request
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.data.records import Topic
 from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
-from touche_llm.llm.answers import AnswerModel, get_labels
+from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.label_probabilities import read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient

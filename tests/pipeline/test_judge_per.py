@@ -20,7 +20,7 @@ from touche_llm.config.configuration import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Document, Failure, Judgment, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request

@@ -18,7 +18,7 @@ from touche_llm.data.records import Failure, Judgment, RunLine
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError
 from touche_llm.evaluation.run_validation import validate_run
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.tasks import get_task
 

@@ -26,7 +26,7 @@ from touche_llm.data.io import read_records
 from touche_llm.data.records import Comparison, Failure, Objects, RunLine
 from touche_llm.errors import ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.tasks import get_task

@@ -14,7 +14,7 @@ from touche_llm.api.rank import Ranking
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment, Reading, RunLine, StanceReading
 from touche_llm.judging.labels import ChosenStance, StanceSettings, choose_label
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task

@@ -26,7 +26,7 @@ from touche_llm.config.configuration import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, RunLine, StanceReading
 from touche_llm.errors import DataError
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
 

@@ -24,7 +24,7 @@ from touche_llm.errors import PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.stances import round_grade
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.protocol import Rejected
 from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from touche_llm.data.records import Topic
-from touche_llm.llm.answers import AnswerForm
+from touche_llm.llm.answer_schema import AnswerForm
 from touche_llm.prompt_lab.lint import CheckedPrompt, check
 from touche_llm.prompts.purposes import find_prompt, find_prompts, load_named
 from touche_llm.tasks import TASKS, get_task, prompts_folder

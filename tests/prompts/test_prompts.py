@@ -15,7 +15,7 @@ from tests.expect import raises_at
 from tests.prompt_variants import load_prompt
 from touche_llm.data.records import Document, LabelledDocument, Topic
 from touche_llm.errors import PromptError
-from touche_llm.llm.answers import get_labels
+from touche_llm.llm.answer_schema import get_labels
 from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.features import Question

@@ -10,7 +10,7 @@ import pytest
 from tests.regression.conftest import Copy, checked, edit, overlay
 from tests.write_regressions import FOLDER
 from touche_llm.cli.demo import SAMPLE_TASKS
-from touche_llm.llm.answers import AnswerForm
+from touche_llm.llm.answer_schema import AnswerForm
 from touche_llm.prompts.prompt import read_header
 from touche_llm.prompts.templates import HEADER
 from touche_llm.regression.result import (

@@ -30,7 +30,7 @@ from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Topic
 from touche_llm.data.topics import read_topics, write_topics
 from touche_llm.errors import DataError, ToucheError
-from touche_llm.llm.answers import list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES as MOST_SAMPLES

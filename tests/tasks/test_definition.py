@@ -15,7 +15,7 @@ import yaml
 from touche_llm.api.corpora import open_local_corpus
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import BadLine, DataError, UsageError
-from touche_llm.llm.answers import get_labels
+from touche_llm.llm.answer_schema import get_labels
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.published import LEADERBOARD_FILE, read_tables
 from touche_llm.text.passages import RankedPassages

@@ -20,7 +20,7 @@ from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, vllm_environme
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.engines.managed import to_flags
-from touche_llm.llm.answers import Answer
+from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache
 
 pytestmark = pytest.mark.vllm

@@ -15,7 +15,7 @@ from tests.vllm.real_data import TaskInput
 from tests.vllm.server import MODEL_NAME, finished_requests, vllm_server
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
-from touche_llm.llm.answers import Answer
+from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache
 
 pytestmark = pytest.mark.vllm

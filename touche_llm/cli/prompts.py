@@ -14,7 +14,7 @@ from touche_llm.cli.prompts_trial import NameArgument
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, to_printable
-from touche_llm.llm.answers import get_labels
+from touche_llm.llm.answer_schema import get_labels
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check
 from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path

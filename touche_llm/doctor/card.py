@@ -10,7 +10,7 @@ from touche_llm.engines.chat import ChatReply, ChatServer
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import Warn
-from touche_llm.llm.answers import AnswerModel, Layout, build_schema
+from touche_llm.llm.answer_schema import AnswerModel, Layout, build_schema
 from touche_llm.llm.protocol import EngineInfo, Rejected
 from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
 from touche_llm.llm.settings import SamplingConfig

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from touche_llm.engines.recorder import EstimatingTokenizer, estimate_tokens
 from touche_llm.errors import UsageError
-from touche_llm.llm.answers import Token, list_fields
+from touche_llm.llm.answer import Token
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.protocol import Completion, Counter
 from touche_llm.llm.request import Request
 

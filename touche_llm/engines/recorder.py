@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from touche_llm.llm.answers import AnswerForm, Layout, Token, list_fields
+from touche_llm.llm.answer import Token
+from touche_llm.llm.answer_schema import AnswerForm, Layout, list_fields
 from touche_llm.llm.label_probabilities import Label
 from touche_llm.llm.protocol import Completion, Counter
 from touche_llm.llm.request import Message, Request

@@ -14,7 +14,7 @@ from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm.answers import get_labels
+from touche_llm.llm.answer_schema import get_labels
 from touche_llm.settings.section import Option, Scope, Section, load_yaml, to_yaml
 from touche_llm.tasks.definition import FIRST_STAGE, Scale
 from touche_llm.tasks.features import Question

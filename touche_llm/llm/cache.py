@@ -27,7 +27,7 @@ from touche_llm.data.databases import (
 from touche_llm.data.io import iterate_records, open_atomic, parse_record
 from touche_llm.data.records import Count, JsonRecord, JsonStruct
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm.answers import OUTCOMES
+from touche_llm.llm.answer import OUTCOMES
 
 # With write-ahead logging a killed process loses nothing that it committed; only a crash of the
 # machine could.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from touche_llm.data.concurrency import BROKEN_TRIES, TransientFailure
 from touche_llm.data.records import Model
-from touche_llm.llm.answers import FailureKind, Token
+from touche_llm.llm.answer import FailureKind, Token
 from touche_llm.llm.request import Message, Request
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import orjson
 
-from touche_llm.llm.answers import Layout
+from touche_llm.llm.answer_schema import Layout
 from touche_llm.text import sanitize
 
 # Opening and closing delimiters, with the line feeds that the models' own chat templates write.

@@ -29,7 +29,7 @@ from touche_llm.judging.pointwise import (
     request_answer,
     request_objects,
 )
-from touche_llm.llm.answers import AnswerModel, get_labels
+from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.label_statistics import compute_expected_grade, get_most_probable

@@ -19,7 +19,8 @@ from pydantic import Field
 from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answers import AnswerForm, AnswerModel, Layout, can_be_letters, parse_answer
+from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, Layout, can_be_letters
+from touche_llm.llm.parsing import parse_answer
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
 from touche_llm.prompts.fields import group_fields, pick_fields, select_fields

@@ -24,7 +24,7 @@ from touche_llm.data.records import (
 )
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder, make_failure, sanitize_document
-from touche_llm.llm.answers import AnswerModel
+from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Request, place_system_message

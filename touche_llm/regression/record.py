@@ -28,7 +28,7 @@ from touche_llm.data.records import Document
 from touche_llm.data.topics import write_topics
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError
-from touche_llm.llm.answers import OUTCOMES
+from touche_llm.llm.answer import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.prompts.prompt import Prompt

@@ -22,7 +22,7 @@ from touche_llm.data.measure import Measure
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.errors import DataError
-from touche_llm.llm.answers import AnswerModel
+from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.settings.section import load_yaml
 from touche_llm.tasks import features
 from touche_llm.tasks.definition import (

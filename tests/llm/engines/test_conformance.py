@@ -18,7 +18,7 @@ from touche_llm.doctor.checks import THOROUGH_PROBES, examine
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
-from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
+from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.settings import SamplingConfig
 
 

@@ -34,7 +34,7 @@ from touche_llm.doctor.checks import connect as connect_to
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import build_schema
+from touche_llm.llm.answer_schema import build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient

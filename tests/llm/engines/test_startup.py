@@ -29,7 +29,7 @@ from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import DELIVERIES, ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
+from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.protocol import EngineInfo, TokenCounter

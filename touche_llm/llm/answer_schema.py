@@ -1,22 +1,19 @@
-"""Answers of a model: their schemas, and typed failures where one is unusable."""
+"""Schemas of answers, and the forms in which they are written."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-import msgspec
 import orjson
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic.fields import FieldInfo
-from pydantic_core import from_json
 
-from touche_llm.data.records import Count, JsonStruct, Model
+from touche_llm.data.records import Model
 
 _ELEMENT = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s\[\],"]+')
 
@@ -124,16 +121,6 @@ def _compile_value_pattern(field: str) -> re.Pattern[bytes]:
     return re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)' % re.escape(field.encode()))
 
 
-# The model refused; the answer reached the length limit; it is not JSON; it does not fit the
-# schema; its log-probabilities are impossible.
-UnusableKind = Literal["refused", "cut_off", "not_json", "outside_schema", "impossible_logprobs"]
-# Or the server replied with an error or broke off; it did not reply in time.
-FailureKind = UnusableKind | Literal["server_error", "timeout"]
-# Max characters stored of the text, and of the reason, of an unusable answer.
-MAX_CHARS = 2000
-_ShortText = Annotated[str, msgspec.Meta(max_length=MAX_CHARS)]
-
-
 class AnswerModel(Model, strict=True):
     """Base of the answer models: flat, each field a `Literal` or a string with a `pattern`.
 
@@ -151,68 +138,6 @@ class FreeText(AnswerModel):
 AnswerT = TypeVar("AnswerT", bound=AnswerModel)
 # Alternatives per token that vLLM sends at most by default.
 MAX_ALTERNATIVES = 20
-_PAIRS = json.JSONDecoder(object_pairs_hook=list)
-
-
-# Always finite: JSON cannot express infinity or NaN, and logprobs come from nowhere else.
-Logprob = Annotated[float, msgspec.Meta(le=0.0)]
-
-
-class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Token of an answer; validated when it is parsed, not when the program creates it.
-
-    Attributes:
-        at: Offset of its first byte in the text.
-        logprob: Its log-probability, a natural logarithm.
-        top: The most probable alternatives, itself included, with their log-probabilities.
-    """
-
-    at: Count
-    token: str
-    logprob: Logprob
-    top: list[tuple[str, Logprob]]
-
-
-class Answer(JsonStruct, frozen=True, omit_defaults=True):
-    """Usable answer, as it is cached.
-
-    `tokens` are those of the labels, empty if no logprobs were sent.
-    """
-
-    text: str
-    finish_reason: str
-    tokens: list[Token]
-    prompt_tokens: Count
-    completion_tokens: Count
-    fingerprint: str | None = None
-
-
-class UnusableAnswer(JsonStruct, frozen=True, omit_defaults=True):
-    """Unusable answer, as it is cached under the key of its sample; another sample is requested.
-
-    Of kind "server_error", it is the server's rejection of the request, and no other sample is
-    requested.
-    """
-
-    kind: UnusableKind | Literal["server_error"]
-    reason: _ShortText
-    text: _ShortText = ""
-
-
-# Types of the values that the cache stores under the key of a sample, by the kind of the entry.
-OUTCOMES: Mapping[str, type[Answer] | type[UnusableAnswer]] = {
-    "answer": Answer,
-    "unusable": UnusableAnswer,
-}
-
-
-class Unusable(Exception):
-    """Raised for an unusable answer; `kind` is the reason to count."""
-
-    def __init__(self, kind: UnusableKind, reason: str, text: str = "") -> None:
-        super().__init__(f"{kind}: {reason}")
-        self.kind, self.reason = kind, reason
-        self.answer = UnusableAnswer(kind, reason[:MAX_CHARS], text[:MAX_CHARS])
 
 
 @lru_cache(maxsize=256)
@@ -289,58 +214,3 @@ def count_alternatives(schema: Mapping[str, Any]) -> int:
 def _get_pattern(field: FieldInfo) -> str | None:
     patterns = (getattr(constraint, "pattern", None) for constraint in field.metadata)
     return next((pattern for pattern in patterns if pattern), None)
-
-
-def parse_answer(text: str, model: type[AnswerT], form: AnswerForm = AnswerForm.OBJECT) -> AnswerT:
-    """Parse the text of an answer, which may be any text.
-
-    Raise Unusable, of kind `not_json` or `outside_schema`.
-    """
-    return cast(AnswerT, _parse(text, model, form))
-
-
-# Few different answers consist of labels, and each is parsed when it arrives and when it is read
-# from the cache.
-@lru_cache(maxsize=1024)
-def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel:
-    labels = get_labels(model)
-    if form is AnswerForm.TEXT:
-        return model.model_validate({"text": text.encode("utf-8", errors="replace").decode()})
-    if not text.strip():
-        raise Unusable("not_json", "the answer is empty", text)
-    try:
-        # Lone surrogates cannot be encoded; no engine sends them, but a cassette can hold them.
-        values = from_json(text.encode("utf-8", errors="replace"), allow_inf_nan=False)
-    except ValueError as error:
-        raise Unusable("not_json", f"Invalid JSON: {error}"[:300], text) from error
-    if form is not AnswerForm.OBJECT:
-        if not isinstance(values, list) or len(values) != len(model.model_fields):
-            raise Unusable(
-                "outside_schema", f"expected {len(model.model_fields)} values in {form} form", text
-            )
-        values = dict(zip(model.model_fields, values, strict=True))
-    if form is AnswerForm.LETTERS:
-        for name, letter in values.items():
-            found = [
-                label
-                for label in labels[name]
-                if type(label) is type(letter) and abbreviate(label) == letter
-            ]
-            values[name] = found[0] if found else None
-    try:
-        answer = model.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        reason = f"{where}: {first['msg']}" if where else first["msg"]
-        raise Unusable("outside_schema", reason[:300], text) from error
-    # JSON does not define which value of a repeated key counts, so none does.
-    if form is AnswerForm.OBJECT and len(_PAIRS.decode(text)) != len(values):
-        raise Unusable("outside_schema", "a key occurs twice", text)
-    # `false` and `0.0` equal 0 in Python, but not in JSON.
-    for name, found in values.items():
-        if name in labels and not any(
-            type(found) is type(label) and found == label for label in labels[name]
-        ):
-            raise Unusable("outside_schema", f"{name}: {found!r} is no label", text)
-    return answer
