@@ -18,7 +18,7 @@ from benchmarks.figures import parse_sizes
 from benchmarks.processes import read_stages, run_command
 from tests.vllm.real_data import input_of
 from tests.vllm.server import make_model, vllm_server
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import StanceReading
 from touche_llm.runs.directory import STANCES
 from touche_llm.tasks import TASKS

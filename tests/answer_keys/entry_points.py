@@ -19,7 +19,7 @@ from tests.lab.labs import open_lab
 from tests.sample_runs import Silent
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts, estimate_comparison

@@ -24,7 +24,7 @@ from tests.batch.stages import (
 from tests.sample_runs import Silent, retrieve_stage, run_directly, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.write_demo_cassette import script_with_queries
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure
 from touche_llm.errors import UsageError
 from touche_llm.llm.request import MAX_SAMPLES

@@ -8,7 +8,7 @@ import yaml
 
 from tests.cli.conftest import Touche
 from tests.evaluation.test_calibration import READ, gated, judgment, shares, stance_reading
-from touche_llm.data.io import write_records
+from touche_llm.data.files import write_records
 
 TOPICS = 8
 FIT = ("calibrate", "run", "--stance", "qrels.txt")

@@ -22,7 +22,7 @@ from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.emit import Column, Format, print_rows, show_table
-from touche_llm.data.io import write_records
+from touche_llm.data.files import write_records
 from touche_llm.llm.cache import Cache
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ import touche_llm
 from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.integrations.tira import detect_input
 

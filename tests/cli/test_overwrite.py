@@ -11,7 +11,7 @@ from tests.cli.test_calibrate import FIT, TOPICS
 from tests.evaluation.test_calibration import gated, judgment, shares
 from tests.report.reports import sample_run, write_qrels
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.io import write_records
+from touche_llm.data.files import write_records
 
 CASSETTE = SAMPLES / "comparative" / "cassette.jsonl"
 MINE = b"not written by this program\n"

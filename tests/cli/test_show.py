@@ -17,7 +17,7 @@ from tests.cli.conftest import Touche
 from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.io import read_records, write_records
+from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Cut, Judgment
 from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.runs.directory import RunDirectory

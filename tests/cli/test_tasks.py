@@ -25,7 +25,7 @@ from touche_llm.api.opening import store_engine_info
 from touche_llm.api.progress import SilentProgress
 from touche_llm.cli.tasks import EXAMPLE_FILES
 from touche_llm.config.files import load_config
-from touche_llm.data.io import read_records, write_records
+from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Judgment, Reading
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode

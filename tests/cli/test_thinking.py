@@ -15,7 +15,7 @@ from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, good, reply, says
 from tests.llm.engines.test_thinking_check import PROBE, after_a_thought
 from touche_llm.config.files import load_config
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache

@@ -92,7 +92,7 @@ BAD = [
 
 @pytest.fixture
 def short_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.data.io.MAX_LINE", 200)
+    monkeypatch.setattr("touche_llm.data.files.MAX_LINE", 200)
 
 
 @pytest.mark.usefixtures("short_lines")

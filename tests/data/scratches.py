@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from touche_llm.data.io import open_scratch
+from touche_llm.data.files import open_scratch
 
 
 def leave_scratch(parent: Path, host: str = "") -> Path:

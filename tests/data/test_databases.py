@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from threading import Event
 
-from touche_llm.data.databases import NamedDatabase, connect
+from touche_llm.data.sqlite import NamedDatabase, connect
 
 
 def test_a_database_may_be_closed_while_another_thread_reads_it(tmp_path: Path) -> None:

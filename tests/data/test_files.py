@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.scratches import leave_scratch
 from tests.expect import raises_at
-from touche_llm.data.io import (
+from touche_llm.data.files import (
     open_atomic,
     read_record,
     read_records,

@@ -21,13 +21,13 @@ from pathlib import Path
 import pytest
 
 from tests.data.scratches import leave_scratch
-from touche_llm.data.io import open_atomic, open_scratch, recover, replace_folder
+from touche_llm.data.files import open_atomic, open_scratch, recover, replace_folder
 
 # Writes half of a file or of a folder, says so, and waits to be killed.
 _HALF = """
 import sys, time
 from pathlib import Path
-from touche_llm.data.io import open_atomic, replace_folder
+from touche_llm.data.files import open_atomic, replace_folder
 path = Path(sys.argv[2])
 if sys.argv[1] == "file":
     with open_atomic(path) as stream:
@@ -287,7 +287,7 @@ def test_a_folder_that_was_removed_in_part_is_never_restored(
 _STOPPED = """
 import errno, itertools, json, os, signal, sys
 from pathlib import Path
-from touche_llm.data.io import open_atomic, recover, replace_folder
+from touche_llm.data.files import open_atomic, recover, replace_folder
 
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 NOT_STOPPED = 3

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
-from touche_llm.data.io import write_records
+from touche_llm.data.files import write_records
 from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.errors import DataError
 from touche_llm.evaluation import stances

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from touche_llm.evaluation.run_validation import RunProblem, validate_run
+from touche_llm.evaluation.validation import RunProblem, validate_run
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")

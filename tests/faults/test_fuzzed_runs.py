@@ -21,7 +21,7 @@ from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError, ReplayMiss
-from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.evaluation.validation import validate_run
 from touche_llm.llm.answer_schema import Layout
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import SamplingConfig

@@ -19,7 +19,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.evaluation.validation import validate_run
 from touche_llm.judging.labels import read_thresholds
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.settings.section import YamlError, parse_yaml

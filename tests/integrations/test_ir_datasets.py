@@ -22,7 +22,7 @@ from touche_llm.corpus.ir_dataset import DatasetDocuments
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError
-from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.evaluation.validation import validate_run
 from touche_llm.llm.request import Request
 from touche_llm.tasks import TASKS
 

@@ -22,7 +22,7 @@ from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import ROOT
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
 
 pytestmark = pytest.mark.model

@@ -18,7 +18,7 @@ from touche_llm.config.files import load_config
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.evaluation.measures import evaluate_run
-from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.evaluation.validation import validate_run
 from touche_llm.llm.request import Request
 from touche_llm.regression.check import check_folder
 from touche_llm.regression.record import record

@@ -23,9 +23,9 @@ from tests.write_demo_cassette import script_of
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment
-from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.evaluation.validation import validate_run
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request

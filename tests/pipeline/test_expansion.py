@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tests.sample_runs import Silent, config_for, retrieve_stage, run_lines, scripted_model
 from tests.scripted_engine import Label
 from touche_llm.config.configuration import Config
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Queries
 from touche_llm.errors import ReplayMiss
 from touche_llm.llm.cache import CacheMode

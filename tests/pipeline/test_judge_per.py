@@ -17,7 +17,7 @@ from tests.sample_runs import Silent, config_for, judge_stage, run_directly
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.config.configuration import Config
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Document, Failure, Judgment, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answer_schema import list_fields

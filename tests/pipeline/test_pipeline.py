@@ -15,10 +15,10 @@ from aiohttp import web
 from tests.fake_server import FakeServer, fields_in, good, says
 from tests.sample_runs import SAMPLE, Silent, config_for, run_lines, run_on, run_scripted
 from tests.scripted_engine import Label
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment, Objects
 from touche_llm.errors import DataError
-from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.evaluation.validation import validate_run
 from touche_llm.llm.request import Request
 from touche_llm.runs import stages as pipeline
 from touche_llm.tasks import get_task

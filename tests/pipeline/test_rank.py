@@ -22,10 +22,10 @@ from tests.scripted_engine import FACTS, Label
 from tests.write_demo_cassette import script_of
 from touche_llm.api.rank import Ranking
 from touche_llm.config.configuration import Config
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Comparison, Failure, Objects, RunLine
 from touche_llm.errors import ReplayMiss
-from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.evaluation.validation import validate_run
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request

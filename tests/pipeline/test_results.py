@@ -11,7 +11,7 @@ import pytest
 
 from tests.sample_runs import config_for, run_scripted
 from touche_llm.api.rank import Ranking
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment, Reading, RunLine, StanceReading
 from touche_llm.judging.labels import ChosenStance, StanceSettings, choose_label
 from touche_llm.llm.answer_schema import list_fields

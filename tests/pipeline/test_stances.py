@@ -23,7 +23,7 @@ from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import is_swapped
 from touche_llm.api.judge import Judgments
 from touche_llm.config.configuration import Config
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, RunLine, StanceReading
 from touche_llm.errors import DataError
 from touche_llm.llm.answer_schema import list_fields

@@ -15,7 +15,7 @@ from tests.cli.conftest import Touche, made_app, touche
 from tests.fake_server import FakeServer, fields_in, good
 from tests.sample_runs import Silent, config_for, run_on, run_scripted, with_cache
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode

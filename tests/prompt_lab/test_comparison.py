@@ -16,7 +16,7 @@ from tests.report.reports import sample_run
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.config.files import load_config
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.measure import MACRO_F1, Measure, MeasureName
 from touche_llm.data.records import Candidate, Judgment
 from touche_llm.data.trec_runs import ParsedRun

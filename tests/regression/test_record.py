@@ -26,7 +26,7 @@ from touche_llm.config.files import load_config
 from touche_llm.corpus.args_me import HEADER, read_arguments
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import ensure_store
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Topic
 from touche_llm.data.topics import read_topics, write_topics
 from touche_llm.errors import DataError, ToucheError

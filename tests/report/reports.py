@@ -18,7 +18,7 @@ from tests.sample_runs import Silent, run_scripted
 from tests.scripted_engine import Script
 from touche_llm.cli.demo import sample_config
 from touche_llm.config.files import load_config
-from touche_llm.data.io import write_records
+from touche_llm.data.files import write_records
 from touche_llm.data.records import Attempt, Failure, Model
 from touche_llm.data.trec_runs import read_run
 from touche_llm.llm.answer_schema import list_fields

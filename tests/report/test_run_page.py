@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.report.reports import ATTACKS, POISON, changed, poisoned
-from touche_llm.data.io import write_records
+from touche_llm.data.files import write_records
 from touche_llm.data.records import Attempt, Failure
 from touche_llm.report.page import render
 from touche_llm.report.run_pages import gather_report

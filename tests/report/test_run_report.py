@@ -9,7 +9,7 @@ import yaml
 from msgspec.structs import replace
 
 from tests.expect import raises_at
-from touche_llm.data.io import read_records, write_records
+from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Attempt, Comparison, Cut, Failure, Judgment, Reading
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError

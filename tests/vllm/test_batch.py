@@ -17,7 +17,7 @@ from tests.sample_runs import run_lines
 from tests.vllm.command import touche
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, vllm_environment
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.engines.managed import to_flags
 from touche_llm.llm.answer import Answer

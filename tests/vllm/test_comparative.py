@@ -14,7 +14,7 @@ from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import finished_requests, token_ids
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates

@@ -20,7 +20,7 @@ from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import MODEL_NAME, finished_requests, prefix_cache_hits
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Comparison, Queries, StanceReading
 
 pytestmark = pytest.mark.vllm

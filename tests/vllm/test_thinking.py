@@ -13,7 +13,7 @@ from tests.chat_templates import DEEPSEEK_R1, read_template
 from tests.vllm.command import touche
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import MODEL_NAME, finished_requests, vllm_server
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache

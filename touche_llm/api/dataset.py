@@ -12,7 +12,7 @@ from touche_llm.corpus.ir_dataset import (
     read_dataset_topics,
     topics_file,
 )
-from touche_llm.data.io import replace_folder
+from touche_llm.data.files import replace_folder
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics, write_topics
 from touche_llm.evaluation.qrels import Qrels, find_qrels, qrels_file, read_qrels

@@ -14,7 +14,7 @@ import msgspec
 from touche_llm.api.judge import Judgments, warn_of_labels
 from touche_llm.api.progress import Progress
 from touche_llm.api.retrieve import make_frame
-from touche_llm.data.io import check_output, open_atomic
+from touche_llm.data.files import check_output, open_atomic
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, StanceReading
 from touche_llm.data.trec_runs import DECIMALS, NO_STANCE_COLUMN, ParsedRun, check_tag, write_run
 from touche_llm.errors import DataError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import Progress
 from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.io import check_output
+from touche_llm.data.files import check_output
 from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
 from touche_llm.data.trec_runs import (
     check_tag,

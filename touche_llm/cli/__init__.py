@@ -98,7 +98,7 @@ def _describe_sqlite_error(error: Exception) -> str | None:
     # Imported here because the help and the completion need no database.
     import sqlite3
 
-    from touche_llm.data.databases import describe_database_error
+    from touche_llm.data.sqlite import describe_database_error
 
     if not isinstance(error, sqlite3.Error):
         return None

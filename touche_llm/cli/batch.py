@@ -14,7 +14,7 @@ from touche_llm.cli import stages
 from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config.configuration import Config
-from touche_llm.data.io import check_output
+from touche_llm.data.files import check_output
 from touche_llm.engines.batch_files import build_run_batch_command
 from touche_llm.engines.ray_engine import RayJob
 from touche_llm.engines.settings import EngineConfig

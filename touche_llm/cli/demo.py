@@ -18,7 +18,7 @@ from touche_llm.cli.evaluate import show_summary, summarize
 from touche_llm.cli.show import list_rows, read_run_topics, show_rankings
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
-from touche_llm.data.io import shorten_path
+from touche_llm.data.files import shorten_path
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import find_qrels, read_qrels
 from touche_llm.integrations.tira import detect_input

@@ -25,7 +25,7 @@ from touche_llm.cli.emit import (
     show_table,
 )
 from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.data.io import check_output
+from touche_llm.data.files import check_output
 from touche_llm.data.measure import MeasureName
 from touche_llm.errors import ToucheError, UsageError, describe_os_error, shorten
 from touche_llm.evaluation.measures import (

@@ -25,7 +25,7 @@ from touche_llm.cli.emit import (
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, print_costs, print_failures, run_requests
 from touche_llm.config.configuration import Config
-from touche_llm.data.io import check_output
+from touche_llm.data.files import check_output
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels

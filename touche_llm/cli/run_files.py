@@ -18,11 +18,11 @@ from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.data.io import check_output, is_word, recover
+from touche_llm.data.files import check_output, is_word, recover
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates, read_run, write_run
 from touche_llm.errors import UsageError, shorten
-from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.evaluation.validation import validate_run
 from touche_llm.ranking.order import FusionSettings, fuse_runs
 from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import Recording, record

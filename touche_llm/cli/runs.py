@@ -18,7 +18,7 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
-from touche_llm.data.io import check_output
+from touche_llm.data.files import check_output
 from touche_llm.data.measure import Measure
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels

@@ -14,7 +14,7 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import until_interrupted
-from touche_llm.data.io import check_output
+from touche_llm.data.files import check_output
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError, UsageError

@@ -21,7 +21,7 @@ from touche_llm.cli.emit import (
     show_table,
 )
 from touche_llm.config.configuration import Config
-from touche_llm.data.io import read_records, shorten_path
+from touche_llm.data.files import read_records, shorten_path
 from touche_llm.data.measure import MACRO_F1, Measure, make_headline_ndcg
 from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.data.topics import read_topics

@@ -15,7 +15,7 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import show_facts
-from touche_llm.data.io import open_atomic
+from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.definition import TASK_FILE

@@ -15,7 +15,7 @@ import ijson
 import msgspec
 
 from touche_llm.corpus.json_lines import OnBadLine, parse_documents
-from touche_llm.data.io import (
+from touche_llm.data.files import (
     ID_FORM,
     MAX_LINE,
     is_word,

@@ -17,7 +17,7 @@ import orjson
 
 from touche_llm.corpus.args_me import parse_argument
 from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, StoreManifest, parse_documents
-from touche_llm.data.io import ID_FORM, MAX_LINE, is_word
+from touche_llm.data.files import ID_FORM, MAX_LINE, is_word
 from touche_llm.data.records import Document, Topic
 from touche_llm.data.topics import TOPIC_FIELDS, make_topic
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, needs_extra

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from touche_llm.data.io import (
+from touche_llm.data.files import (
     ID_FORM,
     MAX_LINE,
     is_word,

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from touche_llm.corpus.ir_dataset import Source
 from touche_llm.corpus.json_lines import SkippedLines, StoreManifest, hash_if_changed
-from touche_llm.data.databases import NamedDatabase, connect
-from touche_llm.data.io import read_record, replace_folder, sha256, write_records
+from touche_llm.data.files import read_record, replace_folder, sha256, write_records
 from touche_llm.data.records import Document
+from touche_llm.data.sqlite import NamedDatabase, connect
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
 
 _MANIFEST, _DATABASE, _PARENTS = "manifest.json", "documents.sqlite", "parents.npy"

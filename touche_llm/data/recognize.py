@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from touche_llm.data.io import open_maybe_gzip, report_unreadable
+from touche_llm.data.files import open_maybe_gzip, report_unreadable
 from touche_llm.errors import DataError
 
 Kind = Literal[

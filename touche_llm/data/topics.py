@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element, ParseError
 import orjson
 from defusedxml.ElementTree import fromstring
 
-from touche_llm.data.io import open_atomic, open_maybe_gzip, parse_json_object, report_unreadable
+from touche_llm.data.files import open_atomic, open_maybe_gzip, parse_json_object, report_unreadable
 from touche_llm.data.recognize import DESCRIPTIONS, require_kind
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from touche_llm.data.io import (
+from touche_llm.data.files import (
     ID_FORM,
     MAX_LINE,
     is_word,

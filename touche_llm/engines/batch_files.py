@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from touche_llm.data.io import iterate_records
+from touche_llm.data.files import iterate_records
 from touche_llm.data.records import JsonStruct, Malformed, decode_json
 from touche_llm.engines.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion
 from touche_llm.engines.http import extract_message

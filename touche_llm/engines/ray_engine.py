@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import msgspec
 import orjson
 
-from touche_llm.data.io import iterate_records, open_scratch
+from touche_llm.data.files import iterate_records, open_scratch
 from touche_llm.data.records import JsonStruct
 from touche_llm.engines.batch_files import (
     Reply,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from touche_llm.data.io import read_records
+from touche_llm.data.files import read_records
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.data.trec_runs import ParsedRun

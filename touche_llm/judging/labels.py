@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from touche_llm.data.io import open_atomic
+from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.errors import DataError, UsageError

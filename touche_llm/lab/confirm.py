@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from touche_llm.data.io import shorten_path
+from touche_llm.data.files import shorten_path
 from touche_llm.data.topics import normalise_title
 from touche_llm.errors import UsageError
 from touche_llm.lab.bench import Bench, Benches

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from touche_llm.api.dataset import read_run_topics
-from touche_llm.data.io import shorten_path
+from touche_llm.data.files import shorten_path
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.workplace import Workplace

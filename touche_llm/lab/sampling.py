@@ -14,7 +14,7 @@ from aiohttp import web
 
 from touche_llm.api.progress import SilentProgress
 from touche_llm.data import concurrency
-from touche_llm.data.io import shorten_path
+from touche_llm.data.files import shorten_path
 from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.bench import Benches

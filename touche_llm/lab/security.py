@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from touche_llm.data.databases import describe_database_error
+from touche_llm.data.sqlite import describe_database_error
 from touche_llm.errors import ToucheError, describe_os_error, to_printable
 from touche_llm.report.page import replace_directions
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import AwareDatetime
 
-from touche_llm.data.io import open_atomic, read_record, shorten_path, write_records
+from touche_llm.data.files import open_atomic, read_record, shorten_path, write_records
 from touche_llm.data.records import Model
 from touche_llm.errors import UsageError
 from touche_llm.lab.bench import Bench, Benches

@@ -15,7 +15,9 @@ import msgspec
 from msgspec.structs import asdict, astuple
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
-from touche_llm.data.databases import (
+from touche_llm.data.files import iterate_records, open_atomic, parse_record
+from touche_llm.data.records import Count, JsonRecord, JsonStruct
+from touche_llm.data.sqlite import (
     LOCK_SECONDS,
     DatabaseFormat,
     NamedDatabase,
@@ -24,8 +26,6 @@ from touche_llm.data.databases import (
     describe_opening_error,
     has_format,
 )
-from touche_llm.data.io import iterate_records, open_atomic, parse_record
-from touche_llm.data.records import Count, JsonRecord, JsonStruct
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answer import OUTCOMES
 

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
-from touche_llm.data.io import read_records, sha256, shorten_path, write_records
+from touche_llm.data.files import read_records, sha256, shorten_path, write_records
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.topics import normalise_title, read_topics
 from touche_llm.data.trec_runs import read_run

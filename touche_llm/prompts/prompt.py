@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from touche_llm.data.io import open_atomic
+from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, Layout, can_be_letters

@@ -20,7 +20,7 @@ from jinja2 import (
 )
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from touche_llm.data.io import read_bounded
+from touche_llm.data.files import read_bounded
 from touche_llm.errors import PromptError
 
 

@@ -23,7 +23,7 @@ from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG, copy_task, load_config
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data.io import open_atomic, replace_folder
+from touche_llm.data.files import open_atomic, replace_folder
 from touche_llm.data.records import Document
 from touche_llm.data.topics import write_topics
 from touche_llm.engines.settings import EngineConfig

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from pandas import DataFrame
 
 from touche_llm.config.configuration import Config
-from touche_llm.data.io import open_atomic
+from touche_llm.data.files import open_atomic
 from touche_llm.data.measure import Measure
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_headline

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.corpus.store import DocumentStore, TextTable, report_damage
-from touche_llm.data.io import read_record, replace_folder, write_records
+from touche_llm.data.files import read_record, replace_folder, write_records
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.base import Bm25Settings, FirstStage

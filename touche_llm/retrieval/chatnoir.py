@@ -25,14 +25,14 @@ from touche_llm.data.concurrency import (
     retry,
     to_line,
 )
-from touche_llm.data.databases import (
+from touche_llm.data.files import ID_FORM, is_word
+from touche_llm.data.records import Candidate, Document, Malformed, Topic, decode_json
+from touche_llm.data.sqlite import (
     DatabaseFormat,
     connect,
     create_if_empty,
     describe_opening_error,
 )
-from touche_llm.data.io import ID_FORM, is_word
-from touche_llm.data.records import Candidate, Document, Malformed, Topic, decode_json
 from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, EngineError, UsageError, Warn, needs_extra
 from touche_llm.retrieval.base import Corpus, CorpusRecord, QueryField

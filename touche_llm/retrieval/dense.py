@@ -12,7 +12,7 @@ from pydantic import Field
 
 from touche_llm.corpus.store import TextTable, report_damage
 from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.io import read_record, write_records
+from touche_llm.data.files import read_record, write_records
 from touche_llm.data.records import Candidate, Model, Topic
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.settings import Address, TemplateConfig, TextTemplates

@@ -9,7 +9,7 @@ from pathlib import Path
 from touche_llm.api.opening import assume_engine_info, open_client, store_engine_info
 from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.config.configuration import Config
-from touche_llm.data.io import open_atomic, read_record, write_records
+from touche_llm.data.files import open_atomic, read_record, write_records
 from touche_llm.data.records import Model
 from touche_llm.engines.batch_files import group_by_topic, read_replies, read_reply, request_line
 from touche_llm.engines.recorder import RecordingEngine, run_until_pending

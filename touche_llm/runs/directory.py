@@ -23,7 +23,7 @@ from touche_llm.config.files import (
     load_config,
     write_config,
 )
-from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
+from touche_llm.data.files import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import (
     Comparison,
     Failure,

@@ -22,7 +22,7 @@ from touche_llm import __version__
 from touche_llm.config.configuration import Config, find_settings, flatten, is_one_of
 from touche_llm.config.files import CONFIG, is_same_task
 from touche_llm.corpus.store import hash_corpus
-from touche_llm.data.io import sha256
+from touche_llm.data.files import sha256
 from touche_llm.engines.settings import SECTIONS
 from touche_llm.errors import UsageError
 from touche_llm.ranking.steps import JUDGE

@@ -18,7 +18,7 @@ from touche_llm.config.configuration import Config
 from touche_llm.config.files import METADATA
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data import trec_runs
-from touche_llm.data.io import open_atomic, sha256
+from touche_llm.data.files import open_atomic, sha256
 from touche_llm.data.measure import Measure
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Model

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from touche_llm.data.io import read_bounded
+from touche_llm.data.files import read_bounded
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, ToucheError, UsageError, describe_first_problem
 

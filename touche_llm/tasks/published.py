@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from touche_llm.data.io import report_unreadable
+from touche_llm.data.files import report_unreadable
 from touche_llm.data.recognize import FileStart, Kind, recognize
 from touche_llm.data.records import Model, Topic
 from touche_llm.errors import DataError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from touche_llm.data.io import MAX_TABLE_LINE, read_bounded_lines, report_unreadable
+from touche_llm.data.files import MAX_TABLE_LINE, read_bounded_lines, report_unreadable
 from touche_llm.data.trec_runs import RunRow, parse_row
 from touche_llm.errors import to_printable
 from touche_llm.judging.sentence_pairs import describe_pair_problem

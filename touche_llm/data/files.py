@@ -28,8 +28,8 @@ from urllib.parse import quote
 
 import orjson
 
-from touche_llm.data.databases import add_path
 from touche_llm.data.records import JsonRecord, Malformed
+from touche_llm.data.sqlite import add_path
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, shorten
 
 # Max bytes of a line of JSON: an answer with logprobs has a few kilobytes, a web page a few
