@@ -8,8 +8,9 @@ import time
 import pytest
 
 from touche_llm.data import concurrency
-from touche_llm.data.concurrency import parse_retry_after, retry
+from touche_llm.engines.connections import parse_retry_after
 from touche_llm.llm.protocol import Transient
+from touche_llm.llm.retries import retry
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import orjson
 
-from touche_llm.data.concurrency import (
+from touche_llm.data.records import Malformed, decode_json
+from touche_llm.engines.connections import (
     describe_connection_error,
     parse_retry_after,
     read_body,
     to_line,
 )
-from touche_llm.data.records import Malformed, decode_json
 from touche_llm.errors import EngineError
 from touche_llm.llm.protocol import BrokenReply, Rejected, Transient, Unreachable
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from touche_llm.data.concurrency import BROKEN_TRIES, TransientFailure
 from touche_llm.data.records import Model
 from touche_llm.llm.answer import FailureKind, Token
 from touche_llm.llm.request import Message, Request
+from touche_llm.llm.retries import BROKEN_TRIES, TransientFailure
 
 
 class EngineInfo(Model):

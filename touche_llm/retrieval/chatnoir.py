@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 import msgspec
 from pydantic import AfterValidator, Field
 
-from touche_llm.data.concurrency import (
-    RetryNotice,
-    TransientFailure,
-    describe_connection_error,
-    map_in_order,
-    parse_retry_after,
-    read_body,
-    retry,
-    to_line,
-)
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.files import ID_FORM, is_word
 from touche_llm.data.records import Candidate, Document, Malformed, Topic, decode_json
 from touche_llm.data.sqlite import (
@@ -34,7 +25,14 @@ from touche_llm.data.sqlite import (
     describe_opening_error,
 )
 from touche_llm.data.topics import build_query
+from touche_llm.engines.connections import (
+    describe_connection_error,
+    parse_retry_after,
+    read_body,
+    to_line,
+)
 from touche_llm.errors import DataError, EngineError, UsageError, Warn, needs_extra
+from touche_llm.llm.retries import RetryNotice, TransientFailure, retry
 from touche_llm.retrieval.base import Corpus, CorpusRecord, QueryField
 from touche_llm.settings.section import Scope, Section, check_address
 from touche_llm.tasks.task import Task
