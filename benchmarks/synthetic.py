@@ -24,7 +24,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from touche_llm.text import STOP_WORDS
+from touche_llm.text.analysis import STOP_WORDS
 
 PASSAGES = 868_655
 SENTENCES = 6_100_000

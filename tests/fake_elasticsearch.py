@@ -25,7 +25,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import orjson
 
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
-from touche_llm.text import STOP_WORDS, Analyzer
+from touche_llm.text.analysis import STOP_WORDS, Analyzer
 
 
 @dataclass

@@ -23,7 +23,7 @@ from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import get_task
-from touche_llm.text import Analyzer
+from touche_llm.text.analysis import Analyzer
 from touche_llm.text.passages import rank_passages
 
 ANSWER: Mapping[str, Label] = {"relevance": 2, "quality": 1, "stance": "NO"}

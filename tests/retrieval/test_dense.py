@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from touche_llm.text.sanitize.sanitize import sanitize
 
 from tests.fake_pooling import embed_words
 from touche_llm.cli.demo import SAMPLES
@@ -22,7 +23,6 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo, Rejected
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings
 from touche_llm.tasks import get_task
-from touche_llm.text import sanitize
 
 INFO = EngineInfo(model="m", revision="", context=4096, overhead=8, engine="")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from touche_llm.text.sanitize.sanitize import sanitize
 
 from touche_llm.data.records import Topic
-from touche_llm.text import Analyzer, sanitize
+from touche_llm.text.analysis import Analyzer
 from touche_llm.text.passages import (
     GAP_MARK,
     PASSAGE_CHARS,

@@ -28,7 +28,7 @@ from touche_llm.ranking.order import fuse_candidates
 from touche_llm.retrieval.base import Corpus, Documents, ExpansionSettings, QueryField
 from touche_llm.retrieval.sentences import select_distinct
 from touche_llm.tasks.task import Task
-from touche_llm.text import Analyzer
+from touche_llm.text.analysis import Analyzer
 
 if TYPE_CHECKING:
     from pandas import DataFrame

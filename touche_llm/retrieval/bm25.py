@@ -24,7 +24,7 @@ from touche_llm.data.files import read_record, replace_folder, write_records
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.base import Bm25Settings, FirstStage
-from touche_llm.text import ANALYSIS, Analyzer, make_stemmer, tokenize
+from touche_llm.text.analysis import ANALYSIS, Analyzer, make_stemmer, tokenize
 
 
 class OkapiIndex(FirstStage):

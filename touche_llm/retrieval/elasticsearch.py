@@ -27,7 +27,7 @@ from touche_llm.llm.retries import RetryNotice, TransientFailure, retry
 from touche_llm.retrieval.base import Corpus, CorpusRecord, QueryField
 from touche_llm.settings.section import Option, Scope, Section, check_address
 from touche_llm.tasks.task import Task
-from touche_llm.text import STOP_WORDS
+from touche_llm.text.analysis import STOP_WORDS
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
     from elasticsearch import Elasticsearch

@@ -18,7 +18,7 @@ from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.retrieval.base import FirstStage, select_best_rows, select_candidates
 from touche_llm.settings.section import Section
-from touche_llm.text import Analyzer
+from touche_llm.text.analysis import Analyzer
 
 _ENDINGS = (".com", ".org", ".net", ".edu", ".gov", ".htm", ".html", ".pdf")
 _PUNCTUATION = ".,;:!?()[]{}<>\"'“”‘’"

@@ -12,7 +12,7 @@ from pydantic import create_model, model_validator
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
-from touche_llm.text import Analyzer
+from touche_llm.text.analysis import Analyzer
 from touche_llm.text.passages import RankedPassages, rank_passages
 
 ROLES = ("CLAIM", "PREMISE", "NONE")

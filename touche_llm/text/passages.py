@@ -18,7 +18,8 @@ from sentencex import segment  # type: ignore[import-untyped]
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import build_query
 from touche_llm.errors import needs_extra
-from touche_llm.text import Analyzer, sanitize
+from touche_llm.text.analysis import Analyzer
+from touche_llm.text.sanitize.sanitize import sanitize
 
 # Start and end, the end excluded.
 Span = tuple[int, int]
