@@ -38,7 +38,7 @@ from touche_llm.errors import ToucheError
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.evaluation.significance import compute_interval, estimate_mean
-from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
+from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
 

@@ -19,7 +19,7 @@ from touche_llm.config.configuration import Config
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import CacheMode
-from touche_llm.ranking.order import fuse_candidates
+from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.runs.dry_run import estimate_cost
 from touche_llm.runs.stages import run_retrieve
 

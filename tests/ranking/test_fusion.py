@@ -12,7 +12,8 @@ from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
-from touche_llm.ranking.order import FusionSettings, fuse, fuse_runs
+from touche_llm.ranking.fusion import FusionSettings, fuse
+from touche_llm.ranking.run_fusion import fuse_runs
 from touche_llm.tasks import get_task
 
 RRF, SCORES = FusionSettings(), FusionSettings(method="interpolation")

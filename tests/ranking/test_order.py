@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.judging.labels import combine_grades
-from touche_llm.ranking.order import BalanceSettings, balance, rank_by_first_stage, rank_by_judgment
+from touche_llm.ranking.balance import BalanceSettings, balance
+from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks.definition import Scale
 
 WEIGHTS = {"relevance": 1.0, "quality": 0.5, "first_stage": 0.25}

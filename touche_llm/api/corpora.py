@@ -22,7 +22,7 @@ from touche_llm.engines.use import PoolingUse
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.ranking.order import fuse_candidates
+from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.base import (
     Corpus,
     CorpusRecord,

@@ -25,7 +25,7 @@ from touche_llm.judging.pointwise import judge as judge_documents
 from touche_llm.judging.sentence_pairs import PairJudge, PairSettings
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
+from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 
 if TYPE_CHECKING:
     from pandas import DataFrame

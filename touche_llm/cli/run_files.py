@@ -23,7 +23,8 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates, read_run, write_run
 from touche_llm.errors import UsageError, shorten
 from touche_llm.evaluation.validation import validate_run
-from touche_llm.ranking.order import FusionSettings, fuse_runs
+from touche_llm.ranking.fusion import FusionSettings
+from touche_llm.ranking.run_fusion import fuse_runs
 from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import Recording, record
 from touche_llm.regression.result import (

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind, RankingMethod
-from touche_llm.ranking.order import rank_by_value, score_positions
+from touche_llm.ranking.scores import rank_by_value, score_positions
 
 
 class Pairwise(RankingMethod):

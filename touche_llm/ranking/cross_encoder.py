@@ -18,7 +18,7 @@ from touche_llm.engines.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.judging.pointwise import sanitize_document
 from touche_llm.llm.request import Request
 from touche_llm.ranking.comparer import RankingMethod
-from touche_llm.ranking.order import rank_by_value, scale_scores
+from touche_llm.ranking.scores import rank_by_value, scale_scores
 from touche_llm.retrieval.base import Documents, QueryField, to_texts
 from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.features import Question

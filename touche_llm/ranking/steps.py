@@ -29,15 +29,13 @@ from touche_llm.engines.pooling import PoolingClient
 from touche_llm.judging.pointwise import Done, RequestBuilder
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.prompt import Prompt
+from touche_llm.ranking.balance import BalanceSettings, balance
 from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
 from touche_llm.ranking.comparer import Comparands, Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
+from touche_llm.ranking.fusion import FusionSettings, fuse
 from touche_llm.ranking.listwise import Listwise, Tournament
-from touche_llm.ranking.order import (
-    BalanceSettings,
-    FusionSettings,
-    balance,
-    fuse,
+from touche_llm.ranking.scores import (
     is_judged,
     rank_by_first_stage,
     rank_by_judgment,

@@ -25,7 +25,7 @@ from touche_llm.evaluation.stances import round_grade
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
+from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.retrieval.base import Corpus
 from touche_llm.runs.context import RunContext

@@ -1,0 +1,69 @@
+"""Fusion of rankings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from touche_llm.data.records import Candidate, ScoredDocument
+from touche_llm.ranking.scores import Ranked, scale_scores
+from touche_llm.settings.section import Section
+
+
+class FusionSettings(Section):
+    """Settings of fusion: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`).
+
+    Attributes:
+        weights: Weights of the first stage (`first_stage`) and of the steps, by name, where a step
+            fuses these; 1 by default.
+    """
+
+    method: Literal["rrf", "interpolation"] = "rrf"
+    k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
+    weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
+
+
+def fuse(
+    rankings: Sequence[Ranked], weights: Sequence[float], settings: FusionSettings
+) -> list[ScoredDocument]:
+    """Fuse the rankings of one topic by the weighted mean of their documents' values, which are from 0 to 1.
+
+    With `rrf` (reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009), the value is 1/(k
+    + rank), divided by that of rank 1, whatever the scores. With `interpolation`, it is the score,
+    scaled to 0..1 within the ranking; 1 if all are equal. A document that a ranking lacks has the
+    value 0 there. Ties are broken by the rank in the first ranking that has the document, then by
+    which ranking that is.
+
+    There is one weight per ranking; a ranking has each document once.
+    """
+    # Dividing by the largest weight prevents overflow and underflow.
+    shares = [weight / max(weights) for weight in weights]
+    parts: dict[str, list[float]] = {}
+    places: dict[str, tuple[int, int]] = {}
+    for number, (ranking, share) in enumerate(zip(rankings, shares, strict=True), start=1):
+        if settings.method == "rrf":
+            values = [(settings.k + 1) / (settings.k + rank) for rank in range(1, len(ranking) + 1)]
+        else:
+            values = scale_scores(ranking)
+        for rank, (scored, value) in enumerate(zip(ranking, values, strict=True), start=1):
+            parts.setdefault(scored.document_id, []).append(share * value)
+            places.setdefault(scored.document_id, (rank, number))
+    # fsum is exact, so ties of the formula are ties here, whatever the order of the rankings.
+    total = math.fsum(shares)
+    fused = [ScoredDocument(document, math.fsum(part) / total) for document, part in parts.items()]
+    return sorted(fused, key=lambda scored: (-scored.score, places[scored.document_id]))
+
+
+def fuse_candidates(
+    rankings: Sequence[list[Candidate]], weights: Sequence[float], k: float
+) -> list[Candidate]:
+    """Fuse candidates of one topic by their reciprocal ranks."""
+    topic_id = next((candidate.topic_id for ranking in rankings for candidate in ranking), "")
+    fused = fuse(rankings, weights, FusionSettings(k=k))
+    return [
+        Candidate(topic_id, scored.document_id, rank, scored.score)
+        for rank, scored in enumerate(fused, start=1)
+    ]
