@@ -10,7 +10,6 @@ from typing import Literal
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
-from touche_llm.text.sanitize.sanitize import sanitize
 
 from tests.expect import raises_at
 from tests.prompt_variants import load_prompt
@@ -20,6 +19,7 @@ from touche_llm.llm.answer_schema import get_labels
 from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.features import Question
+from touche_llm.text.sanitize import sanitize
 
 ANY = {"topic": False, "first": False, "second": False, "document": False}
 TOPIC = Topic(

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from touche_llm.text.sanitize.sanitize import sanitize
 
 from tests.fake_pooling import embed_words
 from touche_llm.cli.demo import SAMPLES
@@ -23,6 +22,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo, Rejected
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings
 from touche_llm.tasks import get_task
+from touche_llm.text.sanitize import sanitize
 
 INFO = EngineInfo(model="m", revision="", context=4096, overhead=8, engine="")
 

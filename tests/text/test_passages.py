@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from touche_llm.text.sanitize.sanitize import sanitize
 
 from touche_llm.data.records import Topic
 from touche_llm.text.analysis import Analyzer
@@ -17,6 +16,7 @@ from touche_llm.text.passages import (
     select_content,
     split_lines,
 )
+from touche_llm.text.sanitize import sanitize
 
 TOPIC = Topic(
     "2",

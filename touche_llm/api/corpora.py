@@ -42,7 +42,7 @@ from touche_llm.retrieval.dense import (
 from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks.task import Task
-from touche_llm.text.sanitize.sanitize import sanitize
+from touche_llm.text.sanitize import sanitize
 
 
 class LocalCorpus(Corpus):

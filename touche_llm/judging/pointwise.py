@@ -28,7 +28,7 @@ from touche_llm.retrieval.base import Documents
 from touche_llm.tasks.features import Question, RenderedDocument
 from touche_llm.tasks.task import Task
 from touche_llm.text.passages import RankedPassages
-from touche_llm.text.sanitize.sanitize import sanitize
+from touche_llm.text.sanitize import sanitize
 
 Done = Callable[[], None]
 # Shows a stage by its title and number of steps; yields the function to call after each step.

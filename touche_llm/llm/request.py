@@ -11,7 +11,7 @@ from typing import Any, Literal
 import orjson
 
 from touche_llm.llm.answer_schema import Layout
-from touche_llm.text.sanitize.sanitize import sanitize
+from touche_llm.text.sanitize import sanitize
 
 # Opening and closing delimiters, with the line feeds that the models' own chat templates write.
 DELIMITERS: Mapping[str, tuple[str, str]] = {

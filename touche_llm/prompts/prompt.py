@@ -28,7 +28,7 @@ from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text
 from touche_llm.settings.section import Option, Scope, Section, load_yaml
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
-from touche_llm.text.sanitize.sanitize import SanitizedText, sanitize
+from touche_llm.text.sanitize import SanitizedText, sanitize
 
 
 class PromptsConfig(Section):

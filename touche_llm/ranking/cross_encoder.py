@@ -22,7 +22,7 @@ from touche_llm.ranking.scores import rank_by_value, scale_scores
 from touche_llm.retrieval.base import Documents, QueryField, to_texts
 from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.features import Question
-from touche_llm.text.sanitize.sanitize import sanitize
+from touche_llm.text.sanitize import sanitize
 
 # Scores of documents for one topic, in the given order.
 ScoreDocuments = Callable[[Sequence[str]], Awaitable[list[float]]]

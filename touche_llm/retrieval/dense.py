@@ -22,7 +22,7 @@ from touche_llm.llm.request import hash_content
 from touche_llm.retrieval.base import select_candidates
 from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.task import Task
-from touche_llm.text.sanitize.sanitize import sanitize
+from touche_llm.text.sanitize import sanitize
 
 # Bytes of the rows that are multiplied at a time, as float32, and of all scores that are held at a
 # time.

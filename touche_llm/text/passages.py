@@ -19,7 +19,7 @@ from touche_llm.data.records import Topic
 from touche_llm.data.topics import build_query
 from touche_llm.errors import needs_extra
 from touche_llm.text.analysis import Analyzer
-from touche_llm.text.sanitize.sanitize import sanitize
+from touche_llm.text.sanitize import sanitize
 
 # Start and end, the end excluded.
 Span = tuple[int, int]

@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 import pytest
-from touche_llm.text.sanitize.sanitize import sanitize
 
 from tests.chat_templates import FOLDER, read_template, render
 from touche_llm.data.records import decode_json
@@ -20,6 +19,7 @@ from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.llm.protocol import Rejected
 from touche_llm.llm.settings import SamplingConfig
+from touche_llm.text.sanitize import sanitize
 
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.jinja"))}
 pytestmark = pytest.mark.skipif(not FILES, reason=f"the published templates are not at {FOLDER}")
