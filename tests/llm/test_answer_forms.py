@@ -30,7 +30,7 @@ from touche_llm.llm.answer_schema import (
 )
 from touche_llm.llm.label_probabilities import Label, read_label
 from touche_llm.llm.parsing import Unusable, parse_answer
-from touche_llm.tasks.features import objects_answer
+from touche_llm.tasks.objects import objects_answer
 
 
 class Verdict(AnswerModel):

@@ -18,7 +18,7 @@ from touche_llm.llm.label_probabilities import read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
-from touche_llm.tasks.features import objects_answer
+from touche_llm.tasks.objects import objects_answer
 
 
 class Awkward(AnswerModel):

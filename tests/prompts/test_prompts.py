@@ -18,7 +18,7 @@ from touche_llm.errors import PromptError
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.tasks.features import Question
+from touche_llm.tasks.questions import Question
 from touche_llm.text.sanitize import sanitize
 
 ANY = {"topic": False, "first": False, "second": False, "document": False}

@@ -17,7 +17,7 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.settings.section import Option, Scope, Section, load_yaml, to_yaml
 from touche_llm.tasks.definition import FIRST_STAGE, Scale
-from touche_llm.tasks.features import Question
+from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 
 

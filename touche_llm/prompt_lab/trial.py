@@ -43,7 +43,7 @@ from touche_llm.ranking.steps import RankingSettings
 from touche_llm.retrieval.base import Documents
 from touche_llm.runs.context import RunContext
 from touche_llm.tasks.definition import Objective
-from touche_llm.tasks.features import Question
+from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 
 Messages = tuple[Message, ...]

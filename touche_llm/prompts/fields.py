@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, abbreviate, get_labels
-from touche_llm.tasks.features import create_answer
+from touche_llm.tasks.questions import create_answer
 
 # What one request of the judge prompt is about: a document, or one field of the answer about it.
 JudgePer = Literal["document", "field"]

@@ -31,7 +31,7 @@ from touche_llm.prompts.prompt import (
     template_path,
 )
 from touche_llm.prompts.templates import HEADER, read_text
-from touche_llm.tasks.features import Question
+from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 
 _DECODER = json.JSONDecoder()

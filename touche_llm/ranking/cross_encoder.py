@@ -21,7 +21,7 @@ from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.scores import rank_by_value, scale_scores
 from touche_llm.retrieval.base import Documents, QueryField, to_texts
 from touche_llm.settings.section import AnswerKey, Option, Scope
-from touche_llm.tasks.features import Question
+from touche_llm.tasks.questions import Question
 from touche_llm.text.sanitize import sanitize
 
 # Scores of documents for one topic, in the given order.

@@ -41,7 +41,7 @@ from touche_llm.runs.context import RunContext
 from touche_llm.runs.record import STAGES, RunRecord, StageName, StageRecords
 from touche_llm.settings.section import read_yaml, to_yaml
 from touche_llm.tasks import get_task
-from touche_llm.tasks.features import Question
+from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 
 # Locked by the process that writes; the file remains.

@@ -43,7 +43,7 @@ from touche_llm.tasks.definition import (
     StanceDefinition,
     Weight,
 )
-from touche_llm.tasks.features import Question, create_answer
+from touche_llm.tasks.questions import Question, create_answer
 
 _INSTALLED = Path(__file__).parent.parent / "_prompts"
 _CHECKOUT = Path(__file__).parents[2] / "prompts"

@@ -1,4 +1,4 @@
-"""Questions to the model: what it answers, how documents are rendered for it, and what features of tasks add."""
+"""Questions about documents: what an answer has, and how documents are rendered."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-from pydantic import create_model, model_validator
+from pydantic import create_model
 
 from touche_llm.data.records import Document, Topic
-from touche_llm.errors import DataError
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
+from touche_llm.tasks.objects import name_objects
 from touche_llm.text.analysis import Analyzer
 from touche_llm.text.passages import RankedPassages, rank_passages
 
 ROLES = ("CLAIM", "PREMISE", "NONE")
-# The longest title of the three editions has 17 words. Each span of words becomes a label of the
-# schema.
-_MAX_TITLE_WORDS = 40
-_MAX_OBJECT_WORDS = 5
-_PUNCTUATION = " \t.,;:?!\"'()[]{}“”‘’„…"
 # Shared by all pages, since it caches stems.
 _ANALYZER = Analyzer()
 
@@ -79,56 +74,6 @@ def create_answer(name: str, **fields: Iterable[int | str]) -> type[AnswerModel]
         field: (Literal[tuple(labels)], ...) for field, labels in fields.items()
     }
     return create_model(name, __base__=AnswerModel, **types)
-
-
-class _Objects(AnswerModel):
-    first: str
-    second: str
-
-    @model_validator(mode="after")
-    def _differ(self) -> _Objects:
-        first, second = (
-            f" {' '.join(name.casefold().split())} " for name in (self.first, self.second)
-        )
-        if first in second or second in first:
-            raise ValueError(
-                f"{self.first!r} and {self.second!r} are not two objects: one contains the other"
-            )
-        return self
-
-
-def objects_answer(topic: Topic) -> type[AnswerModel]:
-    """Return the answer model for the two objects of a topic; only spans of its title are valid.
-
-    Raises:
-        DataError: The title has fewer than two words, or more than `_MAX_TITLE_WORDS`.
-    """
-    spans = list_title_spans(topic.title)
-    if len(spans) < 2 or len(topic.title.split()) > _MAX_TITLE_WORDS:
-        raise DataError(
-            f"topic {topic.id}: cannot extract two objects from a title of {len(topic.title.split())} words; "
-            "name them in <objects>"
-        )
-    labels = Literal[spans]  # type: ignore[valid-type]
-    return create_model("Objects", __base__=_Objects, first=(labels, ...), second=(labels, ...))
-
-
-def list_title_spans(title: str) -> tuple[str, ...]:
-    """Return all distinct spans of one to five words of a title, without punctuation at their ends."""
-    words = title.split()
-    spans = (
-        " ".join(words[start : start + length]).strip(_PUNCTUATION)
-        for start in range(len(words))
-        for length in range(1, min(_MAX_OBJECT_WORDS, len(words) - start) + 1)
-    )
-    return tuple(dict.fromkeys(span for span in spans if span))
-
-
-def name_objects(topic: Topic) -> dict[str, str]:
-    """Return the objects of a topic as variables of a template."""
-    assert topic.objects is not None
-    first, second = topic.objects
-    return {"first": first, "second": second}
 
 
 def render_text(topic: Topic, document: Document) -> RenderedDocument:
