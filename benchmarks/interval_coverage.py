@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.figures import parse_sizes
+from touche_llm.evaluation.agreement import estimate_kappa, macro_f1
 from touche_llm.evaluation.significance import Array, compute_bootstrap, compute_half_width, ratio
-from touche_llm.evaluation.stances import estimate_kappa, macro_f1
 
 TOPICS = (2, 3, 5, 8, 10, 12, 20, 30, 50)
 POPULATION = 100_000

@@ -40,9 +40,9 @@ from touche_llm.data.records import Candidate, Reading, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.engines.settings import EngineConfig
+from touche_llm.evaluation.agreement import estimate_stances
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.evaluation.stances import estimate_stances
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.label_statistics import LabelInformation
 from touche_llm.prompts.fields import JudgePer

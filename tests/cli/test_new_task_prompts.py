@@ -12,7 +12,7 @@ from tests.changed_example import FIVE, INPUTS, LABELS, TWO_SCALES, change_examp
 from tests.cli.conftest import Touche
 from tests.prompt_variants import opening
 from tests.scripted_engine import Label, ScriptedEngine
-from touche_llm.evaluation.stances import estimate_kappa
+from touche_llm.evaluation.agreement import estimate_kappa
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.request import Request
 

@@ -15,7 +15,7 @@ from touche_llm.data.files import write_records
 from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.errors import DataError
 from touche_llm.evaluation import stances
-from touche_llm.evaluation.stances import (
+from touche_llm.evaluation.calibration import (
     GRID,
     CalibrationSet,
     fit_thresholds,

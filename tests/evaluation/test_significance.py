@@ -10,6 +10,7 @@ from statsmodels.stats.multitest import multipletests
 
 from tests.evaluation.judged_runs import qrels_of, run_of
 from touche_llm.data.measure import CUTOFF, Measure, MeasureName
+from touche_llm.evaluation.agreement import estimate_stances
 from touche_llm.evaluation.significance import (
     MIN_TOPICS,
     MIN_TOPICS_POOLED,
@@ -21,7 +22,6 @@ from touche_llm.evaluation.significance import (
     describe_missing_intervals,
     estimate_mean,
 )
-from touche_llm.evaluation.stances import estimate_stances
 
 M = Measure("relevance", MeasureName.NDCG, CUTOFF)
 K = Measure("relevance", MeasureName.KAPPA)

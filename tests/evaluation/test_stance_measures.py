@@ -10,14 +10,14 @@ from tests.evaluation.judged_runs import TASK, qrels_of, run_of
 from tests.expect import raises_at
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName
 from touche_llm.errors import DataError
-from touche_llm.evaluation.measures import evaluate_run
-from touche_llm.evaluation.stances import (
+from touche_llm.evaluation.agreement import (
     count_confusion,
     estimate_kappa,
     estimate_labels,
     estimate_stances,
     round_grade,
 )
+from touche_llm.evaluation.measures import evaluate_run
 
 MACRO_F1_AT_5 = Measure("stance", MeasureName.MACRO_F1, CUTOFF)
 ACCURACY = Measure("stance", MeasureName.ACCURACY)

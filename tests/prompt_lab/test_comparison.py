@@ -21,9 +21,9 @@ from touche_llm.data.measure import MACRO_F1, Measure, MeasureName
 from touche_llm.data.records import Candidate, Judgment
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import PromptError, ReplayMiss, UsageError
+from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.evaluation.stances import round_grade
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.protocol import Rejected

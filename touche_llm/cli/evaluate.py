@@ -28,6 +28,12 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.files import check_output
 from touche_llm.data.measure import MeasureName
 from touche_llm.errors import ToucheError, UsageError, describe_os_error, shorten
+from touche_llm.evaluation.calibration import (
+    fit_thresholds,
+    label_held_out,
+    read_calibration_set,
+    score_labels,
+)
 from touche_llm.evaluation.measures import (
     Evaluation,
     compare_runs,
@@ -36,12 +42,6 @@ from touche_llm.evaluation.measures import (
 )
 from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
 from touche_llm.evaluation.significance import describe_missing_intervals
-from touche_llm.evaluation.stances import (
-    fit_thresholds,
-    label_held_out,
-    read_calibration_set,
-    score_labels,
-)
 from touche_llm.judging.labels import choose_stances, write_thresholds
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import find_run_file, find_task, record_evaluation

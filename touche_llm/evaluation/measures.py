@@ -13,6 +13,11 @@ import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
+from touche_llm.evaluation.agreement import (
+    estimate_common_stances,
+    estimate_labels,
+    estimate_stances,
+)
 from touche_llm.evaluation.qrels import (
     GRADE_DECIMALS,
     STANCE,
@@ -31,7 +36,6 @@ from touche_llm.evaluation.significance import (
     estimate_mean,
     list_common_topics,
 )
-from touche_llm.evaluation.stances import estimate_common_stances, estimate_labels, estimate_stances
 
 if TYPE_CHECKING:
     from pandas import DataFrame

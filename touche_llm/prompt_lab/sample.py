@@ -10,8 +10,8 @@ from typing import Literal, TypeVar
 
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import Grades
-from touche_llm.evaluation.stances import round_grade
 from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT, find_half
 from touche_llm.retrieval.base import Documents
 

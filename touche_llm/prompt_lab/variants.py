@@ -14,10 +14,10 @@ from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make
 from touche_llm.data.records import Candidate, Failure, Judgment, ScoredDocument, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun
 from touche_llm.errors import UsageError
+from touche_llm.evaluation.agreement import estimate_kappa, estimate_stances
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
-from touche_llm.evaluation.stances import estimate_kappa, estimate_stances
 from touche_llm.judging.labels import mean_off_label_mass
 from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.counts import Counts

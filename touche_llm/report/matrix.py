@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from touche_llm.data.records import Failure, Judgment
+from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
-from touche_llm.evaluation.stances import round_grade
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.prompt_lab.comparison import PromptComparison
 from touche_llm.prompt_lab.sample import Sampled

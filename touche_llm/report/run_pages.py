@@ -17,10 +17,10 @@ from touche_llm.data.measure import CUTOFF
 from touche_llm.data.records import Topic
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
+from touche_llm.evaluation.agreement import count_confusion
 from touche_llm.evaluation.measures import Evaluation, describe_judging, evaluate_run, list_headline
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, select_topics
 from touche_llm.evaluation.significance import compare
-from touche_llm.evaluation.stances import count_confusion
 from touche_llm.regression.snapshot import DECISIVE
 from touche_llm.report.page import (
     LETTERS,

@@ -20,8 +20,8 @@ from touche_llm.config.files import find_copy
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError
+from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
-from touche_llm.evaluation.stances import round_grade
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
