@@ -10,7 +10,8 @@ from tests.browser.conftest import Open
 from tests.browser.test_report import LEFT, read_count
 from tests.report.reports import ATTACKS
 from touche_llm.data.trec_runs import ParsedRun, read_run
-from touche_llm.evaluation.measures import compare_runs, evaluate_run
+from touche_llm.evaluation.comparisons import compare_runs
+from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.report.page import render, write_page
 from touche_llm.report.run_pages import gather_comparison

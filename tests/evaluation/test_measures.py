@@ -16,7 +16,8 @@ from touche_llm.data.measure import MACRO_F1, Measure, MeasureName, make_headlin
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError
 from touche_llm.evaluation import evaluate
-from touche_llm.evaluation.measures import compare_runs, evaluate_run
+from touche_llm.evaluation.comparisons import compare_runs
+from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Grades, read_qrels
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"

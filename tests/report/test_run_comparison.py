@@ -14,7 +14,8 @@ from touche_llm.config.files import load_config, write_config
 from touche_llm.data.measure import MACRO_F1, make_headline_ndcg
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.measures import compare_runs, evaluate_run
+from touche_llm.evaluation.comparisons import compare_runs
+from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.report.page import render
 from touche_llm.report.run_pages import check_number, gather_comparison

@@ -34,12 +34,8 @@ from touche_llm.evaluation.calibration import (
     read_calibration_set,
     score_labels,
 )
-from touche_llm.evaluation.measures import (
-    Evaluation,
-    compare_runs,
-    describe_coverage,
-    describe_judging,
-)
+from touche_llm.evaluation.comparisons import compare_runs
+from touche_llm.evaluation.measures import Evaluation, describe_coverage, describe_judging
 from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.labels import choose_stances, write_thresholds

@@ -134,7 +134,8 @@ async def watch_runs(lab: Workplace) -> AsyncIterator[str]:
 
 def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
     """Return the page that compares runs with the first, over the topics to choose on or all, which is logged."""
-    from touche_llm.evaluation.measures import compare_runs, evaluate_run
+    from touche_llm.evaluation.comparisons import compare_runs
+    from touche_llm.evaluation.measures import evaluate_run
     from touche_llm.report.page import render
     from touche_llm.report.run_pages import check_number, gather_comparison
 
