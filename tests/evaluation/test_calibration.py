@@ -14,7 +14,7 @@ from tests.expect import raises_at
 from touche_llm.data.files import write_records
 from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.errors import DataError
-from touche_llm.evaluation import stances
+from touche_llm.evaluation import calibration
 from touche_llm.evaluation.calibration import (
     GRID,
     CalibrationSet,
@@ -117,7 +117,7 @@ def test_no_combination_of_the_grid_is_better_than_the_one_fitted(examples: Cali
 
     coarse = GRID[4::9]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stances, "GRID", coarse)
+        patch.setattr(calibration, "GRID", coarse)
         fitted = fit_thresholds(examples.probabilities, examples.truth, TASK)
     assert set(fitted.values()) <= set(coarse.tolist())
     every = [measure({"NO": no, "NEUTRAL": neutral}) for no, neutral in product(coarse, repeat=2)]

@@ -24,7 +24,6 @@ from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.errors import DataError
 from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.settings.section import load_yaml
-from touche_llm.tasks import features
 from touche_llm.tasks.definition import (
     FIRST_STAGE,
     NO_SIDE,
@@ -43,7 +42,17 @@ from touche_llm.tasks.definition import (
     StanceDefinition,
     Weight,
 )
-from touche_llm.tasks.questions import Question, create_answer
+from touche_llm.tasks.objects import name_objects, objects_answer
+from touche_llm.tasks.questions import (
+    ROLES,
+    Question,
+    add_objects,
+    create_answer,
+    render_argument,
+    render_excerpts,
+    render_sentence,
+    render_text,
+)
 
 _INSTALLED = Path(__file__).parent.parent / "_prompts"
 _CHECKOUT = Path(__file__).parents[2] / "prompts"
@@ -335,9 +344,9 @@ class Task(Model, strict=True):
             if name in self.sentence_aspects
         }
         answer = create_answer(
-            "SentenceJudgment", role=features.ROLES, **grades, stance=(*self.stances, NO_SIDE)
+            "SentenceJudgment", role=ROLES, **grades, stance=(*self.stances, NO_SIDE)
         )
-        return Question(answer, features.render_sentence, {"conclusion": False, "side": False})
+        return Question(answer, render_sentence, {"conclusion": False, "side": False})
 
     @property
     def objects_answer(self) -> Callable[[Topic], type[AnswerModel]] | None:
@@ -345,7 +354,7 @@ class Task(Model, strict=True):
 
         None if topics have no objects.
         """
-        return features.objects_answer if "objects" in self.features else None
+        return objects_answer if "objects" in self.features else None
 
     @property
     def _position_and_side(self) -> dict[str, tuple[str, ...]]:
@@ -357,15 +366,13 @@ class Task(Model, strict=True):
     def _make_question(
         self, answer: type[AnswerModel], position_answer: type[AnswerModel] | None = None
     ) -> Question:
-        render = features.render_excerpts if "excerpts" in self.features else features.render_text
+        render = render_excerpts if "excerpts" in self.features else render_text
         if self.document_kind == "argument":
-            render = features.render_argument
+            render = render_argument
         if "objects" not in self.features:
             return Question(answer, render, position_answer=position_answer)
         variables = {"first": False, "second": False}
-        return Question(
-            answer, features.add_objects(render), variables, features.name_objects, position_answer
-        )
+        return Question(answer, add_objects(render), variables, name_objects, position_answer)
 
 
 def prompts_folder() -> Path:
