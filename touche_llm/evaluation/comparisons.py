@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 from touche_llm.evaluation.measures import (
     Evaluation,
-    _make_frame,
     describe_judging,
     estimate_judged,
+    make_measure_frame,
 )
-
-# A larger difference in the share of judged documents may decide a comparison of two runs.
-_MAX_JUDGED_DIFFERENCE = 0.1
 
 
 def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[DataFrame, list[str]]:
@@ -67,7 +64,7 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[Da
     for other in others:
         notes += _describe_common_stances(other, baseline, common.get(other.name, {}))
         notes += describe_judging(other, baseline)
-    return frame.join(_make_frame(shares, _SHARE_COLUMNS)), notes
+    return frame.join(make_measure_frame(shares, _SHARE_COLUMNS)), notes
 
 
 _SHARE_COLUMNS = ("judged", "baseline_judged")

@@ -36,7 +36,6 @@ from touche_llm.evaluation.significance import (
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-from touche_llm.evaluation.comparisons import _MAX_JUDGED_DIFFERENCE
 
 _SUMMARY_COLUMNS = (
     "run",
@@ -55,7 +54,7 @@ _TOPIC_COLUMNS = ("run", "measure", "topic", "value", "judged")
 _UNIT = 10**GRADE_DECIMALS
 
 
-def _make_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> DataFrame:
+def make_measure_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> DataFrame:
     """Return a frame of rows; also without rows it has the columns."""
     # Imported here because pandas is slow to load, and the help of `evaluate` needs no frame.
     import pandas as pd
@@ -91,7 +90,7 @@ class Evaluation:
         """
         estimates = self.estimates | self.labels
         rows = [self._summarize(measure, estimate) for measure, estimate in estimates.items()]
-        return _make_frame(rows, _SUMMARY_COLUMNS)
+        return make_measure_frame(rows, _SUMMARY_COLUMNS)
 
     def per_topic(self) -> DataFrame:
         """Return a row for each measure and contributing topic: `run`, `measure`, `topic`, `value` and `judged`.
@@ -103,7 +102,7 @@ class Evaluation:
         rows: list[dict[str, Any]] = []
         for measure, estimate in self.estimates.items():
             rows += self._list_topics(measure, estimate)
-        return _make_frame(rows, _TOPIC_COLUMNS)
+        return make_measure_frame(rows, _TOPIC_COLUMNS)
 
     def _summarize(self, measure: Measure, estimate: Estimate) -> dict[str, Any]:
         """Return the row of a measure for `summary`."""
@@ -367,6 +366,10 @@ def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[st
     if len(distinct_texts) == 1:
         return distinct_texts
     return [f"{name}: {text}" for name, text in texts.items()]
+
+
+# A larger difference in the share of judged documents may decide a comparison of two runs.
+_MAX_JUDGED_DIFFERENCE = 0.1
 
 
 def describe_judging(run: Evaluation, baseline: Evaluation) -> list[str]:
