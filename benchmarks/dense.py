@@ -23,8 +23,8 @@ from benchmarks.first_stage import forget
 from benchmarks.processes import read_status, run_alone
 from benchmarks.synthetic import PASSAGES
 from touche_llm.data.records import Topic
-from touche_llm.retrieval.base import select_candidates
 from touche_llm.retrieval.dense import VectorFile
+from touche_llm.retrieval.selection import select_candidates
 
 _BLOCK = 8192
 

@@ -34,7 +34,7 @@ from touche_llm.engines import use
 from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.prompts.prompt import Purpose
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.retrieval.base import CorpusRecord
+from touche_llm.retrieval.corpus import CorpusRecord
 from touche_llm.runs import record as stage_record
 from touche_llm.settings.section import AnswerKey
 from touche_llm.tasks import TASKS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from touche_llm.engines.use import ModelRecord, PoolingCounts, PoolingUse
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.label_statistics import LabelCounts
-from touche_llm.retrieval.base import CorpusRecord
+from touche_llm.retrieval.corpus import CorpusRecord
 from touche_llm.runs.record import (
     JudgeRecord,
     ModelUse,

@@ -30,9 +30,9 @@ from .judging.labels import StanceSettings as StanceSettings
 from .judging.sentence_pairs import PairSettings as PairSettings
 from .llm.settings import SamplingConfig as SamplingConfig
 from .ranking.steps import RankingSettings as RankingSettings
-from .retrieval.base import RetrieverConfig as RetrieverConfig
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch import ElasticsearchSettings as ElasticsearchSettings
+from .retrieval.registry import RetrieverConfig as RetrieverConfig
 from .runs.overview import read_run as read_run
 from .tasks import get_task as get_task
 

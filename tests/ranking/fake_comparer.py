@@ -16,7 +16,7 @@ from touche_llm.llm.request import Sampling
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import LABELS
 from touche_llm.ranking.comparer import Comparer, ComparisonKind
-from touche_llm.retrieval.base import Documents
+from touche_llm.retrieval.corpus import Documents
 from touche_llm.tasks import get_task
 
 Shown = tuple[str, ...]

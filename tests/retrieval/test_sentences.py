@@ -12,8 +12,8 @@ from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Document, Part, Topic
 from touche_llm.errors import BadLine
-from touche_llm.retrieval.base import Bm25Settings
 from touche_llm.retrieval.bm25 import open_index
+from touche_llm.retrieval.registry import Bm25Settings
 from touche_llm.retrieval.sentences import (
     DuplicateFilter,
     SentenceSettings,

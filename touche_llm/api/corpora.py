@@ -23,15 +23,9 @@ from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.ranking.fusion import fuse_candidates
-from touche_llm.retrieval.base import (
-    Corpus,
-    CorpusRecord,
-    FirstStage,
-    QueryField,
-    RetrieverConfig,
-)
 from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus
+from touche_llm.retrieval.corpus import Corpus, CorpusRecord, FirstStage
 from touche_llm.retrieval.dense import (
     DenseIndex,
     DenseSettings,
@@ -40,6 +34,7 @@ from touche_llm.retrieval.dense import (
     split_rows,
 )
 from touche_llm.retrieval.elasticsearch import ElasticIndex
+from touche_llm.retrieval.registry import QueryField, RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import sanitize

@@ -25,7 +25,8 @@ from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
 from touche_llm.ranking.fusion import fuse_candidates
-from touche_llm.retrieval.base import Corpus, Documents, ExpansionSettings, QueryField
+from touche_llm.retrieval.corpus import Corpus, Documents
+from touche_llm.retrieval.registry import ExpansionSettings, QueryField
 from touche_llm.retrieval.sentences import select_distinct
 from touche_llm.tasks.task import Task
 from touche_llm.text.analysis import Analyzer

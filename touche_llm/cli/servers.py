@@ -21,9 +21,9 @@ from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.prompts.purposes import load_named
-from touche_llm.retrieval.base import RetrieverConfig
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings, load_corpus
+from touche_llm.retrieval.registry import RetrieverConfig
 from touche_llm.runs.context import list_schemas
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.task import Task

@@ -29,10 +29,10 @@ from touche_llm.ranking.steps import (
     check_balance,
     parse_steps,
 )
-from touche_llm.retrieval.base import RETRIEVERS, ExpansionSettings, RetrieverConfig, to_texts
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
+from touche_llm.retrieval.registry import RETRIEVERS, ExpansionSettings, RetrieverConfig, to_texts
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.settings.section import AnswerKey, Option, Scope, Section
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task

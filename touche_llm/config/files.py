@@ -19,7 +19,7 @@ from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import list_files
-from touche_llm.retrieval.base import RETRIEVERS
+from touche_llm.retrieval.registry import RETRIEVERS
 from touche_llm.settings.section import read_yaml, set_values, to_yaml
 from touche_llm.tasks import DEFAULT_TASK, TASKS, find_dataset_task, get_task
 from touche_llm.tasks.definition import TASK_FILE

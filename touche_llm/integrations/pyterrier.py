@@ -36,7 +36,8 @@ from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra,
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
-from touche_llm.retrieval.base import Corpus, CorpusRecord, QueryField
+from touche_llm.retrieval.corpus import Corpus, CorpusRecord
+from touche_llm.retrieval.registry import QueryField
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import FIRST_STAGE
 from touche_llm.tasks.task import Task

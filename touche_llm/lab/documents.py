@@ -20,7 +20,7 @@ from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompt_lab.holdout import find_half
 from touche_llm.prompt_lab.trial import Subject, Trial, ask
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.retrieval.base import Corpus
+from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.open_folder import DocumentRow, RunFolder
 from touche_llm.tasks.task import Task
 

@@ -13,7 +13,7 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import Grades
 from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT, find_half
-from touche_llm.retrieval.base import Documents
+from touche_llm.retrieval.corpus import Documents
 
 # Documents per topic; with fewer, nearly every order has a high nDCG@5.
 MIN_TOPIC_DOCUMENTS = 10

@@ -40,7 +40,7 @@ from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind
 from touche_llm.ranking.steps import RankingSettings
-from touche_llm.retrieval.base import Documents
+from touche_llm.retrieval.corpus import Documents
 from touche_llm.runs.context import RunContext
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.questions import Question

@@ -36,7 +36,7 @@ from touche_llm.prompts.purposes import (
     build_best_answer,
     build_order_answer,
 )
-from touche_llm.retrieval.base import Documents
+from touche_llm.retrieval.corpus import Documents
 from touche_llm.settings.section import Section
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.questions import Question

@@ -41,7 +41,7 @@ from touche_llm.ranking.scores import (
     rank_by_judgment,
     replace_marks,
 )
-from touche_llm.retrieval.base import Documents
+from touche_llm.retrieval.corpus import Documents
 from touche_llm.settings.section import AnswerKey, Section
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
 from touche_llm.tasks.task import Task

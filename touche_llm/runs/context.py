@@ -30,7 +30,7 @@ from touche_llm.prompts.purposes import (
     purposes_of,
 )
 from touche_llm.ranking.steps import CROSS_ENCODER, list_comparison_kinds
-from touche_llm.retrieval.base import Corpus
+from touche_llm.retrieval.corpus import Corpus
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import list_topic_tasks
 

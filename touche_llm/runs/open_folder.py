@@ -27,7 +27,7 @@ from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
-from touche_llm.retrieval.base import Corpus
+from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.record import StageRecords

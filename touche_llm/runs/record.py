@@ -15,7 +15,7 @@ from touche_llm.data.records import Count, JsonStruct
 from touche_llm.engines.use import ModelRecord, PoolingUse
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.label_statistics import LabelCounts
-from touche_llm.retrieval.base import CorpusRecord
+from touche_llm.retrieval.corpus import CorpusRecord
 
 StageName = Literal["retrieve", "judge", "rank"]
 STAGES: tuple[StageName, ...] = ("retrieve", "judge", "rank")

@@ -25,9 +25,9 @@ from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import EngineError, ToucheError, UsageError
-from touche_llm.retrieval.base import Bm25Settings, QueryField
 from touche_llm.retrieval.bm25 import open_index
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
+from touche_llm.retrieval.registry import Bm25Settings, QueryField
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
 SAMPLE = SAMPLES / "comparative"
