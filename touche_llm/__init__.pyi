@@ -26,8 +26,8 @@ from .errors import ToucheWarning as ToucheWarning
 from .errors import UsageError as UsageError
 from .evaluation import evaluate as evaluate
 from .evaluation.qrels import read_qrels as read_qrels
-from .judging.labels import StanceSettings as StanceSettings
 from .judging.sentence_pairs import PairSettings as PairSettings
+from .judging.stance_labels import StanceSettings as StanceSettings
 from .llm.settings import SamplingConfig as SamplingConfig
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings

@@ -8,7 +8,7 @@ import pytest
 from tests.expect import raises_at
 from touche_llm.config.files import load_config
 from touche_llm.errors import DataError, PromptError, UsageError
-from touche_llm.judging.labels import read_thresholds
+from touche_llm.judging.stance_labels import read_thresholds
 from touche_llm.prompts.prompt import read_header
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.settings.section import YamlError, parse_yaml

@@ -23,7 +23,7 @@ from touche_llm.evaluation.calibration import (
     read_calibration_set,
     score_labels,
 )
-from touche_llm.judging.labels import choose_stances
+from touche_llm.judging.stance_labels import choose_stances
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")

@@ -7,7 +7,7 @@ import pytest
 from tests.expect import raises_at
 from touche_llm.data.records import Judgment, Reading
 from touche_llm.errors import DataError
-from touche_llm.judging.labels import check_judgments, mean_off_label_mass
+from touche_llm.judging.grades import check_judgments, mean_off_label_mass
 from touche_llm.tasks import TASKS
 
 

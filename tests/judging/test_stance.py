@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tests.expect import raises_at
 from touche_llm.data.records import Reading
 from touche_llm.errors import UsageError
-from touche_llm.judging.labels import (
+from touche_llm.judging.stance_labels import (
     StanceSettings,
     choose_stance,
     choose_stances,

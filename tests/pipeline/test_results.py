@@ -13,7 +13,7 @@ from tests.sample_runs import config_for, run_scripted
 from touche_llm.api.rank import Ranking
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment, Reading, RunLine, StanceReading
-from touche_llm.judging.labels import ChosenStance, StanceSettings, choose_label
+from touche_llm.judging.stance_labels import ChosenStance, StanceSettings, choose_label
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.tasks import get_task

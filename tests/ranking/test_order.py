@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
-from touche_llm.judging.labels import combine_grades
+from touche_llm.judging.grades import combine_grades
 from touche_llm.ranking.balance import BalanceSettings, balance
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks.definition import Scale

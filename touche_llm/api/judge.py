@@ -12,7 +12,6 @@ from touche_llm.api.progress import Progress
 from touche_llm.api.retrieve import Candidates, make_frame, normalise_rankings
 from touche_llm.data.records import Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.errors import UsageError
-from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.pointwise import (
     Done,
     RequestBuilder,
@@ -23,6 +22,7 @@ from touche_llm.judging.pointwise import (
 )
 from touche_llm.judging.pointwise import judge as judge_documents
 from touche_llm.judging.sentence_pairs import PairJudge, PairSettings
+from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment

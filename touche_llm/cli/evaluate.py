@@ -38,7 +38,7 @@ from touche_llm.evaluation.comparisons import compare_runs
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, describe_judging
 from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
 from touche_llm.evaluation.significance import describe_missing_intervals
-from touche_llm.judging.labels import choose_stances, write_thresholds
+from touche_llm.judging.stance_labels import choose_stances, write_thresholds
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import find_run_file, find_task, record_evaluation
 from touche_llm.tasks import get_task

@@ -18,7 +18,7 @@ from touche_llm.cli.options import CommandFunction, make_parameter, replace_para
 from touche_llm.config.configuration import Config, find_settings, is_one_of
 from touche_llm.config.files import CONFIG, find_task_folder, is_copy, load_config
 from touche_llm.errors import DataError, UsageError, list_fields
-from touche_llm.judging.labels import read_thresholds
+from touche_llm.judging.stance_labels import read_thresholds
 from touche_llm.settings.section import Option, Scope, YamlError, parse_yaml, read_settings
 from touche_llm.settings.section import set_values as nest_values
 from touche_llm.tasks import get_task

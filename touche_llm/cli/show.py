@@ -27,7 +27,7 @@ from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.labels import check_judgments
+from touche_llm.judging.grades import check_judgments
 from touche_llm.runs.directory import (
     CANDIDATES,
     JUDGMENTS,

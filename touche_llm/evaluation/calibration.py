@@ -16,7 +16,8 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.errors import DataError
 from touche_llm.evaluation.agreement import Labels, macro_f1
-from touche_llm.judging.labels import check_judgments, choose_stances
+from touche_llm.judging.grades import check_judgments
+from touche_llm.judging.stance_labels import choose_stances
 from touche_llm.tasks.task import Task
 
 # Candidate thresholds, 0.000335 to 0.999665, in even steps of log-odds, since the probabilities of

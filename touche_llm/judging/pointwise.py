@@ -15,7 +15,7 @@ from msgspec import UNSET
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Failure, Judgment, Reading, StanceReading, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
-from touche_llm.judging.labels import combine_position
+from touche_llm.judging.stance_labels import combine_position
 from touche_llm.llm.answer_schema import AnswerModel, build_schema, count_alternatives, get_labels
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.label_probabilities import have_probabilities

@@ -16,7 +16,7 @@ from pydantic import Field
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Document, Failure, Judgment, Topic
 from touche_llm.errors import DataError
-from touche_llm.judging.labels import combine_grades
+from touche_llm.judging.grades import combine_grades
 from touche_llm.judging.pointwise import RequestBuilder, Stage, group_judgments, judge
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.settings.section import Option, Section

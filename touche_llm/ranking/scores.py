@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
-from touche_llm.judging.labels import combine_grades
+from touche_llm.judging.grades import combine_grades
 from touche_llm.tasks.definition import Scale
 
 # Documents of one topic with their scores, best first.

@@ -36,7 +36,7 @@ from touche_llm.data.records import (
 )
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.labels import check_judgments
+from touche_llm.judging.grades import check_judgments
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.record import STAGES, RunRecord, StageName, StageRecords
 from touche_llm.settings.section import read_yaml, to_yaml

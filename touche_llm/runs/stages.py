@@ -29,7 +29,7 @@ from touche_llm.config.files import CONFIG
 from touche_llm.data.records import Failure
 from touche_llm.engines.use import ModelRecord, PoolingUse
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.judging.labels import mean_off_label_mass
+from touche_llm.judging.grades import mean_off_label_mass
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.llm.model import ModelClient
