@@ -26,9 +26,9 @@ from .errors import ToucheWarning as ToucheWarning
 from .errors import UsageError as UsageError
 from .evaluation import evaluate as evaluate
 from .evaluation.qrels import read_qrels as read_qrels
-from .judging.sentence_pairs import PairSettings as PairSettings
 from .judging.stance_labels import StanceSettings as StanceSettings
 from .llm.settings import SamplingConfig as SamplingConfig
+from .pairs.settings import PairSettings as PairSettings
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch import ElasticsearchSettings as ElasticsearchSettings

@@ -21,9 +21,10 @@ from touche_llm.judging.pointwise import (
     judge_stances,
 )
 from touche_llm.judging.pointwise import judge as judge_documents
-from touche_llm.judging.sentence_pairs import PairJudge, PairSettings
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.llm.model import ModelClient
+from touche_llm.pairs.judging import PairJudge
+from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 

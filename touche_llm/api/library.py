@@ -26,9 +26,9 @@ from touche_llm.data import concurrency
 from touche_llm.data.records import Topic
 from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.grades import check_judgments
-from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.llm.settings import CacheConfig
+from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt

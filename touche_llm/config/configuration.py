@@ -14,9 +14,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import list_fields
-from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
+from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.ranking.steps import (

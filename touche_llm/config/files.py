@@ -15,7 +15,7 @@ from touche_llm.config.configuration import Config, flatten, is_one_of
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.files import open_atomic
 from touche_llm.errors import DataError, UsageError, describe_first_problem
-from touche_llm.judging.sentence_pairs import PairSettings
+from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import list_files

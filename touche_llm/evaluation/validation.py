@@ -13,7 +13,7 @@ import numpy as np
 from touche_llm.data.files import MAX_TABLE_LINE, read_bounded_lines, report_unreadable
 from touche_llm.data.trec_runs import RunRow, parse_row
 from touche_llm.errors import to_printable
-from touche_llm.judging.sentence_pairs import describe_pair_problem
+from touche_llm.pairs.documents import describe_pair_problem
 from touche_llm.tasks.task import Task
 
 # Reading stops after this many problems.

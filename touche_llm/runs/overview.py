@@ -25,7 +25,7 @@ from touche_llm.data.records import Model
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
-from touche_llm.judging.sentence_pairs import PairDocuments
+from touche_llm.pairs.documents import PairDocuments
 from touche_llm.runs.directory import (
     BATCH,
     LOCK,
