@@ -81,7 +81,7 @@ class RequestBuilder:
         """Read the labels of an answer, and count answers whose labels cannot be read."""
         readings = read_labels(result, question)
         if self.sampling.top_logprobs:
-            self.model.count_labels(origin, readings, _describe_unread(result))
+            self.model.count_labels(origin, readings, describe_unread(result))
         return readings
 
 
@@ -196,7 +196,7 @@ def read_labels(
     return readings
 
 
-def _describe_unread(result: AnsweredRequest[AnswerModel]) -> str:
+def describe_unread(result: AnsweredRequest[AnswerModel]) -> str:
     """Return why the labels of an answer cannot be read from log-probabilities; else nothing."""
     if have_probabilities(result.readings.values()):
         return ""
@@ -207,7 +207,7 @@ def _describe_unread(result: AnsweredRequest[AnswerModel]) -> str:
     return f"{why} {result.answer.text!r:.80}"
 
 
-class _Reply(NamedTuple):
+class DocumentReply(NamedTuple):
     """The labels of an answer about a document, where it is stored, and what the model saw of the document."""
 
     readings: dict[str, Reading]
@@ -218,14 +218,14 @@ class _Reply(NamedTuple):
     topic: Topic
 
 
-async def _send(
+async def send_requests(
     requests: Sequence[tuple[Topic, str, Prompt]],
     documents: Documents,
     question: Question,
     builder: RequestBuilder,
     done: Done,
     whole: Question,
-) -> tuple[dict[tuple[str, str], list[_Reply]], list[Failure]]:
+) -> tuple[dict[tuple[str, str], list[DocumentReply]], list[Failure]]:
     """Send requests about a document each.
 
     Return the replies by topic id and document id, and the failures.
@@ -233,9 +233,9 @@ async def _send(
     The labels are read for the question `whole`, which has those of whole stances, see
     `read_labels`.
     """
-    found: defaultdict[tuple[str, str], list[_Reply]] = defaultdict(list)
+    found: defaultdict[tuple[str, str], list[DocumentReply]] = defaultdict(list)
 
-    async def send(item: tuple[Topic, str, Prompt]) -> _Reply | Failure | None:
+    async def send(item: tuple[Topic, str, Prompt]) -> DocumentReply | Failure | None:
         topic, document_id, prompt = item
         result, cut = await request_answer(topic, document_id, documents, question, prompt, builder)
         done()
@@ -245,11 +245,11 @@ async def _send(
             result, prompt.origin(topic.id, document_id), whole
         )
         thoughts = [result.thought_key] if result.thought_key else []
-        return _Reply(readings, result.key, result.sample, thoughts, cut, topic)
+        return DocumentReply(readings, result.key, result.sample, thoughts, cut, topic)
 
     results = await map_in_order(send, requests, builder.concurrency)
     for (topic, document_id, _), result in zip(requests, results, strict=True):
-        if isinstance(result, _Reply):
+        if isinstance(result, DocumentReply):
             found[topic.id, document_id].append(result)
     return found, [result for result in results if isinstance(result, Failure)]
 
@@ -270,7 +270,7 @@ async def judge(
     """
     by_topic = (list(of_topic) for _, of_topic in groupby(work, key=lambda item: item[0].id))
     requests = [(*item, sent) for of_topic in by_topic for sent in prompt.sent for item in of_topic]
-    found, failures = await _send(requests, documents, question, builder, done, question)
+    found, failures = await send_requests(requests, documents, question, builder, done, question)
     judgments = [
         _make_judgment(topic.id, document_id, prompt.label, replies)
         for topic, document_id in work
@@ -280,7 +280,7 @@ async def judge(
 
 
 def _make_judgment(
-    topic_id: str, document_id: str, prompt: str, replies: Sequence[_Reply]
+    topic_id: str, document_id: str, prompt: str, replies: Sequence[DocumentReply]
 ) -> Judgment:
     """Return the judgment of a document by the replies about it.
 
@@ -343,18 +343,18 @@ async def judge_stances(
             (topic, document_id, prompt) for topic in orders for _, document_id in documents_of
         ]
     with stage("judging stances", len(requests)) as done:
-        found, failures = await _send(
+        found, failures = await send_requests(
             requests, documents, task.stance_question, builder, done, task.question
         )
     readings = [
-        _average(topics[topic_id], document_id, replies, task, prompt.label)
+        _average_replies(topics[topic_id], document_id, replies, task, prompt.label)
         for (topic_id, document_id), replies in found.items()
     ]
     return readings, failures
 
 
-def _average(
-    topic: Topic, document_id: str, replies: Sequence[_Reply], task: Task, prompt: str
+def _average_replies(
+    topic: Topic, document_id: str, replies: Sequence[DocumentReply], task: Task, prompt: str
 ) -> StanceReading:
     """Return the stance of a document, averaged over replies.
 
