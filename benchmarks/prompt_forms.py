@@ -43,7 +43,7 @@ from touche_llm.engines.settings import EngineConfig
 from touche_llm.evaluation.agreement import estimate_stances
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.judging.pointwise import judge
+from touche_llm.judging.judgments import judge
 from touche_llm.llm.label_statistics import LabelInformation
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.purposes import load, purposes_of

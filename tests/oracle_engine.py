@@ -15,7 +15,8 @@ from typing import Any
 from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Candidate, Comparison, Document, Failure, Judgment, Topic
-from touche_llm.judging.pointwise import RequestBuilder, judge
+from touche_llm.judging.judgments import judge
+from touche_llm.judging.requests import RequestBuilder
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient

@@ -14,7 +14,7 @@ from tests.answer_models import ComparativeJudgment, judge_request
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, ReplayMiss
-from touche_llm.judging.pointwise import make_failure
+from touche_llm.judging.requests import make_failure
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient

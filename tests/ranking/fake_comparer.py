@@ -9,7 +9,7 @@ from typing import cast
 
 from tests.answer_models import judge_request
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
-from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.judging.requests import RequestBuilder
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling

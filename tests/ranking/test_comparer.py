@@ -18,7 +18,7 @@ from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Attempt, Document, Topic
 from touche_llm.errors import PromptError
-from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.judging.requests import RequestBuilder
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient

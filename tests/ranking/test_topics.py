@@ -9,7 +9,7 @@ import pytest
 from tests.ranking.test_comparer import Held, load_prompts
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Candidate, Comparison, Failure, RunLine, Topic
-from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.judging.requests import RequestBuilder
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient

@@ -12,16 +12,12 @@ from touche_llm.api.progress import Progress
 from touche_llm.api.retrieve import Candidates, make_frame, normalise_rankings
 from touche_llm.data.records import Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.errors import UsageError
-from touche_llm.judging.pointwise import (
-    Done,
-    RequestBuilder,
-    Stage,
-    find_objects,
-    group_judgments,
-    judge_stances,
-)
-from touche_llm.judging.pointwise import judge as judge_documents
+from touche_llm.judging.judgments import group_judgments
+from touche_llm.judging.judgments import judge as judge_documents
+from touche_llm.judging.objects import find_objects
+from touche_llm.judging.requests import Done, RequestBuilder, Stage
 from touche_llm.judging.stance_labels import StanceSettings
+from touche_llm.judging.stances import judge_stances
 from touche_llm.llm.model import ModelClient
 from touche_llm.pairs.judging import PairJudge
 from touche_llm.pairs.settings import PairSettings

@@ -25,7 +25,7 @@ from touche_llm.engines.settings import (
 )
 from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
+from touche_llm.judging.requests import RequestBuilder, make_request_builder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.client import StartUp
 from touche_llm.llm.model import ModelClient

@@ -19,7 +19,7 @@ from touche_llm.data.trec_runs import (
     write_candidates,
 )
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
+from touche_llm.judging.requests import Done, RequestBuilder, make_failure
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt

@@ -21,7 +21,7 @@ from touche_llm.config.configuration import Config
 from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
+from touche_llm.judging.requests import RequestBuilder, make_request_builder
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.protocol import EngineInfo
 from touche_llm.prompt_lab.holdout import record_trial

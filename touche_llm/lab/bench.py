@@ -19,7 +19,7 @@ from touche_llm.config.configuration import Config
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
+from touche_llm.judging.requests import RequestBuilder, make_request_builder
 from touche_llm.lab.workplace import Workplace
 from touche_llm.llm.cache import CacheMode
 from touche_llm.prompts.prompt import Prompt, Purpose

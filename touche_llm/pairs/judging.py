@@ -11,7 +11,8 @@ import msgspec
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Failure, Judgment, Topic
 from touche_llm.judging.grades import combine_grades
-from touche_llm.judging.pointwise import RequestBuilder, Stage, group_judgments, judge
+from touche_llm.judging.judgments import group_judgments, judge
+from touche_llm.judging.requests import RequestBuilder, Stage
 from touche_llm.pairs.documents import PairDocuments, reverse_pair
 from touche_llm.pairs.inheritance import inherit_judgment
 from touche_llm.pairs.pairing import make_pairs, select_sentences

@@ -13,7 +13,8 @@ from touche_llm.engines.recorder import make_dry_engine
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
-from touche_llm.judging.pointwise import RequestBuilder, find_objects, make_request_builder
+from touche_llm.judging.objects import find_objects
+from touche_llm.judging.requests import RequestBuilder, make_request_builder
 from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,

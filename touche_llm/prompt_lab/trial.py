@@ -21,14 +21,9 @@ from touche_llm.engines.recorder import (
 )
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.pointwise import (
-    RequestBuilder,
-    make_request_builder,
-    read_labels,
-    read_objects,
-    request_answer,
-    request_objects,
-)
+from touche_llm.judging.objects import read_objects, request_objects
+from touche_llm.judging.readings import read_labels
+from touche_llm.judging.requests import RequestBuilder, make_request_builder, request_answer
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.client import FailedRequest

@@ -19,7 +19,8 @@ from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
 from touche_llm.judging.grades import mean_off_label_mass
-from touche_llm.judging.pointwise import RequestBuilder, judge
+from touche_llm.judging.judgments import judge
+from touche_llm.judging.requests import RequestBuilder
 from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, Sampled
 from touche_llm.prompts.prompt import Prompt

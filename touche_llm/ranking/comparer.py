@@ -23,7 +23,7 @@ from touche_llm.data.records import (
     Topic,
 )
 from touche_llm.errors import PromptError
-from touche_llm.judging.pointwise import RequestBuilder, make_failure, sanitize_document
+from touche_llm.judging.requests import RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest

@@ -15,7 +15,7 @@ from touche_llm.data.records import ScoredDocument, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.settings import Address, TemplateConfig, TextTemplates
-from touche_llm.judging.pointwise import sanitize_document
+from touche_llm.judging.requests import sanitize_document
 from touche_llm.llm.request import Request
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.scores import rank_by_value, scale_scores

@@ -26,7 +26,7 @@ from touche_llm.data.records import (
 )
 from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.judging.pointwise import Done, RequestBuilder
+from touche_llm.judging.requests import Done, RequestBuilder
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.balance import BalanceSettings, balance

@@ -19,7 +19,7 @@ from touche_llm.data.records import Topic
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.errors import BadLine, UsageError
-from touche_llm.judging.pointwise import RequestBuilder, make_request_builder
+from touche_llm.judging.requests import RequestBuilder, make_request_builder
 from touche_llm.llm.answer_schema import build_schema
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.leakage import check_examples
