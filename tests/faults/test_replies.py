@@ -28,11 +28,11 @@ from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
+from touche_llm.judging.expected_grades import compute_expected_grade
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.label_probabilities import read_label
-from touche_llm.llm.label_statistics import compute_expected_grade
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.parsing import parse_answer
 from touche_llm.llm.protocol import EngineInfo

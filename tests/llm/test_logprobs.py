@@ -13,15 +13,11 @@ from hypothesis import strategies as st
 from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
 from touche_llm.data.records import Reading
+from touche_llm.judging.expected_grades import compute_expected_grade
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import AnswerForm, Layout, get_labels
 from touche_llm.llm.label_probabilities import read_label, select_label_tokens
-from touche_llm.llm.label_statistics import (
-    MIN_READINGS,
-    LabelInformation,
-    compute_expected_grade,
-    get_most_probable,
-)
+from touche_llm.llm.label_statistics import MIN_READINGS, LabelInformation, get_most_probable
 
 LABELS = get_labels(ComparativeJudgment)
 LAYOUT = Layout(AnswerForm.OBJECT, (*LABELS, "depth"))

@@ -20,10 +20,10 @@ from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
+from touche_llm.judging.expected_grades import compute_expected_grade
 from touche_llm.judging.readings import read_labels
 from touche_llm.llm.answer_schema import build_schema, count_alternatives
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.label_statistics import compute_expected_grade
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.settings import SamplingConfig

@@ -10,9 +10,10 @@ from msgspec import UNSET
 
 from touche_llm.data.records import Failure, Judgment, Reading, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
+from touche_llm.judging.expected_grades import compute_expected_grade
 from touche_llm.judging.replies import DocumentReply, send_requests
 from touche_llm.judging.requests import Done, RequestBuilder
-from touche_llm.llm.label_statistics import compute_expected_grade, get_most_probable
+from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.tasks.questions import Question

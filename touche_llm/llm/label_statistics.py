@@ -7,25 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from touche_llm.data.records import Reading
-from touche_llm.llm.label_probabilities import round_nine_digits
 
 # Fewer readings give no information, and labels with less than the second, in bits, carry none
 # worth ranking by.
 MIN_READINGS = 50
 LOW_INFORMATION = 0.05
-
-
-def compute_expected_grade(reading: Reading) -> float:
-    """Return the mean of the integer grades under their probabilities.
-
-    Without these, the answered grade.
-    """
-    if reading.probabilities is None:
-        return float(reading.answered)
-    shares = {int(grade): share for grade, share in reading.probabilities.items()}
-    mean = math.fsum([grade * share for grade, share in shares.items()])
-    # Rounded probabilities can add up to slightly more or less than 1.
-    return round_nine_digits(min(max(mean, float(min(shares))), float(max(shares))))
 
 
 def get_most_probable(reading: Reading) -> str:

@@ -21,13 +21,14 @@ from touche_llm.engines.recorder import (
 )
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError, UsageError
+from touche_llm.judging.expected_grades import compute_expected_grade
 from touche_llm.judging.objects import read_objects, request_objects
 from touche_llm.judging.readings import read_labels
 from touche_llm.judging.requests import RequestBuilder, make_request_builder, request_answer
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.label_statistics import compute_expected_grade, get_most_probable
+from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.llm.model import AnsweredRequest, make_replay_miss
 from touche_llm.llm.request import Message
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
