@@ -17,7 +17,6 @@ from touche_llm.api.judge import Judgments
 from touche_llm.api.opening import store_engine_info
 from touche_llm.api.progress import Progress
 from touche_llm.api.rank import Ranking
-from touche_llm.api.retrieve import Candidates
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
@@ -27,6 +26,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.protocol import EngineInfo
+from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs import stages
 from touche_llm.runs import stages as pipeline
 from touche_llm.runs.context import RunContext

@@ -12,7 +12,6 @@ from .api.opening import LanguageModel as LanguageModel
 from .api.progress import ConsoleProgress as ConsoleProgress
 from .api.progress import SilentProgress as SilentProgress
 from .api.rank import Ranking as Ranking
-from .api.retrieve import Candidates as Candidates
 from .data.records import Topic as Topic
 from .data.topics import read_topics as read_topics
 from .engines.answer_function import FunctionAnswer as FunctionAnswer
@@ -30,6 +29,7 @@ from .judging.stance_labels import StanceSettings as StanceSettings
 from .llm.settings import SamplingConfig as SamplingConfig
 from .pairs.settings import PairSettings as PairSettings
 from .ranking.steps import RankingSettings as RankingSettings
+from .retrieval.candidates import Candidates as Candidates
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch import ElasticsearchSettings as ElasticsearchSettings
 from .retrieval.registry import RetrieverConfig as RetrieverConfig

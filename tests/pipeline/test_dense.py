@@ -14,12 +14,12 @@ from tests.fake_pooling import FakePooling
 from tests.sample_runs import SAMPLE, Silent, config_for, run_directly
 from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.api.retrieve import Candidates
 from touche_llm.config.configuration import Config
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.ranking.fusion import fuse_candidates
+from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.dry_run import estimate_cost
 from touche_llm.runs.stages import run_retrieve
 

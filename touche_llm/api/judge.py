@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import Progress
-from touche_llm.api.retrieve import Candidates, make_frame, normalise_rankings
 from touche_llm.data.records import Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.errors import UsageError
 from touche_llm.judging.judgments import group_judgments
@@ -23,6 +22,7 @@ from touche_llm.pairs.judging import PairJudge
 from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
+from touche_llm.retrieval.candidates import Candidates, make_frame, normalise_rankings
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -21,7 +21,7 @@ from touche_llm.api.judge import Judgments
 from touche_llm.api.opening import LanguageModel, open_pooling
 from touche_llm.api.progress import ForwardedProgress, Progress, default_progress
 from touche_llm.api.rank import Ranking
-from touche_llm.api.retrieve import Candidates, add_objects
+from touche_llm.api.retrieve import add_objects
 from touche_llm.data import concurrency
 from touche_llm.data.records import Topic
 from touche_llm.errors import ToucheWarning, UsageError
@@ -43,6 +43,7 @@ from touche_llm.ranking.steps import (
     needs_texts,
     parse_steps,
 )
+from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirSettings
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.retrieval.dense import DenseSettings

@@ -1,289 +1,31 @@
-"""First-stage candidates, with the topics and the corpus that they belong to."""
+"""First stage: candidates of topics from a corpus."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import Progress
-from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.files import check_output
 from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
-from touche_llm.data.trec_runs import (
-    check_tag,
-    make_strictly_decreasing,
-    read_candidates,
-    write_candidates,
-)
-from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.judging.requests import Done, RequestBuilder, make_failure
-from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.model import AnsweredRequest
-from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
+from touche_llm.errors import shorten
 from touche_llm.ranking.fusion import fuse_candidates
-from touche_llm.retrieval.corpus import Corpus, Documents
-from touche_llm.retrieval.registry import ExpansionSettings, QueryField
+from touche_llm.retrieval.corpus import Corpus
+from touche_llm.retrieval.registry import QueryField
 from touche_llm.retrieval.sentences import select_distinct
-from touche_llm.tasks.task import Task
 from touche_llm.text.analysis import Analyzer
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
-RecordT = TypeVar("RecordT")
-
-
-def make_frame(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> DataFrame:
-    """Return a frame of rows; also without rows it has the columns."""
-    # Imported here because pandas is slow to load.
-    import pandas as pd
-
-    return pd.DataFrame.from_records(list(rows), columns=list(columns))
-
-
-def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
-    """Return the candidates of a frame by topic id, best first.
-
-    Its columns are topic, document, and rank (1 is best), score or both; rank decides.
-    """
-    order = [name for name in ("rank", "score") if name in frame.columns]
-    columns = ["topic", "document", *(order or ["rank"])]
-    if missing := [name for name in columns if name not in frame.columns]:
-        raise DataError(
-            f"frame: no column {', '.join(missing)}; expected topic, document, and rank or score"
-        )
-    used = frame[columns]
-    if used.isna().any().any():
-        raise DataError("frame: missing values in topic, document, rank or score; drop these rows")
-    if len(repeated := used[used.duplicated(["topic", "document"])]):
-        first = repeated.iloc[0]
-        raise DataError(
-            f"frame: topic {first['topic']}: document {first['document']} occurs twice; keep one row"
-        )
-    try:
-        used = used.astype(dict.fromkeys(order, float))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"frame: {', '.join(order)}: not numbers: {error}") from error
-    rankings: dict[str, list[Candidate]] = {str(topic): [] for topic in used["topic"].unique()}
-    ordered = used.sort_values(order[0], ascending=order[0] == "rank", kind="stable")
-    for topic, document, *values in ordered.itertuples(index=False, name=None):
-        ranking, score = rankings[str(topic)], values[-1] if "score" in order else -values[0]
-        if ranking and score > ranking[-1].score:
-            raise DataError(
-                f"frame: topic {topic}: document {document}: rank and score disagree; leave one of them out"
-            )
-        ranking.append(Candidate(str(topic), str(document), len(ranking) + 1, score))
-    return rankings
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Candidates:
-    """Candidates of topics: documents, sentences to make pairs of, or pairs.
-
-    Attributes:
-        task: Task of the run.
-        topics: Topics, in the order of the run.
-        corpus: Corpus that holds the documents; None if the candidates are only ranked by their
-            judgments.
-        rankings: Candidates by topic id, best first, with ranks from 1 and strictly decreasing
-            scores.
-        depth: Number of candidates per topic to judge; of sentences, the number judged at a time.
-        source: Where the candidates come from, for messages.
-        are_pairs: Whether they are pairs of sentences.
-        queries: Additional queries that were searched for.
-        failures: Failures of query expansion, whose topics were searched for with their own query
-            only.
-    """
-
-    task: Task
-    topics: list[Topic]
-    corpus: Corpus | None
-    rankings: Mapping[str, list[Candidate]]
-    depth: int
-    source: str = "candidates"
-    are_pairs: bool = False
-    queries: Sequence[Queries] = ()
-    failures: Sequence[Failure] = ()
-
-    def __post_init__(self) -> None:
-        ids = [topic.id for topic in self.topics]
-        if len(set(ids)) < len(ids):
-            raise DataError(
-                f"topics: {next(each for each in ids if ids.count(each) > 1)} occurs twice; give it once"
-            )
-
-    def __repr__(self) -> str:
-        count = sum(map(len, self.rankings.values()))
-        return f"<Candidates: {count:,} {'pairs' if self.are_pairs else 'candidates'} of {len(self.topics):,} topics>"
-
-    @property
-    def documents(self) -> Documents:
-        """Source of the candidates' texts; raises UsageError without a corpus."""
-        corpus = self.require_corpus()
-        return corpus.documents if self.are_pairs else corpus.candidates
-
-    def require_corpus(self) -> Corpus:
-        """Return the corpus; raise UsageError if the candidates have none."""
-        if self.corpus is None:
-            raise UsageError(
-                f"{self.source}: no corpus; open the corpus that holds these documents"
-            )
-        self.corpus.require_open()
-        return self.corpus
-
-    def list_rankings(self) -> list[list[Candidate]]:
-        """Return the candidates of each topic, in the order of the topics."""
-        return [self.rankings.get(topic.id, []) for topic in self.topics]
-
-    async def check(self) -> None:
-        """Fetch the documents from a search engine; raise DataError if the corpus lacks one."""
-        corpus = self.require_corpus()
-        await corpus.fetch(
-            candidate.document_id for ranking in self.rankings.values() for candidate in ranking
-        )
-        corpus.check(self.rankings.values(), self.source, ranked=self.are_pairs)
-
-    def write(self, path: Path | str, *, tag: str = "touche-llm", overwrite: bool = False) -> None:
-        """Write a TREC run with `Q0` as stance, atomically.
-
-        An existing file raises UsageError without `overwrite`.
-        """
-        check_output(Path(path), overwrite)
-        write_candidates(Path(path), self.list_rankings(), check_tag(tag))
-
-    def to_frame(self) -> DataFrame:
-        """Return a row per candidate, with the columns topic, document, rank and score."""
-        rows = (
-            (candidate.topic_id, candidate.document_id, candidate.rank, candidate.score)
-            for ranking in self.list_rankings()
-            for candidate in ranking
-        )
-        return make_frame(rows, ("topic", "document", "rank", "score"))
-
-    @classmethod
-    def from_frame(
-        cls, frame: DataFrame, topics: list[Topic], corpus: Corpus, *, depth: int | None = None
-    ) -> Self:
-        """Return the candidates of a frame with the columns topic, document, and rank or score or both.
-
-        Args:
-            frame: One row per candidate; other columns are ignored.
-            topics: Topics of the candidates; rows of other topics raise DataError.
-            corpus: Corpus that holds the documents.
-            depth: Number of candidates per topic to judge; all if None.
-
-        Raises:
-            DataError: A column is missing or malformed, or a topic is unknown.
-        """
-        return cls._of_rankings(group_rankings(frame), topics, corpus, depth, "frame")
-
-    @classmethod
-    def from_run(
-        cls, path: Path | str, topics: list[Topic], corpus: Corpus, *, depth: int | None = None
-    ) -> Self:
-        """Return the candidates of a run file of any tool, see `read_candidates`.
-
-        Arguments as `from_frame`.
-        """
-        found = read_candidates(Path(path), depth)
-        return cls._of_rankings(found, topics, corpus, depth, str(path))
-
-    @classmethod
-    def _of_rankings(
-        cls,
-        found: Mapping[str, list[Candidate]],
-        topics: list[Topic],
-        corpus: Corpus,
-        depth: int | None,
-        source: str,
-    ) -> Self:
-        check_topics(source, found, topics)
-        rankings = normalise_rankings(found.values())
-        return cls(
-            corpus.task,
-            topics,
-            corpus,
-            rankings,
-            depth or max(map(len, rankings.values()), default=1),
-            source,
-        )
-
-
-def check_topics(source: object, topic_ids: Iterable[str], topics: Iterable[Topic]) -> None:
-    """Raise DataError if a run has topics that are not among the given ones."""
-    known = {topic.id for topic in topics}
-    if unknown := [topic_id for topic_id in topic_ids if topic_id not in known]:
-        raise DataError(
-            f"{source}: {len(unknown)} of its topics are not among the given ones: {shorten(unknown)}"
-        )
-
-
-def normalise_rankings(rankings: Iterable[list[Candidate]]) -> dict[str, list[Candidate]]:
-    """Return candidates by topic id as a run file holds them: ranks from 1, strictly decreasing rounded scores."""
-    result: dict[str, list[Candidate]] = {}
-    for ranking in rankings:
-        scores = make_strictly_decreasing([candidate.score for candidate in ranking])
-        for rank, (candidate, score) in enumerate(zip(ranking, scores, strict=True), start=1):
-            normalised = Candidate(candidate.topic_id, candidate.document_id, rank, score)
-            result.setdefault(candidate.topic_id, []).append(normalised)
-    return result
+    pass
+from touche_llm.judging.queries import QueryExpander, find_queries
+from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
 
 
 def add_objects(topics: list[Topic], found: Iterable[Objects]) -> list[Topic]:
     """Return the topics with the objects that the model found for those that name none."""
     objects = {record.topic_id: record.objects for record in found}
     return [replace(topic, objects=topic.objects or objects.get(topic.id)) for topic in topics]
-
-
-@dataclass(frozen=True, slots=True)
-class QueryExpander:
-    """Expansion of queries by the model: settings, prompt and builder of the requests."""
-
-    settings: ExpansionSettings
-    prompt: Prompt
-    builder: RequestBuilder
-
-
-async def request_queries(
-    topic: Topic, prompt: Prompt, builder: RequestBuilder
-) -> AnsweredRequest[AlternativeQueries] | FailedRequest:
-    """Request additional queries for a topic."""
-    # In the worst case each character is a token.
-    query_tokens = MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
-    max_tokens = builder.sampling.max_tokens + query_tokens
-    builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
-    request = builder.build(prompt, AlternativeQueries, topic, None)
-    return await builder.model.request(request, AlternativeQueries)
-
-
-async def find_queries(
-    topics: list[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
-) -> tuple[list[Queries], list[Failure]]:
-    """Request additional queries for each topic.
-
-    Return them and the failures, whose topics have no queries.
-    """
-
-    async def find(topic: Topic) -> Queries | Failure | None:
-        result = await request_queries(topic, prompt, builder)
-        done()
-        if isinstance(result, AnsweredRequest):
-            queries = tuple(result.value.model_dump().values())
-            return Queries(topic_id=topic.id, queries=queries, prompt=prompt.label, key=result.key)
-        return make_failure(topic, None, prompt, result)
-
-    results = await map_in_order(find, topics, builder.concurrency)
-    found = [result for result in results if isinstance(result, Queries)]
-    return found, [result for result in results if isinstance(result, Failure)]
-
-
-class NoCandidates(DataError):
-    """First stage that finds nothing to judge, or makes no pairs of what it finds."""
 
 
 async def retrieve(

@@ -28,7 +28,6 @@ from touche_llm.api import library
 from touche_llm.api.judge import Judgments
 from touche_llm.api.opening import LanguageModel
 from touche_llm.api.rank import list_result_columns
-from touche_llm.api.retrieve import Candidates
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.data.topics import make_topic
@@ -36,6 +35,7 @@ from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra,
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.pairs.settings import PairSettings
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
+from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
 from touche_llm.retrieval.registry import QueryField
 from touche_llm.tasks import get_task

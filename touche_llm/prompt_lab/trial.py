@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 from touche_llm.api.opening import StoredAnswers, open_client
-from touche_llm.api.retrieve import request_queries
 from touche_llm.config.configuration import Config
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Document, Reading, Topic
@@ -23,6 +22,7 @@ from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.expected_grades import compute_expected_grade
 from touche_llm.judging.objects import read_objects, request_objects
+from touche_llm.judging.queries import request_queries
 from touche_llm.judging.readings import read_labels
 from touche_llm.judging.requests import RequestBuilder, make_request_builder, request_answer
 from touche_llm.llm.answer_schema import AnswerModel, get_labels

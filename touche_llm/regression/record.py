@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.opening import name_kind, store_engine_info
 from touche_llm.api.progress import SilentProgress
-from touche_llm.api.retrieve import Candidates
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG, copy_task, load_config
 from touche_llm.corpus.args_me import HEADER
@@ -47,6 +46,7 @@ from touche_llm.regression.snapshot import (
     corpus_file,
     open_snapshot,
 )
+from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.settings.section import to_yaml

@@ -12,7 +12,6 @@ from touche_llm.api.corpora import DenseCorpus, LocalCorpus, open_run_corpus
 from touche_llm.api.dataset import read_run_topics
 from touche_llm.api.opening import OpenPooling, open_pooling
 from touche_llm.api.progress import Progress
-from touche_llm.api.retrieve import Candidates, check_topics
 from touche_llm.config.configuration import Config
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Topic
@@ -30,6 +29,7 @@ from touche_llm.prompts.purposes import (
     purposes_of,
 )
 from touche_llm.ranking.steps import CROSS_ENCODER, list_comparison_kinds
+from touche_llm.retrieval.candidates import Candidates, check_topics
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import list_topic_tasks

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from touche_llm.api.judge import Judgments
 from touche_llm.api.rank import Ranking
-from touche_llm.api.retrieve import Candidates, add_objects
+from touche_llm.api.retrieve import add_objects
 from touche_llm.config.configuration import PURPOSES, Config
 from touche_llm.config.files import (
     CONFIG,
@@ -37,6 +37,7 @@ from touche_llm.data.records import (
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.grades import check_judgments
+from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.record import STAGES, RunRecord, StageName, StageRecords
 from touche_llm.settings.section import read_yaml, to_yaml

@@ -12,7 +12,6 @@ from touche_llm.api.judge import Judgments
 from touche_llm.api.opening import assume_engine_info, open_client
 from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.api.rank import Ranking
-from touche_llm.api.retrieve import Candidates
 from touche_llm.config.configuration import Config
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
@@ -21,6 +20,7 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.steps import METHODS
+from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.identity import check_settings

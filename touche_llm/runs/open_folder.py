@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from touche_llm.api.corpora import open_run_corpus
 from touche_llm.api.judge import Judgments
 from touche_llm.api.progress import SilentProgress
-from touche_llm.api.retrieve import check_topics
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import find_copy
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
@@ -27,6 +26,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pairs.documents import SEPARATOR
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
+from touche_llm.retrieval.candidates import check_topics
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory

@@ -15,21 +15,14 @@ from touche_llm.api.judge import Judgments, judge
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import Progress
 from touche_llm.api.rank import Ranking, rank
-from touche_llm.api.retrieve import (
-    Candidates,
-    NoCandidates,
-    QueryExpander,
-    list_empty,
-    normalise_rankings,
-    retrieve,
-    warn_of_empty,
-)
+from touche_llm.api.retrieve import list_empty, retrieve, warn_of_empty
 from touche_llm.config.configuration import PURPOSES, Config
 from touche_llm.config.files import CONFIG
 from touche_llm.data.records import Failure
 from touche_llm.engines.use import ModelRecord, PoolingUse
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.grades import mean_off_label_mass
+from touche_llm.judging.queries import QueryExpander
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.llm.model import ModelClient
@@ -39,6 +32,7 @@ from touche_llm.ranking.steps import (
     list_comparison_kinds,
     needs_texts,
 )
+from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
 from touche_llm.runs.context import RunContext, list_schemas
 from touche_llm.runs.directory import LOCK, RunDirectory
 from touche_llm.runs.identity import (
