@@ -31,7 +31,7 @@ import yaml
 from benchmarks.figures import machine, parse_sizes
 from tests.vllm.real_data import REAL
 from tests.vllm.server import ROOT
-from touche_llm.api.opening import LanguageModel
+from touche_llm.api.language_model import LanguageModel
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data import concurrency

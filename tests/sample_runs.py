@@ -14,13 +14,13 @@ from tests.fake_server import FakeServer
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.stage_records import rank_record
 from touche_llm.api.judge import Judgments
-from touche_llm.api.opening import store_engine_info
 from touche_llm.api.progress import Progress
 from touche_llm.api.rank import Ranking
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
 from touche_llm.data.records import RunLine
+from touche_llm.engines.known_engines import store_engine_info
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts

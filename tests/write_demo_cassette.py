@@ -18,13 +18,13 @@ import yaml
 
 from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, Script, ScriptedEngine
-from touche_llm.api.opening import store_engine_info
 from touche_llm.api.progress import ConsoleProgress
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.cli.tasks import EXAMPLE
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
 from touche_llm.data.topics import read_topics
+from touche_llm.engines.known_engines import store_engine_info
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient

@@ -2,13 +2,13 @@
 
 from .api.dataset import Dataset as Dataset
 from .api.judge import Judgments as Judgments
+from .api.language_model import LanguageModel as LanguageModel
 from .api.library import DenseOptions as DenseOptions
 from .api.library import RankOptions as RankOptions
 from .api.library import judge as judge
 from .api.library import open_corpus as open_corpus
 from .api.library import rank as rank
 from .api.library import retrieve as retrieve
-from .api.opening import LanguageModel as LanguageModel
 from .api.progress import ConsoleProgress as ConsoleProgress
 from .api.progress import SilentProgress as SilentProgress
 from .api.rank import Ranking as Ranking

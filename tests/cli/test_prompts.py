@@ -15,9 +15,10 @@ from tests.cli.conftest import Done, Touche
 from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.api.opening import open_client, store_engine_info
+from touche_llm.api.opening import open_client
 from touche_llm.cli import prompts_trial
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.engines.known_engines import store_engine_info
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import list_fields

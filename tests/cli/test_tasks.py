@@ -21,12 +21,12 @@ from tests.expect import raises_at
 from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import FACTS
-from touche_llm.api.opening import store_engine_info
 from touche_llm.api.progress import SilentProgress
 from touche_llm.cli.tasks import EXAMPLE_FILES
 from touche_llm.config.files import load_config
 from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Judgment, Reading
+from touche_llm.engines.known_engines import store_engine_info
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient

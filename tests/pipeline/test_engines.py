@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from tests.expect import raises_at
-from touche_llm.api.opening import assume_engine_info, replay_engine_info, store_engine_info
+from touche_llm.engines.known_engines import (
+    assume_engine_info,
+    replay_engine_info,
+    store_engine_info,
+)
 from touche_llm.engines.settings import EngineConfig, PoolingConfig
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode

@@ -20,7 +20,6 @@ from tests.sample_runs import Silent, judge_stage, rank_stage, run_directly
 from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from tests.write_regressions import FOLDER, make_run
-from touche_llm.api.opening import store_engine_info
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config.files import load_config
 from touche_llm.corpus.args_me import HEADER, read_arguments
@@ -29,6 +28,7 @@ from touche_llm.corpus.store import ensure_store
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Topic
 from touche_llm.data.topics import read_topics, write_topics
+from touche_llm.engines.known_engines import store_engine_info
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode

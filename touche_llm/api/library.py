@@ -18,7 +18,8 @@ from touche_llm.api import retrieve as retrieval
 from touche_llm.api.corpora import DenseCorpus, open_local_corpus
 from touche_llm.api.dataset import Dataset
 from touche_llm.api.judge import Judgments
-from touche_llm.api.opening import LanguageModel, open_pooling
+from touche_llm.api.language_model import LanguageModel
+from touche_llm.api.opening import open_pooling
 from touche_llm.api.progress import ForwardedProgress, Progress, default_progress
 from touche_llm.api.rank import Ranking
 from touche_llm.api.retrieve import add_objects

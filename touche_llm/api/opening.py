@@ -1,4 +1,4 @@
-"""Opening of models: language models, embedding models and cross-encoders."""
+"""Opening of clients: language models, embedding models and cross-encoders."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from touche_llm.api.progress import Progress, SilentProgress, default_progress
-from touche_llm.data import concurrency
+from touche_llm.api.progress import Progress, SilentProgress
 from touche_llm.engines.answer_function import FUNCTION, AnswerFunction, FunctionEngine
 from touche_llm.engines.pooling import PoolingClient, PoolingServer
 from touche_llm.engines.settings import (
     MAX_ROUND,
-    SECTIONS,
     EngineConfig,
     PoolingConfig,
     PoolingPurpose,
@@ -25,30 +23,36 @@ from touche_llm.engines.settings import (
 )
 from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.judging.requests import RequestBuilder, make_request_builder
-from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import StartUp
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.protocol import Engine, EngineInfo, Rejected, Transient
-from touche_llm.llm.request import EMPTY_CHAT, hash_content, place_system_message
+from touche_llm.llm.request import EMPTY_CHAT, place_system_message
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
-from touche_llm.settings.section import read_settings
 
 if TYPE_CHECKING:
     from touche_llm.engines.http import HttpClient
+from touche_llm.engines.known_engines import (
+    _ENDLESS,
+    _choose,
+    _find_fitting,
+    _get_model_name,
+    _get_section,
+    _ModelSettings,
+    assume_engine_info,
+    name_kind,
+    replay_engine_info,
+    store_engine_info,
+)
 
 # JSON schemas of answers.
 Schemas = Sequence[Mapping[str, Any]]
 # `open_pooling`, or a function in its place.
 OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
-# Settings of an engine of chats or of a pooling model.
-_ModelSettings = EngineConfig | PoolingConfig
 # Log of a vLLM server or a Ray Data job that the program starts, beside the answer cache.
 LOG = "vllm.log"
 # Within which a server without a named model has to say who it is.
 _LOOK_SECONDS = 5.0
-# Tokens; longer than any document.
-_ENDLESS = 2**30
 
 
 class StoredAnswers:
@@ -329,192 +333,3 @@ async def open_pooling(
             known = await _recall(settings, cache, client, purpose)
             facts, later = (await start_up(), None) if known is None else (known, start_up)
             yield PoolingClient(engine_info=facts, engine=server, start_up=later, **policy)
-
-
-def store_engine_info(
-    facts: EngineInfo, cache: Cache, purpose: PoolingPurpose | None = None
-) -> None:
-    """Store the facts about an engine in the cache, for a replay without the engine."""
-    kind = name_kind(purpose)
-    # A part that came later is left out where it is not used, so that earlier keys stay valid.
-    value = facts.model_dump(exclude=None if facts.serving else {"serving"})
-    cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=facts.model, value=value))
-
-
-def assume_engine_info(
-    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
-) -> EngineInfo:
-    """Return the facts about an engine without a request: from the cache, else from the configuration.
-
-    For an unknown engine, `engine` is empty, a missing model too, and a missing context cuts no
-    document.
-    """
-    if fitting := _find_fitting(settings, cache, purpose):
-        return _choose(fitting, cache, purpose)
-    model, context = _get_model_name(settings) or "", settings.context or _ENDLESS
-    return EngineInfo(
-        model=model, revision=settings.revision, context=context, overhead=0, engine=""
-    )
-
-
-def replay_engine_info(
-    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
-) -> EngineInfo:
-    """Return the facts about an engine from the cache.
-
-    Raise UsageError if it does not know the engine.
-    """
-    if fitting := _find_fitting(settings, cache, purpose):
-        return _choose(fitting, cache, purpose)
-    if purpose is not None and cache.mode is not CacheMode.REPLAY:
-        raise UsageError(
-            f"{SECTIONS[purpose]}.url: missing; give the address of a server with the model"
-        )
-    models = sorted({entry.model for entry in cache.find(name_kind(purpose))})
-    sought = f"model {_get_model_name(settings) or 'any'}, revision {settings.revision!r}"
-    sought += f", context {settings.context}" if settings.context is not None else ""
-    raise UsageError(
-        f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}"
-    )
-
-
-def name_kind(purpose: PoolingPurpose | None) -> str:
-    """Return the kind of the cache entries with facts about a pooling model or, with None, an engine of chats."""
-    return "engine" if purpose is None else f"{purpose} engine"
-
-
-def _get_section(purpose: PoolingPurpose | None) -> str:
-    return "engine" if purpose is None else SECTIONS[purpose]
-
-
-def _get_model_name(settings: _ModelSettings) -> str | None:
-    return settings.model_name if isinstance(settings, EngineConfig) else settings.model
-
-
-def _find_fitting(
-    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None
-) -> list[EngineInfo]:
-    """Return the cached facts about engines that fit the configured model, revision and context."""
-    known, model = (
-        [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))],
-        _get_model_name(settings),
-    )
-    models = sorted({facts.model for facts in known})
-    if model is None and len(models) > 1:
-        choice = f"choose one with `{_get_section(purpose)}.model`"
-        raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; {choice}")
-    return [
-        facts
-        for facts in known
-        if facts.model == (model or facts.model)
-        and facts.revision == settings.revision
-        and (settings.context is None or facts.context == settings.context)
-    ]
-
-
-def _choose(fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | None) -> EngineInfo:
-    contexts = sorted({facts.context for facts in fitting})
-    if len(contexts) > 1:
-        raise UsageError(
-            f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, "
-            f"and documents were truncated to fit; choose one with `{_get_section(purpose)}.context`"
-        )
-    # The smallest overhead needs no measurement that another did not need.
-    return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
-
-
-class LanguageModel:
-    """A model behind an OpenAI-compatible server, with an answer cache.
-
-    A context manager: it connects at the start of the block, and closes at its end. Answers are
-    stored as they arrive, so an interrupted program resumes where it stopped.
-    """
-
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        name: str | None = None,
-        answers: AnswerFunction | None = None,
-        cache: Path | str | None = None,
-        cache_mode: CacheMode | str = CacheMode.REUSE,
-        engine: EngineConfig | None = None,
-        sampling: SamplingConfig | None = None,
-    ) -> None:
-        """Set up the model without connecting.
-
-        Args:
-            url: Base URL of the server; None for that of `engine`, by default
-                http://127.0.0.1:8000.
-            name: Served name of the model; not needed if the server has only one.
-            answers: Function that answers in place of a server, from a request to the text of its
-                answer or to a `FunctionAnswer`; to try a pipeline, a template or a notebook.
-            cache: File of the answers (`.sqlite`), or a cassette to replay (`.jsonl`); None for
-                `.touche-llm/answers.sqlite`, and for no file with a function, which may change.
-            cache_mode: `reuse`; `replay` sends nothing, and a missing answer is an error; `refresh`
-                sends everything again; `off`.
-            engine: All other settings of the engine, such as revision, context, concurrency and
-                timeouts.
-            sampling: Sampling parameters.
-
-        Raises:
-            UsageError: A setting is invalid, or both a server and a function are given.
-        """
-        if answers is not None and url is not None:
-            raise UsageError("answers: given beside a url; give a function or a server")
-        if answers is not None and not callable(answers):
-            raise UsageError(f"answers: {answers!r:.80}: must be a function")
-        values = read_settings(EngineConfig, engine, "engine").model_dump(exclude_unset=True)
-        if url is not None:
-            values["base_url"] = url
-        if name is not None:
-            values["model"] = name
-        stored: dict[str, Any] = {"mode": cache_mode}
-        if cache is not None:
-            stored["file"] = cache
-        elif answers is not None:
-            stored["mode"] = CacheMode.OFF
-        self._engine = read_settings(EngineConfig, values, "engine")
-        self._sampling = read_settings(SamplingConfig, sampling, "sampling")
-        self._cache = read_settings(CacheConfig, stored, "cache")
-        self._answers = answers
-        self._stack = AsyncExitStack()
-        self._client: ModelClient | None = None
-
-    def __repr__(self) -> str:
-        name = self._engine.model_name if self._client is None else self._client.engine_info.model
-        if name is None:
-            name = self._engine.base_url if self._answers is None else FUNCTION
-        cache = "no cache" if self._cache.mode is CacheMode.OFF else f"cache {self._cache.file}"
-        return f"<LanguageModel {name}, {cache}>"
-
-    @property
-    def info(self) -> EngineInfo:
-        """Name, revision and context of the model, as the server reports them."""
-        return self.builder.model.engine_info
-
-    @property
-    def builder(self) -> RequestBuilder:
-        """Builder of the requests to the open model."""
-        if self._client is None:
-            raise UsageError(
-                "the model is not open; use it in a block: `with LanguageModel(...) as model:`"
-            )
-        return make_request_builder(self._client)
-
-    def __enter__(self) -> Self:
-        if self._client is not None:
-            raise UsageError("the model is open already; use another LanguageModel")
-        opening = open_client(
-            self._engine,
-            self._sampling,
-            self._cache,
-            answers=self._answers,
-            progress=default_progress(),
-        )
-        self._client = concurrency.run(self._stack.enter_async_context(opening))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client = None
-        concurrency.run(self._stack.aclose())

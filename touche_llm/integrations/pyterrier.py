@@ -26,7 +26,7 @@ import pandas as pd
 
 from touche_llm.api import library
 from touche_llm.api.judge import Judgments
-from touche_llm.api.opening import LanguageModel
+from touche_llm.api.language_model import LanguageModel
 from touche_llm.api.rank import list_result_columns
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Document, Judgment, Topic

@@ -16,7 +16,6 @@ import orjson
 from pydantic import BaseModel
 
 from touche_llm.api.corpora import LocalCorpus
-from touche_llm.api.opening import name_kind, store_engine_info
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG, copy_task, load_config
@@ -25,6 +24,7 @@ from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic, replace_folder
 from touche_llm.data.records import Document
 from touche_llm.data.topics import write_topics
+from touche_llm.engines.known_engines import name_kind, store_engine_info
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError
 from touche_llm.llm.answer import OUTCOMES

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from touche_llm.api.opening import assume_engine_info, open_client, store_engine_info
+from touche_llm.api.opening import open_client
 from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import open_atomic, read_record, write_records
 from touche_llm.data.records import Model
 from touche_llm.engines.batch_files import group_by_topic, read_replies, read_reply, request_line
+from touche_llm.engines.known_engines import assume_engine_info, store_engine_info
 from touche_llm.engines.recorder import RecordingEngine, run_until_pending
 from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import DataError, UsageError

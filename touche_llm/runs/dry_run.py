@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from touche_llm.api.judge import Judgments
-from touche_llm.api.opening import assume_engine_info, open_client
+from touche_llm.api.opening import open_client
 from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.api.rank import Ranking
 from touche_llm.config.configuration import Config
+from touche_llm.engines.known_engines import assume_engine_info
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.engines.settings import PoolingConfig, PoolingPurpose

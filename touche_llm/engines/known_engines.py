@@ -1,0 +1,116 @@
+"""What a cache knows of engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from touche_llm.engines.settings import (
+    SECTIONS,
+    EngineConfig,
+    PoolingConfig,
+    PoolingPurpose,
+)
+from touche_llm.errors import UsageError
+from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.protocol import EngineInfo
+from touche_llm.llm.request import hash_content
+
+if TYPE_CHECKING:
+    pass
+
+# Settings of an engine of chats or of a pooling model.
+_ModelSettings = EngineConfig | PoolingConfig
+# Tokens; longer than any document.
+_ENDLESS = 2**30
+
+
+def store_engine_info(
+    facts: EngineInfo, cache: Cache, purpose: PoolingPurpose | None = None
+) -> None:
+    """Store the facts about an engine in the cache, for a replay without the engine."""
+    kind = name_kind(purpose)
+    # A part that came later is left out where it is not used, so that earlier keys stay valid.
+    value = facts.model_dump(exclude=None if facts.serving else {"serving"})
+    cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=facts.model, value=value))
+
+
+def assume_engine_info(
+    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
+) -> EngineInfo:
+    """Return the facts about an engine without a request: from the cache, else from the configuration.
+
+    For an unknown engine, `engine` is empty, a missing model too, and a missing context cuts no
+    document.
+    """
+    if fitting := _find_fitting(settings, cache, purpose):
+        return _choose(fitting, cache, purpose)
+    model, context = _get_model_name(settings) or "", settings.context or _ENDLESS
+    return EngineInfo(
+        model=model, revision=settings.revision, context=context, overhead=0, engine=""
+    )
+
+
+def replay_engine_info(
+    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
+) -> EngineInfo:
+    """Return the facts about an engine from the cache.
+
+    Raise UsageError if it does not know the engine.
+    """
+    if fitting := _find_fitting(settings, cache, purpose):
+        return _choose(fitting, cache, purpose)
+    if purpose is not None and cache.mode is not CacheMode.REPLAY:
+        raise UsageError(
+            f"{SECTIONS[purpose]}.url: missing; give the address of a server with the model"
+        )
+    models = sorted({entry.model for entry in cache.find(name_kind(purpose))})
+    sought = f"model {_get_model_name(settings) or 'any'}, revision {settings.revision!r}"
+    sought += f", context {settings.context}" if settings.context is not None else ""
+    raise UsageError(
+        f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}"
+    )
+
+
+def name_kind(purpose: PoolingPurpose | None) -> str:
+    """Return the kind of the cache entries with facts about a pooling model or, with None, an engine of chats."""
+    return "engine" if purpose is None else f"{purpose} engine"
+
+
+def _get_section(purpose: PoolingPurpose | None) -> str:
+    return "engine" if purpose is None else SECTIONS[purpose]
+
+
+def _get_model_name(settings: _ModelSettings) -> str | None:
+    return settings.model_name if isinstance(settings, EngineConfig) else settings.model
+
+
+def _find_fitting(
+    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None
+) -> list[EngineInfo]:
+    """Return the cached facts about engines that fit the configured model, revision and context."""
+    known, model = (
+        [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))],
+        _get_model_name(settings),
+    )
+    models = sorted({facts.model for facts in known})
+    if model is None and len(models) > 1:
+        choice = f"choose one with `{_get_section(purpose)}.model`"
+        raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; {choice}")
+    return [
+        facts
+        for facts in known
+        if facts.model == (model or facts.model)
+        and facts.revision == settings.revision
+        and (settings.context is None or facts.context == settings.context)
+    ]
+
+
+def _choose(fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | None) -> EngineInfo:
+    contexts = sorted({facts.context for facts in fitting})
+    if len(contexts) > 1:
+        raise UsageError(
+            f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, "
+            f"and documents were truncated to fit; choose one with `{_get_section(purpose)}.context`"
+        )
+    # The smallest overhead needs no measurement that another did not need.
+    return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
