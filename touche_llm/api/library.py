@@ -27,6 +27,7 @@ from touche_llm.data import concurrency
 from touche_llm.data.records import Topic
 from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.grades import check_judgments
+from touche_llm.judging.queries import QueryExpander
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pairs.settings import PairSettings
@@ -200,9 +201,7 @@ async def retrieve(
     if expand_with is not None:
         given = {} if prompt is None else {"queries": prompt}
         prompts = _load_prompts(corpus.task, ("queries",), given, ("queries",), topics, progress)
-        expander = retrieval.QueryExpander(
-            ExpansionSettings(), prompts["queries"], expand_with.builder
-        )
+        expander = QueryExpander(ExpansionSettings(), prompts["queries"], expand_with.builder)
     return await retrieval.retrieve(
         topics, corpus, progress, depth=depth, fields=query, expander=expander
     )

@@ -33,13 +33,13 @@ from touche_llm.llm.settings import CacheConfig, SamplingConfig
 if TYPE_CHECKING:
     from touche_llm.engines.http import HttpClient
 from touche_llm.engines.known_engines import (
-    _ENDLESS,
-    _choose,
-    _find_fitting,
-    _get_model_name,
-    _get_section,
-    _ModelSettings,
+    ENDLESS,
+    ModelSettings,
     assume_engine_info,
+    choose_engine,
+    find_fitting_engines,
+    get_configured_name,
+    get_section,
     name_kind,
     replay_engine_info,
     store_engine_info,
@@ -156,7 +156,7 @@ def _open_answers(
     info = EngineInfo(
         model=engine.model_name or FUNCTION,
         revision=engine.revision,
-        context=engine.context or _ENDLESS,
+        context=engine.context or ENDLESS,
         overhead=0,
         engine=FUNCTION,
     )
@@ -258,7 +258,7 @@ async def _open_server(
 
 
 async def _recall(
-    settings: _ModelSettings,
+    settings: ModelSettings,
     cache: Cache,
     client: HttpClient,
     purpose: PoolingPurpose | None = None,
@@ -274,20 +274,22 @@ async def _recall(
     if cache.mode is not CacheMode.REUSE:
         return None
     found = None
-    if _get_model_name(settings) is None:
+    if get_configured_name(settings) is None:
         try:
             async with asyncio.timeout(_LOOK_SECONDS):
-                found = (await identify(client, settings, _get_section(purpose)))[0]
+                found = (await identify(client, settings, get_section(purpose)))[0]
         except (EngineError, Transient, Rejected, TimeoutError):
             return None  # the start-up check reports it
         settings = settings.model_copy(update={"model": found.model})
     fitting = [
         known
-        for known in _find_fitting(settings, cache, purpose)
+        for known in find_fitting_engines(settings, cache, purpose)
         if found is None or (known.context, known.engine) == (found.context, found.engine)
     ]
     return (
-        _choose(fitting, cache, purpose) if len({known.context for known in fitting}) == 1 else None
+        choose_engine(fitting, cache, purpose)
+        if len({known.context for known in fitting}) == 1
+        else None
     )
 
 

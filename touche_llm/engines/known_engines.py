@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     pass
 
 # Settings of an engine of chats or of a pooling model.
-_ModelSettings = EngineConfig | PoolingConfig
+ModelSettings = EngineConfig | PoolingConfig
 # Tokens; longer than any document.
-_ENDLESS = 2**30
+ENDLESS = 2**30
 
 
 def store_engine_info(
@@ -35,36 +35,36 @@ def store_engine_info(
 
 
 def assume_engine_info(
-    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
+    settings: ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
 ) -> EngineInfo:
     """Return the facts about an engine without a request: from the cache, else from the configuration.
 
     For an unknown engine, `engine` is empty, a missing model too, and a missing context cuts no
     document.
     """
-    if fitting := _find_fitting(settings, cache, purpose):
-        return _choose(fitting, cache, purpose)
-    model, context = _get_model_name(settings) or "", settings.context or _ENDLESS
+    if fitting := find_fitting_engines(settings, cache, purpose):
+        return choose_engine(fitting, cache, purpose)
+    model, context = get_configured_name(settings) or "", settings.context or ENDLESS
     return EngineInfo(
         model=model, revision=settings.revision, context=context, overhead=0, engine=""
     )
 
 
 def replay_engine_info(
-    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
+    settings: ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
 ) -> EngineInfo:
     """Return the facts about an engine from the cache.
 
     Raise UsageError if it does not know the engine.
     """
-    if fitting := _find_fitting(settings, cache, purpose):
-        return _choose(fitting, cache, purpose)
+    if fitting := find_fitting_engines(settings, cache, purpose):
+        return choose_engine(fitting, cache, purpose)
     if purpose is not None and cache.mode is not CacheMode.REPLAY:
         raise UsageError(
             f"{SECTIONS[purpose]}.url: missing; give the address of a server with the model"
         )
     models = sorted({entry.model for entry in cache.find(name_kind(purpose))})
-    sought = f"model {_get_model_name(settings) or 'any'}, revision {settings.revision!r}"
+    sought = f"model {get_configured_name(settings) or 'any'}, revision {settings.revision!r}"
     sought += f", context {settings.context}" if settings.context is not None else ""
     raise UsageError(
         f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}"
@@ -76,25 +76,27 @@ def name_kind(purpose: PoolingPurpose | None) -> str:
     return "engine" if purpose is None else f"{purpose} engine"
 
 
-def _get_section(purpose: PoolingPurpose | None) -> str:
+def get_section(purpose: PoolingPurpose | None) -> str:
+    """Return the section of the settings of a pooling model or, with None, of an engine of chats."""
     return "engine" if purpose is None else SECTIONS[purpose]
 
 
-def _get_model_name(settings: _ModelSettings) -> str | None:
+def get_configured_name(settings: ModelSettings) -> str | None:
+    """Return the name of the model in the settings, None if they name none."""
     return settings.model_name if isinstance(settings, EngineConfig) else settings.model
 
 
-def _find_fitting(
-    settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None
+def find_fitting_engines(
+    settings: ModelSettings, cache: Cache, purpose: PoolingPurpose | None
 ) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configured model, revision and context."""
     known, model = (
         [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))],
-        _get_model_name(settings),
+        get_configured_name(settings),
     )
     models = sorted({facts.model for facts in known})
     if model is None and len(models) > 1:
-        choice = f"choose one with `{_get_section(purpose)}.model`"
+        choice = f"choose one with `{get_section(purpose)}.model`"
         raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; {choice}")
     return [
         facts
@@ -105,12 +107,15 @@ def _find_fitting(
     ]
 
 
-def _choose(fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | None) -> EngineInfo:
+def choose_engine(
+    fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | None
+) -> EngineInfo:
+    """Return the only engine that fits; raise UsageError if several have different contexts."""
     contexts = sorted({facts.context for facts in fitting})
     if len(contexts) > 1:
         raise UsageError(
             f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, "
-            f"and documents were truncated to fit; choose one with `{_get_section(purpose)}.context`"
+            f"and documents were truncated to fit; choose one with `{get_section(purpose)}.context`"
         )
     # The smallest overhead needs no measurement that another did not need.
     return min(fitting, key=lambda facts: (facts.overhead, facts.engine))

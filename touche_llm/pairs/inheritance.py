@@ -19,13 +19,13 @@ def inherit_judgment(
         topic_id=candidate.topic_id,
         document_id=candidate.document_id,
         grades={name: (grade + other.grades[name]) / 2 for name, grade in one.grades.items()},
-        stance=_choose_side(one, settings.no_side_above),
+        stance=choose_side(one, settings.no_side_above),
         source="inherited",
         prompt=one.prompt,
     )
 
 
-def _choose_side(judgment: Judgment, no_side_above: float) -> str:
+def choose_side(judgment: Judgment, no_side_above: float) -> str:
     """Return the side of a sentence: none if that is probable enough, else the most probable of the others."""
     shares = judgment.readings["stance"].shares
     if shares.get(NO_SIDE, 0.0) > no_side_above:

@@ -10,7 +10,7 @@ from math import ceil
 from touche_llm.data.records import Candidate, Judgment
 from touche_llm.judging.grades import combine_grades
 from touche_llm.pairs.documents import CLAIM, NO_ROLE, SEPARATOR, Sentence
-from touche_llm.pairs.inheritance import _choose_side
+from touche_llm.pairs.inheritance import choose_side
 from touche_llm.pairs.settings import PairSettings
 from touche_llm.tasks.definition import NO_SIDE, Scale
 
@@ -37,7 +37,7 @@ def select_sentences(
     found = []
     for candidate in candidates:
         judgment = judgments.get(candidate.document_id)
-        if judgment is None or (side := _choose_side(judgment, settings.no_side_above)) == NO_SIDE:
+        if judgment is None or (side := choose_side(judgment, settings.no_side_above)) == NO_SIDE:
             continue
         roles = judgment.readings["role"].shares
         argument, row = place(candidate.document_id)
