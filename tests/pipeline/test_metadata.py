@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.stage_records import judge_record, retrieve_record
 from touche_llm.config.files import load_config
-from touche_llm.runs.identity import build_metadata
+from touche_llm.runs.metadata import build_metadata
 from touche_llm.runs.record import RunRecord, StageRecords
 
 RETRIEVED = StageRecords(retrieve=retrieve_record())

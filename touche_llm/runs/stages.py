@@ -35,10 +35,9 @@ from touche_llm.ranking.steps import (
 from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
 from touche_llm.runs.context import RunContext, list_schemas
 from touche_llm.runs.directory import LOCK, RunDirectory
-from touche_llm.runs.identity import (
+from touche_llm.runs.identity import check_inputs, check_settings
+from touche_llm.runs.metadata import (
     begin_stage,
-    check_inputs,
-    check_settings,
     hash_inputs,
     measure_peak_memory,
     measure_seconds,
