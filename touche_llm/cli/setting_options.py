@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from touche_llm.api.progress import ConsoleProgress
 from touche_llm.cli.options import CommandFunction, make_parameter, replace_parameter
 from touche_llm.config.configuration import Config, find_settings, is_one_of
-from touche_llm.config.files import CONFIG, find_task_folder, is_copy, load_config
+from touche_llm.config.files import CONFIG, load_config
+from touche_llm.config.task_copies import find_task_folder, is_copy
 from touche_llm.errors import DataError, UsageError, list_fields
 from touche_llm.judging.stance_labels import read_thresholds
 from touche_llm.settings.section import Option, Scope, YamlError, parse_yaml, read_settings

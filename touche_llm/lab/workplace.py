@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import find_copy, load_config
+from touche_llm.config.files import load_config
+from touche_llm.config.task_copies import find_copy
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, Warn
 from touche_llm.evaluation.qrels import Qrels, read_qrels

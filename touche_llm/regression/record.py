@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import CONFIG, copy_task, load_config
+from touche_llm.config.files import CONFIG, load_config
+from touche_llm.config.task_copies import copy_task
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic, replace_folder

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import orjson
 
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import CONFIG, COPY, find_task_folder, load_config
+from touche_llm.config.files import CONFIG, load_config
+from touche_llm.config.task_copies import COPY, find_task_folder
 from touche_llm.data.files import open_atomic, read_bounded, recover, shorten_path
 from touche_llm.data.records import Malformed, Model
 from touche_llm.errors import DataError, UsageError

@@ -15,14 +15,8 @@ from touche_llm.api.judge import Judgments
 from touche_llm.api.rank import Ranking
 from touche_llm.api.retrieve import add_objects
 from touche_llm.config.configuration import PURPOSES, Config
-from touche_llm.config.files import (
-    CONFIG,
-    METADATA,
-    copy_task,
-    find_task_folder,
-    load_config,
-    write_config,
-)
+from touche_llm.config.files import CONFIG, METADATA, load_config, write_config
+from touche_llm.config.task_copies import copy_task, find_task_folder
 from touche_llm.data.files import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import (
     Comparison,

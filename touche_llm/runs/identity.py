@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from touche_llm.config.configuration import Config, find_settings
-from touche_llm.config.files import CONFIG, is_same_task
+from touche_llm.config.files import CONFIG
+from touche_llm.config.task_copies import is_same_task
 from touche_llm.engines.settings import SECTIONS
 from touche_llm.errors import UsageError
 from touche_llm.runs.context import RunContext

@@ -15,7 +15,7 @@ from touche_llm.api.corpora import open_run_corpus
 from touche_llm.api.judge import Judgments
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import find_copy
+from touche_llm.config.task_copies import find_copy
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError
