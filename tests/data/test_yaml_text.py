@@ -11,7 +11,7 @@ from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.judging.stance_labels import read_thresholds
 from touche_llm.prompts.prompt import read_header
 from touche_llm.runs.directory import RunDirectory
-from touche_llm.settings.section import YamlError, parse_yaml
+from touche_llm.settings.yaml_text import YamlError, parse_yaml
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.validation import validate_run
 from touche_llm.judging.stance_labels import read_thresholds
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.settings.section import YamlError, parse_yaml
+from touche_llm.settings.yaml_text import YamlError, parse_yaml
 from touche_llm.tasks import get_task
 
 # What tends to break readers: nothing, white space, controls, the other direction, half a pair,

@@ -21,7 +21,7 @@ from touche_llm.runs.overview import (
     read_results,
     read_texts,
 )
-from touche_llm.settings.section import to_yaml
+from touche_llm.settings.yaml_text import to_yaml
 from touche_llm.tasks import get_task
 
 

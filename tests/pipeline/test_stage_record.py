@@ -15,7 +15,7 @@ from touche_llm.errors import DataError
 from touche_llm.llm.counts import Counts
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.record import RequestCounts, RunRecord, StageRecords
-from touche_llm.settings.section import to_yaml
+from touche_llm.settings.yaml_text import to_yaml
 
 
 def as_plain(record: RunRecord) -> dict[str, Any]:

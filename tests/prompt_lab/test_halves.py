@@ -6,7 +6,7 @@ import hashlib
 
 from touche_llm.data.topics import normalise_title
 from touche_llm.prompt_lab.holdout import CHOICE, HALVES_FILE, HOLD_OUT, find_half
-from touche_llm.settings.section import read_yaml
+from touche_llm.settings.yaml_text import read_yaml
 from touche_llm.tasks import TASKS, prompts_folder
 
 PINNED = "a35b6e6b732c378ba2e8d9870ac6ab9dc6df8b33ad59db3cceca690b47c01e07"

@@ -20,8 +20,9 @@ from touche_llm.config.files import CONFIG, load_config
 from touche_llm.config.task_copies import find_task_folder, is_copy
 from touche_llm.errors import DataError, UsageError, list_fields
 from touche_llm.judging.stance_labels import read_thresholds
-from touche_llm.settings.section import Option, Scope, YamlError, parse_yaml, read_settings
+from touche_llm.settings.section import Option, Scope, read_settings
 from touche_llm.settings.section import set_values as nest_values
+from touche_llm.settings.yaml_text import YamlError, parse_yaml
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import TASK_FILE
 

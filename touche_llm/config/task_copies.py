@@ -10,7 +10,7 @@ from pathlib import Path
 from touche_llm.errors import DataError, UsageError
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.purposes import list_files
-from touche_llm.settings.section import read_yaml
+from touche_llm.settings.yaml_text import read_yaml
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.definition import TASK_FILE
 from touche_llm.tasks.published import LEADERBOARD_FILE

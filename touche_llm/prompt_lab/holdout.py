@@ -24,7 +24,7 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.runs.directory import RunDirectory
-from touche_llm.settings.section import read_yaml
+from touche_llm.settings.yaml_text import read_yaml
 from touche_llm.tasks import prompts_folder
 
 # Names of the halves.

@@ -22,7 +22,7 @@ from touche_llm.data.records import LabelledDocument, Model, Topic
 from touche_llm.errors import DataError, PromptError, describe_first_problem
 from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, Layout
 from touche_llm.llm.parsing import Unusable, parse_answer
-from touche_llm.settings.section import YamlError, parse_yaml
+from touche_llm.settings.yaml_text import YamlError, parse_yaml
 
 EXAMPLES_SUFFIX = ".examples.yaml"
 _DOCUMENTS = "documents"

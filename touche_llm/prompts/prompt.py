@@ -25,7 +25,8 @@ from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
 from touche_llm.prompts.fields import group_fields, pick_fields, select_fields
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
-from touche_llm.settings.section import Option, Scope, Section, load_yaml
+from touche_llm.settings.section import Option, Scope, Section
+from touche_llm.settings.yaml_text import load_yaml
 from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import SanitizedText, sanitize

@@ -50,7 +50,7 @@ from touche_llm.regression.snapshot import (
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory
-from touche_llm.settings.section import to_yaml
+from touche_llm.settings.yaml_text import to_yaml
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import describe_restriction
 

@@ -34,7 +34,7 @@ from touche_llm.judging.grades import check_judgments
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.record import STAGES, RunRecord, StageName, StageRecords
-from touche_llm.settings.section import read_yaml, to_yaml
+from touche_llm.settings.yaml_text import read_yaml, to_yaml
 from touche_llm.tasks import get_task
 from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task

@@ -36,7 +36,7 @@ from touche_llm.runs.directory import (
 )
 from touche_llm.runs.facts import sum_values
 from touche_llm.runs.record import RunRecord, StageRecords
-from touche_llm.settings.section import load_yaml, to_yaml
+from touche_llm.settings.yaml_text import load_yaml, to_yaml
 from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 

@@ -1,120 +1,19 @@
-"""Sections of settings, the options and dotted names of their values, and messages for invalid ones."""
+"""Sections of settings, and the options and dotted names of their values."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from touche_llm.data.files import read_bounded
 from touche_llm.data.records import Model
-from touche_llm.errors import DataError, ToucheError, UsageError, describe_first_problem
-
-# The configuration of a run has a few thousand bytes, the published results have 30,000.
-MAX_BYTES = 2**20
+from touche_llm.errors import UsageError, describe_first_problem
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-
-class YamlError(ValueError):
-    """Text that is not YAML, is too long or repeats a key.
-
-    The message begins with the line, if known.
-    """
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML loader that refuses duplicate keys, and reads YES, NO, off and dates as words, as YAML 1.2 does."""
-
-    yaml_implicit_resolvers = {
-        first: [
-            (tag, pattern)
-            for tag, pattern in resolvers
-            if not tag.endswith((":bool", ":timestamp"))
-        ]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[tuple[str, str]] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
-                    raise YamlError(
-                        f"line {key.start_mark.line + 1}: the key {key.value!r:.80} occurs twice; keep one"
-                    )
-                seen.add((key.tag, key.value))
-        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
-# Labels such as TRUE stay words.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:[Tt]rue|[Ff]alse)$"), list("tTfF")
-)
-
-
-def parse_yaml(content: bytes | str) -> Any:
-    """Parse a YAML document of at most `MAX_BYTES`.
-
-    Raise YamlError for other text, and if it repeats a key.
-    """
-    if len(content) > MAX_BYTES:
-        raise YamlError(f"longer than {MAX_BYTES:,} bytes")
-    try:
-        return yaml.load(content, _Loader)
-    except (yaml.YAMLError, ValueError) as error:  # also invalid Unicode
-        raise YamlError(" ".join(str(error).split())) from error
-
-
-def read_yaml(
-    path: Path, *, text: str | None = None, error: type[ToucheError] = DataError
-) -> dict[str, Any]:
-    """Read a YAML file of names and values, or its part `text`.
-
-    Raise an error of the type `error`.
-    """
-    try:
-        values = parse_yaml(read_bounded(path, MAX_BYTES, error) if text is None else text) or {}
-    except OSError as cause:
-        raise error(f"{path}: cannot read the file: {cause.strerror}") from cause
-    except YamlError as cause:
-        raise error(f"{path}: not YAML: {cause}") from cause
-    if not isinstance(values, dict):
-        raise error(f"{path}: must hold names and values")
-    return values
-
-
-def load_yaml(
-    path: Path,
-    model: type[ModelT],
-    *,
-    text: str | None = None,
-    error: type[ToucheError] = DataError,
-) -> ModelT:
-    """Read a YAML file into a model.
-
-    Arguments and errors are those of `read_yaml`, the message names file and key.
-    """
-    values = read_yaml(path, text=text, error=error)
-    try:
-        return model.model_validate(values)
-    except ValidationError as invalid:
-        raise error(f"{path}: {describe_first_problem(invalid, model=model)}") from invalid
-
-
-def to_yaml(value: Any) -> bytes:
-    """Return a trusted value of plain types as YAML; keys keep their order."""
-    text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
-    return text.encode()
 
 
 Panel = Literal["Input", "Model", "Retrieval", "Judging", "Ranking", "Output"]

@@ -23,7 +23,7 @@ from touche_llm.data.records import Model, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.errors import DataError
 from touche_llm.llm.answer_schema import AnswerModel
-from touche_llm.settings.section import load_yaml
+from touche_llm.settings.yaml_text import load_yaml
 from touche_llm.tasks.definition import (
     FIRST_STAGE,
     NO_SIDE,
