@@ -45,7 +45,7 @@ def read_topics(path: Path | str) -> list[Topic]:
         raise DataError(f"{path}: larger than {_MAX_BYTES:,} bytes; is this a Touché topics file?")
     is_json = content.lstrip().startswith(b"{")
     topics: dict[str, Topic] = {}
-    for where, fields in _parse_json_lines(content, path) if is_json else _parse_xml(content, path):
+    for where, fields in parse_json_lines(content, path) if is_json else parse_xml(content, path):
         topic = make_topic(fields, where, path)
         if topic.id in topics:
             raise DataError(
@@ -57,7 +57,8 @@ def read_topics(path: Path | str) -> list[Topic]:
     return list(topics.values())
 
 
-def _parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
+def parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
+    """Yield the place and the fields of each topic of an XML file."""
     try:
         root = fromstring(content, forbid_dtd=True)
     except (
@@ -69,21 +70,23 @@ def _parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
             f"{path}: not well-formed XML without a DTD: {error}; expected {DESCRIPTIONS['topics']}; is it cut off?"
         ) from error
     for position, element in enumerate(root.iter("topic"), start=1):
-        fields = {"number": element.get("number")} | _read_texts(
+        fields = {"number": element.get("number")} | read_texts(
             element, ("number", "query", *TOPIC_FIELDS)
         )
         original = element.find("original_query")
         yield (
             f"at position {position}",
-            fields | ({} if original is None else _read_texts(original, TOPIC_FIELDS)),
+            fields | ({} if original is None else read_texts(original, TOPIC_FIELDS)),
         )
 
 
-def _read_texts(element: Element[Any], names: tuple[str, ...]) -> _Fields:
+def read_texts(element: Element[Any], names: tuple[str, ...]) -> _Fields:
+    """Return the texts of the elements of a topic by name."""
     return {child.tag: "".join(child.itertext()) for child in element if child.tag in names}
 
 
-def _parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
+def parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
+    """Yield the place and the fields of each topic of a file of JSON lines."""
     for line, raw in enumerate(content.splitlines(), start=1):
         if not raw.strip():
             continue
@@ -124,7 +127,7 @@ def make_topic(fields: Mapping[str, Any], where: str, path: Path | str) -> Topic
     title = text("title") or text("query")
     if not title:
         raise DataError(f"{place}: no <title> (TIRA: query); every topic needs one")
-    objects = _parse_objects(fields.get("objects"), place)
+    objects = parse_objects(fields.get("objects"), place)
     return Topic(number, title, text("description"), text("narrative"), objects)
 
 
@@ -134,7 +137,8 @@ def normalise_title(title: str) -> str:
     return " ".join(re.findall(r"\w+", folded)) or folded
 
 
-def _parse_objects(value: Any, place: str) -> tuple[str, str] | None:
+def parse_objects(value: Any, place: str) -> tuple[str, str] | None:
+    """Return the two objects of a topic, None if it names none."""
     parts = value.strip() if isinstance(value, str) else value
     if not parts:
         return None

@@ -30,7 +30,7 @@ from touche_llm.report.page import (
     tabulate_costs,
     tabulate_measures,
 )
-from touche_llm.runs.identity import INCIDENTAL
+from touche_llm.runs.inputs import INCIDENTAL
 from touche_llm.runs.open_folder import DocumentRow, RunFolder, get_assessments, open_folder
 from touche_llm.runs.record import STAGES, StageName, StageRecords
 from touche_llm.tasks.task import Task

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from touche_llm.config.configuration import Config, find_settings
+from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG
 from touche_llm.config.task_copies import is_same_task
 from touche_llm.engines.settings import SECTIONS
 from touche_llm.errors import UsageError
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import OUTPUTS, RunDirectory
-from touche_llm.runs.metadata import _list_settings, hash_inputs
+from touche_llm.runs.inputs import (
+    INPUT_SETTINGS,
+    OF_JUDGE,
+    OF_RETRIEVE,
+    hash_inputs,
+    list_deciding_settings,
+)
 from touche_llm.runs.record import (
     StageRecords,
 )
-from touche_llm.settings.section import Scope
 
-INCIDENTAL = ("index", *find_settings(Scope.DELIVERY))
-OF_RETRIEVE, OF_JUDGE, OF_MODEL = map(find_settings, (Scope.RETRIEVE, Scope.JUDGE, Scope.MODEL))
-# Compared with the facts of the finished stages, whatever their names: by hash, version, or as the
-# server reports them.
-_INPUTS = ("topics", "corpus", "candidates")
-_NOT_COMPARED = (*INCIDENTAL, *_INPUTS, "prompts", *OF_MODEL)
 # Settings whose values are the server's unless they are configured, and known only after
 # connecting.
 _OF_SERVER = tuple(
@@ -62,7 +61,7 @@ def check_settings(
         *_compare_settings(old, context.config, _list_relevant(made, old, command)),
         *_compare_models(records.select(replaced), context.config),
         *_compare_prompts(records, context),
-        *_compare_inputs(records, context.config, _INPUTS),
+        *_compare_inputs(records, context.config, INPUT_SETTINGS),
     ]
     if changes:
         raise UsageError(
@@ -99,7 +98,7 @@ def _list_relevant(made: Collection[str], old: Config, command: str) -> tuple[st
 
 
 def _compare_settings(old: Config, new: Config, names: Collection[str]) -> Iterator[str]:
-    before, now = _list_settings(old, names), _list_settings(new, names)
+    before, now = list_deciding_settings(old, names), list_deciding_settings(new, names)
     if "task" in before and is_same_task(old.task, new.task):
         now["task"] = old.task
     for name in dict.fromkeys((*before, *now)):

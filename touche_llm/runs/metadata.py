@@ -7,7 +7,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,14 +16,12 @@ from typing import Any
 import msgspec
 
 from touche_llm import __version__
-from touche_llm.config.configuration import Config, flatten, is_one_of
+from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG
-from touche_llm.corpus.store import hash_corpus
-from touche_llm.data.files import sha256
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import REPORT, RunDirectory
-from touche_llm.runs.identity import _NOT_COMPARED, OF_JUDGE, OF_RETRIEVE
+from touche_llm.runs.inputs import OF_JUDGE, OF_RETRIEVE, list_deciding_settings
 from touche_llm.runs.record import (
     JudgeRecord,
     RankRecord,
@@ -131,7 +129,7 @@ def _list_methods(config: Config, stages: StageRecords) -> Iterator[dict[str, An
         yield {"name": last, "method": "run file", "params": {"file": str(config.candidates)}}
     else:
         last = config.retriever.name
-        params = _list_settings(config, OF_RETRIEVE)
+        params = list_deciding_settings(config, OF_RETRIEVE)
         params["depth"] = config.first_stage_depth
         if stages.retrieve is not None:
             # The judged depth may be smaller than the retrieved one.
@@ -151,32 +149,6 @@ def _list_methods(config: Config, stages: StageRecords) -> Iterator[dict[str, An
             "name": str(step),
             "method": f"touche_llm.ranking.{module}",
             "reranks": last,
-            "params": _list_settings(config, names),
+            "params": list_deciding_settings(config, names),
         }
         last = str(step)
-
-
-def _list_settings(config: Config, names: Collection[str]) -> dict[str, Any]:
-    """Return the settings of these names and sections that decide on outputs.
-
-    Those that are not set are left out.
-    """
-    values = flatten(config.model_dump(mode="json") | {"topic": sorted(config.topic)})
-    return {
-        name: value
-        for name, value in values.items()
-        if value not in (None, {}) and is_one_of(name, names) and not is_one_of(name, _NOT_COMPARED)
-    }
-
-
-def hash_inputs(config: Config) -> dict[str, str]:
-    """Return the SHA-256 of the files that a run reads, by setting.
-
-    For an index that of its corpus.
-    """
-    files = {"topics": config.topics, "candidates": config.candidates}
-    found = {
-        name: sha256(file) for name, file in files.items() if file is not None and file.is_file()
-    }
-    digest = None if config.index is None else hash_corpus(config.corpus, config.index)
-    return found if digest is None else {**found, "corpus": digest}

@@ -1,0 +1,44 @@
+"""Inputs of a run: the settings and files that decide on its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from touche_llm.config.configuration import Config, find_settings, flatten, is_one_of
+from touche_llm.corpus.store import hash_corpus
+from touche_llm.data.files import sha256
+from touche_llm.settings.section import Scope
+
+INCIDENTAL = ("index", *find_settings(Scope.DELIVERY))
+OF_RETRIEVE, OF_JUDGE, OF_MODEL = map(find_settings, (Scope.RETRIEVE, Scope.JUDGE, Scope.MODEL))
+# Compared with the facts of the finished stages, whatever their names: by hash, version, or as the
+# server reports them.
+INPUT_SETTINGS = ("topics", "corpus", "candidates")
+NOT_COMPARED = (*INCIDENTAL, *INPUT_SETTINGS, "prompts", *OF_MODEL)
+
+
+def list_deciding_settings(config: Config, names: Collection[str]) -> dict[str, Any]:
+    """Return the settings of these names and sections that decide on outputs.
+
+    Those that are not set are left out.
+    """
+    values = flatten(config.model_dump(mode="json") | {"topic": sorted(config.topic)})
+    return {
+        name: value
+        for name, value in values.items()
+        if value not in (None, {}) and is_one_of(name, names) and not is_one_of(name, NOT_COMPARED)
+    }
+
+
+def hash_inputs(config: Config) -> dict[str, str]:
+    """Return the SHA-256 of the files that a run reads, by setting.
+
+    For an index that of its corpus.
+    """
+    files = {"topics": config.topics, "candidates": config.candidates}
+    found = {
+        name: sha256(file) for name, file in files.items() if file is not None and file.is_file()
+    }
+    digest = None if config.index is None else hash_corpus(config.corpus, config.index)
+    return found if digest is None else {**found, "corpus": digest}
