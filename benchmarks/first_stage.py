@@ -27,7 +27,7 @@ from benchmarks.synthetic import PASSAGES, SENTENCES, write_arguments, write_pas
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics.reading import read_topics
 from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 from touche_llm.retrieval.corpus import FirstStage
 from touche_llm.retrieval.registry import Bm25Settings

@@ -26,7 +26,7 @@ from tests.oracle_engine import Grades, OracleEngine, judge_with, mean_ndcg, ran
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Comparison
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import ToucheError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.retrieval.bm25 import open_index

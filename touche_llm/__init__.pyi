@@ -13,7 +13,7 @@ from .api.progress import ConsoleProgress as ConsoleProgress
 from .api.progress import SilentProgress as SilentProgress
 from .api.rank import Ranking as Ranking
 from .data.records import Topic as Topic
-from .data.topics import read_topics as read_topics
+from .data.topics.reading import read_topics as read_topics
 from .engines.answer_function import FunctionAnswer as FunctionAnswer
 from .engines.settings import EngineConfig as EngineConfig
 from .errors import DataError as DataError

@@ -21,7 +21,7 @@ from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import sha256
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.validation import validate_run
 from touche_llm.integrations.tira import detect_input

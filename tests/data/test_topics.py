@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import DataError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -15,7 +15,7 @@ from tests.sample_runs import SAMPLE, Silent, config_for, run_directly
 from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.config.configuration import Config
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.ranking.fusion import fuse_candidates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from touche_llm.data.topics import normalise_title
+from touche_llm.data.topics.reading import normalise_title
 from touche_llm.prompt_lab.holdout import CHOICE, HALVES_FILE, HOLD_OUT, find_half
 from touche_llm.settings.yaml_text import read_yaml
 from touche_llm.tasks import TASKS, prompts_folder

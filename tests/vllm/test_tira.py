@@ -16,7 +16,7 @@ from tests.sample_runs import run_lines
 from tests.vllm.processes import left_in_folder
 from tests.vllm.server import CONTEXT, OPTIONS, ROOT, vllm_environment
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics.reading import read_topics
 from touche_llm.evaluation.validation import validate_run
 from touche_llm.integrations.tira import detect_input
 from touche_llm.tasks import get_task

@@ -15,7 +15,7 @@ from touche_llm.config.files import index_folder
 from touche_llm.corpus.ir_dataset import dataset_index
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.data.topics import build_query
+from touche_llm.data.topics.reading import build_query
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine
 from touche_llm.engines.use import PoolingUse

@@ -14,7 +14,7 @@ from touche_llm.corpus.ir_dataset import (
 )
 from touche_llm.data.files import replace_folder
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import read_topics, write_topics
+from touche_llm.data.topics.reading import read_topics, write_topics
 from touche_llm.evaluation.qrels import Qrels, find_qrels, qrels_file, read_qrels
 from touche_llm.tasks import find_dataset_task, get_task
 

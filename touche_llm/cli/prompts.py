@@ -12,7 +12,7 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.prompts_trial import NameArgument
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check

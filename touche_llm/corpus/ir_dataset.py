@@ -19,7 +19,8 @@ from touche_llm.corpus.args_me import parse_argument
 from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, StoreManifest, parse_documents
 from touche_llm.data.files import ID_FORM, MAX_LINE, is_word
 from touche_llm.data.records import Document, Topic
-from touche_llm.data.topics import TOPIC_FIELDS, make_topic
+from touche_llm.data.topics.fields import TOPIC_FIELDS
+from touche_llm.data.topics.reading import make_topic
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, needs_extra
 from touche_llm.text.passages import extract_text
 

@@ -30,7 +30,7 @@ from touche_llm.api.language_model import LanguageModel
 from touche_llm.api.rank import list_result_columns
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
-from touche_llm.data.topics import make_topic
+from touche_llm.data.topics.reading import make_topic
 from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra, shorten
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.pairs.settings import PairSettings

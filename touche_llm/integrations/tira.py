@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import UsageError
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.task import Task

@@ -9,7 +9,7 @@ import shlex
 from typing import Any
 
 from touche_llm.data.files import shorten_path
-from touche_llm.data.topics import normalise_title
+from touche_llm.data.topics.reading import normalise_title
 from touche_llm.errors import UsageError
 from touche_llm.lab.bench import Bench, Benches
 from touche_llm.prompt_lab.holdout import (

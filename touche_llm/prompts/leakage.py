@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import normalise_title
+from touche_llm.data.topics.reading import normalise_title
 from touche_llm.errors import UsageError
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.purposes import (

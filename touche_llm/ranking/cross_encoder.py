@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import ScoredDocument, Topic
-from touche_llm.data.topics import build_query
+from touche_llm.data.topics.reading import build_query
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.judging.requests import sanitize_document

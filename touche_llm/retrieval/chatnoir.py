@@ -24,7 +24,7 @@ from touche_llm.data.sqlite import (
     create_if_empty,
     describe_opening_error,
 )
-from touche_llm.data.topics import build_query
+from touche_llm.data.topics.reading import build_query
 from touche_llm.engines.connections import (
     describe_connection_error,
     parse_retry_after,

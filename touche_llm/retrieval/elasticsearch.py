@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field
 from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, Reader, SkippedLines
 from touche_llm.data.files import sha256
 from touche_llm.data.records import Candidate, Document, Model, Topic
-from touche_llm.data.topics import build_query
+from touche_llm.data.topics.reading import build_query
 from touche_llm.engines.connections import to_line
 from touche_llm.errors import BadLine, DataError, EngineError, UsageError, Warn, needs_extra
 from touche_llm.llm.retries import RetryNotice, TransientFailure, retry

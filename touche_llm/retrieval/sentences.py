@@ -15,7 +15,7 @@ from pydantic import Field
 
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.data.topics import build_query
+from touche_llm.data.topics.reading import build_query
 from touche_llm.retrieval.corpus import FirstStage
 from touche_llm.retrieval.selection import select_best_rows, select_candidates
 from touche_llm.settings.section import Section

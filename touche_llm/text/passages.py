@@ -16,7 +16,7 @@ from functools import cached_property
 from sentencex import segment  # type: ignore[import-untyped]
 
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import build_query
+from touche_llm.data.topics.reading import build_query
 from touche_llm.errors import needs_extra
 from touche_llm.text.analysis import Analyzer
 from touche_llm.text.sanitize import sanitize

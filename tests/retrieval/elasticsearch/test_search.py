@@ -23,7 +23,7 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import EngineError, ToucheError, UsageError
 from touche_llm.retrieval.bm25 import open_index
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings

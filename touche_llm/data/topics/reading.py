@@ -1,4 +1,4 @@
-"""Reader for the topic files of all Touché editions, of TIRA and of BEIR, and writer of those of TIRA."""
+"""Topics of the shared tasks: files of any format, and queries made of topics."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import ast
 import re
 import unicodedata
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import Element, ParseError
 
 import orjson
-from defusedxml.ElementTree import fromstring
 
-from touche_llm.data.files import open_atomic, open_maybe_gzip, parse_json_object, report_unreadable
-from touche_llm.data.recognize import DESCRIPTIONS, require_kind
+from touche_llm.data.files import open_atomic, open_maybe_gzip, report_unreadable
+from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Topic
+from touche_llm.data.topics.fields import TOPIC_FIELDS
+from touche_llm.data.topics.json_lines import parse_json_lines
+from touche_llm.data.topics.xml import parse_xml
 from touche_llm.errors import DataError
 
-# In the order of the files that `write_topics` writes.
-TOPIC_FIELDS = ("title", "description", "narrative", "objects")
 # Max bytes of a file: the real ones have under 60,000. Parsed tags take a hundred times their size.
 _MAX_BYTES = 4 * 2**20
 # A topic id is one column of a run: no white space, no control characters.
 _NUMBER = re.compile(r"[!-~]{1,1000}")
-# Values of a topic by field; `objects` may be a list from JSON.
-_Fields = dict[str, Any]
 
 
 def read_topics(path: Path | str) -> list[Topic]:
@@ -55,53 +52,6 @@ def read_topics(path: Path | str) -> list[Topic]:
     if not topics:
         raise DataError(f"{path}: no <topic> element; is this a Touché topics file?")
     return list(topics.values())
-
-
-def parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
-    """Yield the place and the fields of each topic of an XML file."""
-    try:
-        root = fromstring(content, forbid_dtd=True)
-    except (
-        ParseError,
-        ValueError,
-        LookupError,
-    ) as error:  # ValueError: it declares entities or a DTD
-        raise DataError(
-            f"{path}: not well-formed XML without a DTD: {error}; expected {DESCRIPTIONS['topics']}; is it cut off?"
-        ) from error
-    for position, element in enumerate(root.iter("topic"), start=1):
-        fields = {"number": element.get("number")} | read_texts(
-            element, ("number", "query", *TOPIC_FIELDS)
-        )
-        original = element.find("original_query")
-        yield (
-            f"at position {position}",
-            fields | ({} if original is None else read_texts(original, TOPIC_FIELDS)),
-        )
-
-
-def read_texts(element: Element[Any], names: tuple[str, ...]) -> _Fields:
-    """Return the texts of the elements of a topic by name."""
-    return {child.tag: "".join(child.itertext()) for child in element if child.tag in names}
-
-
-def parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
-    """Yield the place and the fields of each topic of a file of JSON lines."""
-    for line, raw in enumerate(content.splitlines(), start=1):
-        if not raw.strip():
-            continue
-        record = parse_json_object(raw, path, line)
-        keys = (
-            ("qid", "query", "original_query")
-            if "_id" not in record
-            else ("_id", "text", "metadata")
-        )
-        number, query, original = map(record.get, keys)
-        # Data frames turn digits into numbers.
-        fields = {"number": str(number) if type(number) is int else number, "query": query}
-        if isinstance(original, dict):
-            fields |= {name: original.get(name) for name in TOPIC_FIELDS}
-        yield f"in line {line}", fields
 
 
 def make_topic(fields: Mapping[str, Any], where: str, path: Path | str) -> Topic:
