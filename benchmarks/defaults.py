@@ -33,7 +33,7 @@ from touche_llm import open_corpus, read_topics, retrieve
 from touche_llm.api.progress import SilentProgress
 from touche_llm.data.measure import CUTOFF, make_headline_ndcg
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import ToucheError
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Qrels, read_qrels

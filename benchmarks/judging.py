@@ -39,8 +39,8 @@ from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.records import Candidate, decode_json
+from touche_llm.data.runs.writing import write_candidates
 from touche_llm.data.topics.reading import read_topics
-from touche_llm.data.trec_runs import write_candidates
 from touche_llm.engines.chat import ChatReply, ChatServer, read_completion
 from touche_llm.llm.answer_schema import AnswerForm, Layout
 from touche_llm.llm.cache import Cache

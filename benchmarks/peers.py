@@ -46,8 +46,8 @@ from benchmarks.vllm_load import (
 from tests.vllm.real_data import input_of
 from tests.vllm.server import MODEL_NAME
 from touche_llm.corpus.store import DocumentStore
+from touche_llm.data.runs.reading import read_candidates
 from touche_llm.data.topics.reading import read_topics
-from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import EngineError, ToucheError, UsageError
 from touche_llm.runs.directory import CANDIDATES
 

@@ -37,8 +37,8 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data import concurrency
 from touche_llm.data.measure import CUTOFF, MACRO_F1, make_headline_ndcg
 from touche_llm.data.records import Candidate, Reading, Topic
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.topics.reading import read_topics
-from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.evaluation.agreement import estimate_stances
 from touche_llm.evaluation.measures import estimate_grades

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import Open
 from tests.browser.test_report import LEFT, read_count
 from tests.report.reports import ATTACKS
-from touche_llm.data.trec_runs import ParsedRun, read_run
+from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.evaluation.comparisons import compare_runs
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Qrels, read_qrels

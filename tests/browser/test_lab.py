@@ -21,7 +21,7 @@ from tests.fake_server import FakeServer, says
 from tests.lab.labs import ASPECTS, copy_run, lab_in_thread, make_run, reading
 from tests.report.reports import ATTACKS, hostile_run
 from touche_llm.data.measure import make_headline_ndcg
-from touche_llm.data.trec_runs import read_run
+from touche_llm.data.runs.reading import read_run
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.prompt_lab.holdout import access_log, read_accesses

@@ -12,8 +12,8 @@ import pytest
 from touche_llm.corpus.args_me import read_arguments, read_whole_arguments
 from touche_llm.corpus.json_lines import DocumentKeys, read_passages
 from touche_llm.data.recognize import Kind, recognize
+from touche_llm.data.runs.reading import read_run
 from touche_llm.data.topics.reading import read_topics
-from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import BadLine, DataError
 from touche_llm.evaluation.qrels import read_qrels
 

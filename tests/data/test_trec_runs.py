@@ -13,13 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from touche_llm.data.records import Candidate, RunLine
-from touche_llm.data.trec_runs import (
-    make_strictly_decreasing,
-    read_candidates,
-    read_run,
-    write_candidates,
-    write_run,
-)
+from touche_llm.data.runs.reading import read_candidates, read_run
+from touche_llm.data.runs.writing import make_strictly_decreasing, write_candidates, write_run
 from touche_llm.errors import DataError
 
 # Beyond about 4e9 a 64-bit float has no six decimals left; scores of retrieval stay far below.

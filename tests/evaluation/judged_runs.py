@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from touche_llm.data.records import Candidate
-from touche_llm.data.trec_runs import ParsedRun, read_run
+from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.evaluation.measures import Evaluation, evaluate_run
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.tasks import get_task

@@ -15,8 +15,8 @@ from tests.faults.tally import Tally
 from touche_llm.config.files import load_config
 from touche_llm.corpus.args_me import read_arguments
 from touche_llm.corpus.json_lines import read_passages
+from touche_llm.data.runs.reading import read_run
 from touche_llm.data.topics.reading import read_topics
-from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.validation import validate_run

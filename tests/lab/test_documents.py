@@ -8,7 +8,7 @@ import pytest
 from tests.lab.labs import open_lab
 from tests.prompt_variants import wording
 from touche_llm.data.measure import make_headline_ndcg
-from touche_llm.data.trec_runs import read_run
+from touche_llm.data.runs.reading import read_run
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.prompt_lab.holdout import access_log, read_accesses

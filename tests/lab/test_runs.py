@@ -13,7 +13,7 @@ import orjson
 
 from tests.lab.labs import LabClient, open_lab
 from touche_llm.data.measure import Measure
-from touche_llm.data.trec_runs import read_run
+from touche_llm.data.runs.reading import read_run
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.prompt_lab.holdout import access_log, read_accesses

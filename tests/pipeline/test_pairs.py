@@ -15,7 +15,7 @@ from tests.scripted_engine import Label
 from tests.write_demo_cassette import script_of
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment, RunLine
-from touche_llm.data.trec_runs import read_candidates
+from touche_llm.data.runs.reading import read_candidates
 from touche_llm.errors import DataError
 from touche_llm.evaluation.validation import validate_run
 from touche_llm.llm.answer_schema import list_fields

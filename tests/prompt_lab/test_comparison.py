@@ -19,7 +19,7 @@ from touche_llm.config.files import load_config
 from touche_llm.data.files import read_records
 from touche_llm.data.measure import MACRO_F1, Measure, MeasureName
 from touche_llm.data.records import Candidate, Judgment
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.measures import estimate_grades

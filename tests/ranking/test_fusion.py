@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.expect import raises_at
 from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, ScoredDocument
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import UsageError
 from touche_llm.ranking.fusion import FusionSettings, fuse
 from touche_llm.ranking.run_fusion import fuse_runs

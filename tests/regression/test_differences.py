@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from touche_llm.data.records import Candidate
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.regression.check import compare_labels, compare_ranks
 from touche_llm.regression.result import (
     CheckResult,

@@ -20,7 +20,7 @@ from touche_llm.cli.demo import sample_config
 from touche_llm.config.files import load_config
 from touche_llm.data.files import write_records
 from touche_llm.data.records import Attempt, Failure, Model
-from touche_llm.data.trec_runs import read_run
+from touche_llm.data.runs.reading import read_run
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.runs import stages as pipeline

@@ -12,7 +12,7 @@ from tests.report.reports import POISON, changed, poisoned
 from tests.report.test_run_page import Page
 from touche_llm.config.files import load_config, write_config
 from touche_llm.data.measure import MACRO_F1, make_headline_ndcg
-from touche_llm.data.trec_runs import ParsedRun, read_run
+from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.comparisons import compare_runs
 from touche_llm.evaluation.measures import evaluate_run

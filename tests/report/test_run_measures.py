@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from touche_llm.data.measure import MACRO_F1, make_headline_ndcg
-from touche_llm.data.trec_runs import read_run
+from touche_llm.data.runs.reading import read_run
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.agreement import count_confusion
 from touche_llm.evaluation.qrels import Qrels

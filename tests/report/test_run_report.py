@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.expect import raises_at
 from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Attempt, Comparison, Cut, Failure, Judgment, Reading
-from touche_llm.data.trec_runs import read_run
+from touche_llm.data.runs.reading import read_run
 from touche_llm.errors import DataError
 from touche_llm.report.run_pages import gather_report
 from touche_llm.runs.open_folder import find_differences, summarize_comparisons

@@ -16,8 +16,8 @@ from tests.vllm.server import finished_requests, token_ids
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
+from touche_llm.data.runs.reading import read_candidates
 from touche_llm.data.topics.reading import read_topics
-from touche_llm.data.trec_runs import read_candidates
 from touche_llm.llm.cache import Cache
 from touche_llm.tasks import get_task
 

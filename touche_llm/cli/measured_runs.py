@@ -17,7 +17,7 @@ from touche_llm.cli.options import format_qrels_option
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data import trec_runs
 from touche_llm.data.files import sha256, shorten_path
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, read_qrels
 from touche_llm.runs.directory import RunDirectory

@@ -19,8 +19,9 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.files import check_output, is_word, recover
+from touche_llm.data.runs.reading import read_candidates, read_run
+from touche_llm.data.runs.writing import write_run
 from touche_llm.data.topics.reading import read_topics
-from touche_llm.data.trec_runs import read_candidates, read_run, write_run
 from touche_llm.errors import UsageError, shorten
 from touche_llm.evaluation.validation import validate_run
 from touche_llm.ranking.fusion import FusionSettings

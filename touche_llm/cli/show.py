@@ -24,8 +24,8 @@ from touche_llm.config.configuration import Config
 from touche_llm.data.files import read_records, shorten_path
 from touche_llm.data.measure import MACRO_F1, Measure, make_headline_ndcg
 from touche_llm.data.records import Failure, Judgment, Topic
+from touche_llm.data.runs.reading import read_run
 from touche_llm.data.topics.reading import read_topics
-from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.grades import check_judgments
 from touche_llm.runs.directory import (

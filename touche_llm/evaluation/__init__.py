@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import ToucheWarning
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.data.measure import Measure, MeasureName
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.evaluation.significance import Array, Estimate, ratio

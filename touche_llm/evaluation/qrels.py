@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from touche_llm.data.files import ID_FORM, is_word, read_table_lines
 from touche_llm.data.recognize import is_beir_header, require_kind
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten, to_printable
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import Scale

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from touche_llm.data.files import MAX_TABLE_LINE, read_bounded_lines, report_unreadable
-from touche_llm.data.trec_runs import RunRow, parse_row
+from touche_llm.data.runs.reading import RunRow, parse_row
 from touche_llm.errors import to_printable
 from touche_llm.pairs.documents import describe_pair_problem
 from touche_llm.tasks.task import Task

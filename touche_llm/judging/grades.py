@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from touche_llm.data.records import Judgment
-from touche_llm.data.trec_runs import NO_STANCE_COLUMN
+from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import DataError
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.tasks.definition import FIRST_STAGE, Scale

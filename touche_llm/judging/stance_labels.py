@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Judgment, Reading, StanceReading
-from touche_llm.data.trec_runs import NO_STANCE_COLUMN
+from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import UsageError
 from touche_llm.settings.section import Option, Scope, Section
 from touche_llm.settings.yaml_text import load_yaml, to_yaml

@@ -19,8 +19,8 @@ from pydantic import AwareDatetime, Field
 
 from touche_llm.data.files import read_records, sha256, shorten_path, write_records
 from touche_llm.data.records import Model, Topic
+from touche_llm.data.runs.reading import read_run
 from touche_llm.data.topics.reading import normalise_title, read_topics
-from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.runs.directory import RunDirectory

@@ -12,7 +12,8 @@ from msgspec import structs
 from touche_llm.config.configuration import Config
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.records import Candidate, Failure, Judgment, ScoredDocument, Topic
-from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
+from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.agreement import estimate_kappa, estimate_stances
 from touche_llm.evaluation.measures import estimate_grades

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from touche_llm.data.records import RunLine, ScoredDocument
-from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, make_strictly_decreasing
+from touche_llm.data.runs.reading import ParsedRun
+from touche_llm.data.runs.writing import NO_STANCE_COLUMN, make_strictly_decreasing
 from touche_llm.errors import UsageError
 from touche_llm.ranking.fusion import FusionSettings, fuse
 from touche_llm.tasks.task import Task

@@ -24,7 +24,7 @@ from touche_llm.data.records import (
     ScoredDocument,
     Topic,
 )
-from touche_llm.data.trec_runs import make_strictly_decreasing
+from touche_llm.data.runs.writing import make_strictly_decreasing
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.judging.requests import Done, RequestBuilder
 from touche_llm.llm.model import ModelClient

@@ -20,7 +20,7 @@ from pandas import DataFrame
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import open_atomic
 from touche_llm.data.measure import Measure
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_headline
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals

@@ -15,7 +15,7 @@ from pandas import DataFrame
 from touche_llm.config.configuration import Config, flatten, is_one_of
 from touche_llm.data.measure import CUTOFF
 from touche_llm.data.records import Topic
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.agreement import count_confusion
 from touche_llm.evaluation.measures import Evaluation, describe_judging, evaluate_run, list_headline

@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from touche_llm.data.files import check_output
 from touche_llm.data.records import Candidate, Failure, Queries, Topic
-from touche_llm.data.trec_runs import (
-    check_tag,
-    make_strictly_decreasing,
-    read_candidates,
-    write_candidates,
-)
+from touche_llm.data.runs.reading import read_candidates
+from touche_llm.data.runs.writing import check_tag, make_strictly_decreasing, write_candidates
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.retrieval.corpus import Corpus, Documents
 from touche_llm.tasks.task import Task

@@ -15,7 +15,7 @@ from touche_llm.api.progress import Progress
 from touche_llm.config.configuration import Config
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Topic
-from touche_llm.data.trec_runs import read_candidates
+from touche_llm.data.runs.reading import read_candidates
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.errors import BadLine, UsageError
 from touche_llm.judging.requests import RequestBuilder, make_request_builder

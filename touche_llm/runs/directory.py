@@ -28,7 +28,7 @@ from touche_llm.data.records import (
     UserLabels,
     convert_plain,
 )
-from touche_llm.data.trec_runs import ParsedRun, read_run
+from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.grades import check_judgments
 from touche_llm.retrieval.candidates import Candidates

@@ -17,7 +17,7 @@ from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
 from touche_llm.config.task_copies import find_copy
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels

@@ -22,7 +22,7 @@ from touche_llm.data.files import open_atomic, sha256
 from touche_llm.data.measure import Measure
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Model
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
 from touche_llm.pairs.documents import PairDocuments

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from touche_llm.data.records import HIGHEST_GRADE, Model
-from touche_llm.data.trec_runs import NO_STANCE_COLUMN
+from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 
 TASK_FILE = "task.yaml"
 # Name of the weight of the first stage's score, beside those of the grades.

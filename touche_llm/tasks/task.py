@@ -20,7 +20,7 @@ from touche_llm.corpus.json_lines import (
 )
 from touche_llm.data.measure import Measure
 from touche_llm.data.records import Model, Topic
-from touche_llm.data.trec_runs import NO_STANCE_COLUMN
+from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import DataError
 from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.settings.yaml_text import load_yaml
