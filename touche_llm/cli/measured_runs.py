@@ -15,8 +15,8 @@ from touche_llm.api.dataset import Dataset
 from touche_llm.cli.emit import Column, format_interval, show_table
 from touche_llm.cli.options import format_qrels_option
 from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.data import trec_runs
 from touche_llm.data.files import sha256, shorten_path
+from touche_llm.data.runs import reading
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, read_qrels
@@ -171,7 +171,7 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task) -> list[Given]:
             fitted_on = own.fitted_on
         if directory is not None and qrels.grades and directory.candidates_file.exists():
             own_stage = replace(
-                trec_runs.read_run(directory.candidates_file), chosen_topics=run.chosen_topics
+                reading.read_run(directory.candidates_file), chosen_topics=run.chosen_topics
             )
             runs.append(Given(f"{name} ({task.before_judging})", own_stage, folder, True))
         runs.append(Given(name, run, folder, fitted_on=fitted_on))

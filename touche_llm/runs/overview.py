@@ -17,11 +17,11 @@ from touche_llm.api.rank import list_result_columns
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import METADATA
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data import trec_runs
 from touche_llm.data.files import open_atomic, sha256
 from touche_llm.data.measure import Measure
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Model
+from touche_llm.data.runs import reading
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
@@ -343,7 +343,7 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
             or a stance is not one of the labels; for a folder also as `find_run_directory`.
     """
     directory = find_run_directory(Path(path))
-    return trec_runs.read_run(path, labels) if directory is None else directory.read_run(labels)
+    return reading.read_run(path, labels) if directory is None else directory.read_run(labels)
 
 
 def find_task(name: str | None, runs: Collection[Path], dataset: str | None = None) -> Task:
