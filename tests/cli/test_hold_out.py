@@ -18,7 +18,7 @@ from tests.scripted_engine import ScriptedEngine
 from touche_llm.cli import prompts_trial
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.lab.workplace import LabInputs, Workplace
+from touche_llm.lab.runs_of_lab import LabInputs, Workplace
 from touche_llm.prompt_lab.holdout import Access, read_accesses
 
 LOG = Path("hold_out_accesses.jsonl")

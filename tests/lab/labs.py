@@ -23,8 +23,8 @@ from tests.prompt_variants import DOCUMENTS, LABELS, collection, config_of
 from tests.sample_runs import Silent, run_on
 from tests.scripted_engine import answer
 from touche_llm.config.configuration import Config
+from touche_llm.lab.runs_of_lab import LabInputs, Workplace
 from touche_llm.lab.server import Address, serve_lab
-from touche_llm.lab.workplace import LabInputs, Workplace
 from touche_llm.llm.answer_schema import list_fields
 
 ASPECTS = ("relevance", "quality", "stance")

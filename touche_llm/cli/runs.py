@@ -27,7 +27,7 @@ from touche_llm.runs.overview import COMPLETE, TOTALS, RunOverview, find_runs, r
 from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:
-    from touche_llm.lab.workplace import Workplace
+    from touche_llm.lab.runs_of_lab import Workplace
 
 
 def runs(
@@ -190,7 +190,7 @@ def lab(
     Only programs of this machine that know the token in the printed address can read it.
     """
     # Only here: the libraries of a web server are slow to load.
-    from touche_llm.lab.workplace import LabInputs, Workplace
+    from touche_llm.lab.runs_of_lab import LabInputs, Workplace
 
     is_alone = config_file is not None or not given.keys().isdisjoint(("topics", "dataset"))
     if folder is not None and config_file is not None:

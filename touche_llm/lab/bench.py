@@ -20,7 +20,7 @@ from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.requests import RequestBuilder, make_request_builder
-from touche_llm.lab.workplace import Workplace
+from touche_llm.lab.runs_of_lab import Workplace
 from touche_llm.llm.cache import CacheMode
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, load, purposes_of

@@ -14,7 +14,7 @@ from touche_llm.data.records import Document, Reading, UserLabels
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import STANCE, qrels_file
 from touche_llm.judging.requests import make_request_builder
-from touche_llm.lab.workplace import Workplace
+from touche_llm.lab.runs_of_lab import Workplace
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompt_lab.holdout import find_half

@@ -19,11 +19,13 @@ from aiohttp.typedefs import Handler
 
 from touche_llm import report
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.lab import confirm, documents, runs, sampling, templates, trying
+from touche_llm.lab import confirm, documents, runs, templates
+from touche_llm.lab import draft_views as trying
+from touche_llm.lab import sample_views as sampling
 from touche_llm.lab.bench import Benches
 from touche_llm.lab.runs import RunList, watch_runs
+from touche_llm.lab.runs_of_lab import Workplace
 from touche_llm.lab.security import add_headers, describe_failure, make_guard, reply
-from touche_llm.lab.workplace import Workplace
 from touche_llm.report.page import replace_directions
 
 _STATIC = Path(__file__).parent / "static"

@@ -14,7 +14,7 @@ from touche_llm.data.files import open_atomic, read_record, shorten_path, write_
 from touche_llm.data.records import Model
 from touche_llm.errors import UsageError
 from touche_llm.lab.bench import Bench, Benches
-from touche_llm.lab.workplace import DRAFTS
+from touche_llm.lab.runs_of_lab import DRAFTS
 from touche_llm.prompt_lab.holdout import access_log, read_accesses
 from touche_llm.prompts.prompt import copy_prompt
 from touche_llm.prompts.purposes import CatalogEntry

@@ -19,7 +19,7 @@ from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.bench import Benches
 from touche_llm.lab.runs import make_page
-from touche_llm.lab.workplace import run_apart
+from touche_llm.lab.runs_of_lab import run_apart
 from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.comparison import (
     ComparisonInputs,
