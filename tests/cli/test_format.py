@@ -21,7 +21,7 @@ from tests.evaluation.test_calibration import gated, judgment, shares
 from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.emit import Column, Format, print_rows, show_table
+from touche_llm.cli.output import Column, Format, print_rows, show_table
 from touche_llm.data.files import write_records
 from touche_llm.llm.cache import Cache
 

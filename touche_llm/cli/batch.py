@@ -11,7 +11,7 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli import stages
-from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, print_rows, say
+from touche_llm.cli.output import Column, Format, FormatOption, emit, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import check_output

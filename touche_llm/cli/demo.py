@@ -13,8 +13,8 @@ import typer
 from touche_llm.api.progress import SilentProgress
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
-from touche_llm.cli.emit import show_lines
 from touche_llm.cli.evaluate import show_summary, summarize
+from touche_llm.cli.output import show_lines
 from touche_llm.cli.show import list_rows, read_run_topics, show_rankings
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config

@@ -13,7 +13,7 @@ from touche_llm.api.dataset import Dataset
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import (
+from touche_llm.cli.output import (
     Column,
     Format,
     FormatOption,

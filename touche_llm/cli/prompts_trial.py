@@ -14,7 +14,7 @@ import typer
 from touche_llm.api.opening import open_client
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_rows, say, show_lines
+from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, run_requests
 from touche_llm.config.configuration import Config

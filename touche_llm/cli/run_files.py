@@ -16,7 +16,7 @@ from touche_llm.api.dataset import Dataset
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say
+from touche_llm.cli.output import Format, FormatOption, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.files import check_output, is_word, recover
 from touche_llm.data.runs.reading import read_candidates, read_run

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.api.retrieve import add_objects
-from touche_llm.cli.emit import (
+from touche_llm.cli.output import (
     Column,
     Format,
     FormatOption,

@@ -16,7 +16,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import (
+from touche_llm.cli.output import (
     Column,
     Format,
     FormatOption,
