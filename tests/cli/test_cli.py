@@ -20,7 +20,7 @@ from aiohttp import web
 from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, good, says
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.stages import run_requests, until_interrupted
+from touche_llm.cli.interrupts import run_requests, until_interrupted
 from touche_llm.config.files import load_config
 
 SAMPLE = SAMPLES / "comparative"

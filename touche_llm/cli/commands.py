@@ -156,21 +156,19 @@ _CACHE = GroupEntry(
 # By the heading of the help.
 PANELS: Mapping[str, Sequence[CommandEntry | GroupEntry]] = {
     "Make a run": (
-        CommandEntry(
-            "run", "touche_llm.cli.stages.run", "Run the pipeline: retrieve, judge, rank."
-        ),
+        CommandEntry("run", "touche_llm.cli.run.run", "Run the pipeline: retrieve, judge, rank."),
         CommandEntry(
             "index", "touche_llm.cli.servers.index", "Store a corpus and build its BM25 index."
         ),
         CommandEntry(
-            "retrieve", "touche_llm.cli.stages.retrieve", "Retrieve the candidates of each topic."
+            "retrieve", "touche_llm.cli.run.retrieve", "Retrieve the candidates of each topic."
         ),
         CommandEntry(
-            "judge", "touche_llm.cli.stages.judge", "Judge the candidates of a run with the model."
+            "judge", "touche_llm.cli.run.judge", "Judge the candidates of a run with the model."
         ),
         CommandEntry(
             "rank",
-            "touche_llm.cli.stages.rank",
+            "touche_llm.cli.run.rank",
             "Write run.txt from the candidates and judgments of a run.",
         ),
         CommandEntry(
@@ -179,7 +177,7 @@ PANELS: Mapping[str, Sequence[CommandEntry | GroupEntry]] = {
         _BATCH,
         CommandEntry(
             "tira",
-            "touche_llm.cli.stages.tira",
+            "touche_llm.cli.tira.tira",
             "Make the run for an input folder of TIRA, without a network.",
         ),
         CommandEntry(

@@ -11,9 +11,9 @@ import typer
 from touche_llm.api.corpora import DenseCorpus, open_local_corpus
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
+from touche_llm.cli.interrupts import until_interrupted
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_result, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.cli.stages import until_interrupted
 from touche_llm.data.files import check_output
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig

@@ -1,0 +1,174 @@
+"""The commands that make a run: all stages, or one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
+from touche_llm.cli.costs import show_cost
+from touche_llm.cli.failures import FAILURES_EXIT, print_failures
+from touche_llm.cli.interrupts import ResultT, run_requests
+from touche_llm.cli.output import (
+    Format,
+    FormatOption,
+    print_rows,
+    say,
+    show_lines,
+)
+from touche_llm.cli.setting_options import CommandProgress
+from touche_llm.config.configuration import Config
+from touche_llm.data.records import Failure
+from touche_llm.runs import directory as run_directory
+from touche_llm.runs import stages as pipeline
+from touche_llm.runs.directory import RunDirectory
+from touche_llm.runs.facts import format_seconds
+from touche_llm.runs.overview import read_overview
+from touche_llm.tasks import get_task
+
+
+@s.configured(*s.OF_STAGE["retrieve"])
+def retrieve(
+    config: Config,
+    out: o.OutOption,
+    dry_run: o.DryRunOption = False,
+    overwrite: o.OverwriteOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Retrieve the candidates of each topic.
+
+    They are written to candidates.run.txt, or to sentences.run.txt for pairs of sentences. Only
+    `--query-expansion` needs the model.
+    """
+    if dry_run:
+        show_cost(output, config, out, ("retrieve",), overwrite=overwrite)
+        return
+    found = run_requests(
+        config, pipeline.run_retrieve(config, out, CommandProgress(), overwrite=overwrite)
+    )
+    _report(output, "candidates", RunDirectory(out).first_stage_file(found.task), found.failures)
+
+
+@s.configured(*s.OF_STAGE["judge"])
+def judge(
+    config: Config,
+    out: o.OutOption,
+    dry_run: o.DryRunOption = False,
+    overwrite: o.OverwriteOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Judge the candidates of a run with the model. Exit code 3 if some have no usable answer."""
+    if dry_run:
+        show_cost(output, config, out, ("judge",))
+        return
+    outcome = run_requests(
+        config, pipeline.run_judge(config, out, CommandProgress(), overwrite=overwrite)
+    )
+    _report(output, "judgments", out / run_directory.JUDGMENTS, outcome.failures)
+
+
+@s.configured(*s.OF_STAGE["rank"])
+def rank(
+    config: Config,
+    out: o.OutOption,
+    dry_run: o.DryRunOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Write run.txt from the candidates and judgments of a run. Exit code 3 if some are missing.
+
+    Needs the model only if a step of `--rank` compares documents.
+    """
+    if dry_run:
+        show_cost(output, config, out, ("rank",))
+        return
+    ranking = run_requests(config, pipeline.run_rank(config, out, CommandProgress()))
+    _report(output, "run", out / run_directory.RUN, ranking.failures, imputed=ranking.imputed)
+    if ranking.imputed:
+        raise typer.Exit(FAILURES_EXIT)
+
+
+@s.configured(*s.OF_RUN)
+def run(
+    config: Config,
+    out: o.OutOption,
+    dry_run: o.DryRunOption = False,
+    overwrite: o.OverwriteOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Run the pipeline: retrieve, judge, rank. A stopped run resumes.
+
+    Exit codes: 0 all judged; 1 data, prompt or engine error; 2 wrong usage; 3 some answers
+    unusable, see failures.jsonl; 130 interrupted.
+    """
+    task = get_task(config.task)
+    show_lines([f"task: {task.name} ({task.title})"], sys.stderr)
+    if dry_run:
+        show_cost(output, config, out, ("retrieve", "judge", "rank"), overwrite=overwrite)
+        return
+    _run_all(output, config, out, overwrite=overwrite)
+
+
+def _run_all(output: Format, config: Config, out: Path, *, overwrite: bool) -> None:
+    started = time.monotonic()
+    outcome = run_requests(
+        config, pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite)
+    )
+    seconds = format_seconds(time.monotonic() - started)
+    totals = read_overview(out).totals
+    say(
+        output,
+        f"{seconds}, {totals['requests']:,} requests, {totals['cached']:,} answers from the cache, "
+        f"{totals['prompt_tokens']:,} prompt and {totals['completion_tokens']:,} answer tokens; "
+        f"next: touche-llm show {out}",
+    )
+    overruled = totals["overruled"]
+    if overruled:
+        why = "the probabilities of all labels decide"
+        say(output, f"stances that differ from the answers as written: {overruled:,}, since {why}")
+    _report(
+        output,
+        "run",
+        out / run_directory.RUN,
+        outcome.failures,
+        judgments=outcome.judgments.requested,
+    )
+
+
+def _report(
+    output: Format, name: str, file: Path, failures: Sequence[Failure], **counts: int
+) -> None:
+    """Print the file that a stage has written, with counts, and its failures.
+
+    Exit with code 3 if there are any.
+    """
+    counts |= {"failures": len(failures)}
+    if output is Format.TABLE:
+        shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        print(f"{name}: {file}" + (f" ({shown})" if shown else ""))
+    else:
+        print_rows(output, [{"file": file, **counts}])
+    if failures:
+        written = (file.parent / of_stage for of_stage in run_directory.ALL_FAILURES)
+        files = [str(path) for path in written if path.exists() and path.stat().st_size]
+        print_failures(
+            output, failures, f"the answers of all attempts are in {' and '.join(files)}"
+        )
+        raise typer.Exit(FAILURES_EXIT)
+
+
+async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Await the work without messages of the single tasks that Ctrl-C cancels."""
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), KeyboardInterrupt):
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(handle)
+    return await work

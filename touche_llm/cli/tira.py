@@ -1,0 +1,119 @@
+"""The command for TIRA."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
+from touche_llm.cli.costs import _OFFLINE, _WRITES
+from touche_llm.cli.output import (
+    Format,
+    FormatOption,
+)
+from touche_llm.cli.run import _run_all
+from touche_llm.config.files import index_folder, load_config
+from touche_llm.errors import UsageError
+from touche_llm.integrations.tira import detect_input
+from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
+
+
+@s.takes_settings("prompts.folder", "cache.mode", "skip_bad_lines")
+def tira(
+    given: s.GivenSettings,
+    input_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "-i",
+            "--input",
+            envvar="TIRA_INPUT_DATASET",
+            metavar="FOLDER",
+            help="Folder with topics and corpus.",
+        ),
+    ] = None,
+    output_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            envvar="TIRA_OUTPUT_DIR",
+            metavar="FOLDER",
+            help="Folder for run.txt and the rest.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            envvar="TOUCHE_LLM_MODEL",
+            metavar="FOLDER",
+            help="Folder of the model's weights.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            envvar="TOUCHE_LLM_CONFIG",
+            help="YAML file with any of the values of a run.",
+        ),
+    ] = None,
+    cache_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache-folder",
+            envvar="TOUCHE_LLM_CACHE",
+            metavar="FOLDER",
+            help="For index, answers, and vLLM's files and log (default: touche-llm in $XDG_CACHE_HOME or ~/.cache).",
+        ),
+    ] = None,
+    overwrite: o.OverwriteOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Make the run for an input folder of TIRA, without a network.
+
+    The files there determine the task. A vLLM server is started and stopped for the run. Writes to
+    the output folder and the cache folder only. Exit codes as `run`.
+    """
+    if input_folder is None or output_folder is None:
+        raise UsageError(
+            "tira: missing folders; give -i INPUT -o OUTPUT, or set TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR"
+        )
+    found = detect_input(input_folder)
+    try:
+        cache = (
+            cache_folder
+            or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "touche-llm"
+        )
+    except RuntimeError as error:
+        raise UsageError(
+            f"--cache-folder: no default ({error}); give a folder, or set TOUCHE_LLM_CACHE"
+        ) from error
+    flags: dict[str, Any] = {
+        "task": found.task.name,
+        "topics": found.topics,
+        "corpus": found.corpus,
+        "candidates": found.candidates,
+        "index": cache / "index" / index_folder(found.corpus).name if found.corpus else None,
+        "engine.name": "managed",
+        "engine.model": model,
+        "cache.file": cache / "answers.sqlite",
+        **given,
+    }
+    if found.corpus is None:
+        if not os.environ.get(API_KEY_VARIABLE):
+            raise UsageError(
+                f"{input_folder}: no corpus; add one as published or as corpus.jsonl, or set {API_KEY_VARIABLE} to "
+                "search ChatNoir"
+            )
+        flags |= {"retriever.name": "chatnoir", "chatnoir.cache": cache / "chatnoir.sqlite"}
+    settings = load_config(config, flags)
+    for name, place in _WRITES.items():
+        os.environ.setdefault(name, str(cache.absolute() / place))
+    for name, value in _OFFLINE.items():
+        os.environ.setdefault(name, value)
+    _run_all(output, settings, output_folder, overwrite=overwrite)
