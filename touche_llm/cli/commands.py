@@ -67,12 +67,12 @@ _REGRESS = GroupEntry(
     (
         CommandEntry(
             "record",
-            "touche_llm.cli.run_files.record_",
+            "touche_llm.cli.regress.record_",
             "Store a finished run with everything that a replay needs, in DIR/NAME.",
         ),
         CommandEntry(
             "check",
-            "touche_llm.cli.run_files.check_",
+            "touche_llm.cli.regress.check_",
             "Replay recorded runs offline, with the current program and templates.",
         ),
     ),
@@ -172,7 +172,7 @@ PANELS: Mapping[str, Sequence[CommandEntry | GroupEntry]] = {
             "Write run.txt from the candidates and judgments of a run.",
         ),
         CommandEntry(
-            "fuse", "touche_llm.cli.run_files.fuse", "Fuse runs by reciprocal ranks or by scores."
+            "fuse", "touche_llm.cli.fuse.fuse", "Fuse runs by reciprocal ranks or by scores."
         ),
         _BATCH,
         CommandEntry(
@@ -218,7 +218,7 @@ PANELS: Mapping[str, Sequence[CommandEntry | GroupEntry]] = {
             "touche_llm.cli.evaluate.calibrate",
             "Fit the thresholds of stance labels that take no side, and measure them on other topics.",
         ),
-        CommandEntry("validate", "touche_llm.cli.run_files.validate", "Check a run file."),
+        CommandEntry("validate", "touche_llm.cli.validate.validate", "Check a run file."),
         _REGRESS,
     ),
     "Prompts, tasks and their data": (

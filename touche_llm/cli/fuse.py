@@ -1,0 +1,105 @@
+"""The command that fuses runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from touche_llm.cli import options as o
+from touche_llm.cli.output import Format, FormatOption, print_result, say
+from touche_llm.cli.validate import _find_task
+from touche_llm.data.files import check_output, is_word
+from touche_llm.data.runs.reading import read_run
+from touche_llm.data.runs.writing import write_run
+from touche_llm.errors import UsageError, shorten
+from touche_llm.ranking.fusion import FusionSettings
+from touche_llm.ranking.run_fusion import fuse_runs
+from touche_llm.runs.overview import find_run_file
+from touche_llm.tasks import TASK_HELP
+
+
+def fuse(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN",
+            help="Run files of this or any other program, or folders of runs; two or more.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The run file to write.")],
+    method: Annotated[
+        Literal["rrf", "interpolation"],
+        typer.Option(
+            "--method", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1."
+        ),
+    ] = "rrf",
+    k: Annotated[
+        float,
+        typer.Option(
+            "--k", min=0, help="Constant of rrf; the larger, the less a first place counts."
+        ),
+    ] = 60.0,
+    weight: Annotated[
+        list[float] | None,
+        typer.Option("--weight", help="One for each run, in their order (default: 1 each)."),
+    ] = None,
+    depth: Annotated[
+        int, typer.Option("--depth", min=1, help="Lines for each topic; the runs are read whole.")
+    ] = 1000,
+    tag: Annotated[
+        str, typer.Option("--tag", help="Last column of the run, one word.")
+    ] = "touche-llm",
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            metavar="NAME|FOLDER",
+            help=f"{TASK_HELP}, for the labels and limits (default: the task of the runs' folders). Needed where "
+            "some documents have a stance and others none: those get the task's label for an unknown stance, or are "
+            "left out where it has none.",
+        ),
+    ] = None,
+    overwrite: o.OverwriteOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Fuse runs by reciprocal ranks or by scores.
+
+    A document has the stance of the first run that gives it one.
+    """
+    known = _find_task(task, runs)
+    settings = FusionSettings(method=method, k=k)
+    weights = weight or [1.0] * len(runs)
+    if len(runs) < 2:
+        raise UsageError(f"{runs[0]}: one run cannot be fused; name two or more")
+    if not is_word(tag):
+        raise UsageError(f"--tag {tag!r:.40}: not one word; a run line has six columns")
+    if known is not None and depth > known.documents_per_topic.max:
+        raise UsageError(
+            f"--depth {depth}: {known.name} allows at most {known.documents_per_topic.max} documents a topic; give less"
+        )
+    runs = [find_run_file(run) for run in runs]
+    check_output(out, overwrite, runs)
+    labels = known.stances if known is not None else None
+    read = [read_run(run, labels) for run in runs]
+    fused = fuse_runs(read, weights, settings, task=known, depth=depth, tag=tag)
+    write_run(out, fused.lines)
+    topics = {line.topic_id for line in fused.lines}
+    counts = {
+        f"topics that only some of the runs have ({shorten(fused.partial)})": len(fused.partial),
+        "documents with different stances, the first run's kept": fused.disagreeing,
+        f"documents without a stance, labelled {known.unknown_stance if known is not None else ''}": fused.imputed,
+        "documents without a stance, left out because the task has no label for them": fused.left_out,
+    }
+    for what, count in counts.items():
+        if count:
+            say(output, f"{what}: {count:,}")
+    row = {
+        "file": out,
+        "lines": len(fused.lines),
+        "topics": len(topics),
+        "partial_topics": len(fused.partial),
+    }
+    row |= {"disagreeing": fused.disagreeing, "imputed": fused.imputed, "left_out": fused.left_out}
+    print_result(output, f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)", row)
