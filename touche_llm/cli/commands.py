@@ -142,12 +142,12 @@ _CACHE = GroupEntry(
     (
         CommandEntry(
             "export",
-            "touche_llm.cli.servers.export_",
+            "touche_llm.cli.cache.export_",
             "Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test.",
         ),
         CommandEntry(
             "import",
-            "touche_llm.cli.servers.import_",
+            "touche_llm.cli.cache.import_",
             "Add the entries of a cassette to a cache: all of them, or none if one does not fit.",
         ),
     ),
@@ -158,7 +158,7 @@ PANELS: Mapping[str, Sequence[CommandEntry | GroupEntry]] = {
     "Make a run": (
         CommandEntry("run", "touche_llm.cli.run.run", "Run the pipeline: retrieve, judge, rank."),
         CommandEntry(
-            "index", "touche_llm.cli.servers.index", "Store a corpus and build its BM25 index."
+            "index", "touche_llm.cli.index.index", "Store a corpus and build its BM25 index."
         ),
         CommandEntry(
             "retrieve", "touche_llm.cli.run.retrieve", "Retrieve the candidates of each topic."
@@ -233,7 +233,7 @@ PANELS: Mapping[str, Sequence[CommandEntry | GroupEntry]] = {
     "Servers and caches": (
         CommandEntry(
             "doctor",
-            "touche_llm.cli.servers.doctor",
+            "touche_llm.cli.doctor.doctor",
             "Check what a server can do, and name the options for the rest.",
         ),
         _CACHE,

@@ -1,0 +1,95 @@
+"""The command that checks a server."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Annotated
+
+import typer
+
+from touche_llm.cli import setting_options as s
+from touche_llm.cli.interrupts import until_interrupted
+from touche_llm.cli.output import Column, Format, FormatOption, emit, say, show_lines
+from touche_llm.cli.setting_options import CommandProgress
+from touche_llm.engines.identification import ServerCheck
+from touche_llm.engines.settings import EngineConfig
+from touche_llm.errors import EngineError
+from touche_llm.llm.settings import SamplingConfig
+from touche_llm.prompts.purposes import load_named
+from touche_llm.runs.context import list_schemas
+from touche_llm.tasks import DEFAULT_TASK, get_task
+
+
+@s.takes_settings(
+    *(f"engine.{name}" for name in ("model", "context", "tokenizer", "request_timeout")),
+    *(f"sampling.{name}" for name in ("logprobs", "system_message", "thinking")),
+)
+def doctor(
+    given: s.GivenSettings,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")
+    ],
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough", help="Also repeat a request sixteen times, to see if its answers differ."
+        ),
+    ] = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Check what a server can do, and name the options for the rest.
+
+    Sends about fifteen short requests. Exit code 1 if a run is impossible.
+    """
+    engine = s.read_section(EngineConfig, {**given, "engine.base_url": url}, "engine")
+    sampling = s.read_section(SamplingConfig, given, "sampling")
+    checks, failure = until_interrupted(
+        _examine(engine, sampling, thorough), lambda: "nothing was stored"
+    )
+    if failure is not None and not any(check.is_ok for check in checks):
+        raise failure
+    checks = [replace(check, remedy=s.name_options(check.remedy)) for check in checks]
+    emit(output, [asdict(check) for check in checks], _CHECKS)
+    if output is Format.TABLE:
+        show_lines(f"{check.name}: {check}" for check in checks if not check.is_ok)
+    if failure is not None:
+        raise failure
+    is_possible = not any(check.is_blocking for check in checks)
+    say(output, f"{url}: a run {'can' if is_possible else 'could not'} be made")
+    if not is_possible:
+        raise typer.Exit(1)
+
+
+_CHECKS = (
+    Column("check", is_text=True, value="name"),
+    Column("ok", is_text=True, value=lambda row: "?" if row["is_ok"] is None else row["is_ok"]),
+    Column("found", is_cut=True, value="value"),
+)
+
+
+async def _examine(
+    engine: EngineConfig, sampling: SamplingConfig, is_thorough: bool
+) -> tuple[list[ServerCheck], EngineError | None]:
+    """Return the checks of a server, and the error that ended them early."""
+    # Imported here because the HTTP libraries are slow to load.
+    from touche_llm.doctor.card import Survey
+    from touche_llm.doctor.checks import DOCTOR_PROBES, THOROUGH_PROBES, examine
+    from touche_llm.engines.chat import ChatServer
+
+    async with ChatServer(
+        engine.base_url,
+        concurrency=engine.concurrency,
+        request_timeout=engine.request_timeout,
+        chat_template_kwargs=sampling.chat_template_kwargs,
+    ) as server:
+        server.address, server.patience = "URL", 1
+        _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
+        schemas, progress = list_schemas([prompt]), CommandProgress()
+        probes = THOROUGH_PROBES if is_thorough else DOCTOR_PROBES
+        with progress.stage("checking the server", len(probes)) as step:
+            survey = Survey(server, engine, sampling, schemas, progress.warn, step)
+            try:
+                await examine(survey, probes)
+            except EngineError as error:
+                return survey.checks, error
+            return survey.checks, None
