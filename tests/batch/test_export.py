@@ -9,13 +9,7 @@ import orjson
 import pytest
 
 from tests import batch_replies as b
-from tests.batch.stages import (
-    COMPARATIVE,
-    Waiting,
-    export_stage,
-    import_files,
-    simple_config,
-)
+from tests.batch.stages import COMPARATIVE, Waiting, export_stage, import_files, simple_config
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, retrieve_stage, run_on
 from touche_llm.errors import UsageError

@@ -7,12 +7,7 @@ import pytest
 
 from tests.data.scratches import leave_scratch
 from tests.expect import raises_at
-from touche_llm.data.files import (
-    open_atomic,
-    read_record,
-    read_records,
-    replace_folder,
-)
+from touche_llm.data.files import open_atomic, read_record, read_records, replace_folder
 from touche_llm.data.records import Cut
 from touche_llm.errors import DataError, UsageError
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tests.stage_records import all_records, judge_record, rank_record, retrieve_record
-from touche_llm.runs.facts import (
-    Fact,
-    FactGroup,
-    join_texts,
-    list_facts,
-    sum_values,
-)
+from touche_llm.runs.facts import Fact, FactGroup, join_texts, list_facts, sum_values
 from touche_llm.runs.record import JudgeRecord, StageRecord
 
 

@@ -28,11 +28,7 @@ from touche_llm.llm.request import MAX_SAMPLES, Message, Request, Sampling
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import (
-    LABELS,
-    build_order_answer,
-    list_template_variables,
-)
+from touche_llm.prompts.purposes import LABELS, build_order_answer, list_template_variables
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.tasks import get_task
 

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from touche_llm.api.progress import default_progress
 from touche_llm.data import concurrency
 from touche_llm.engines.answer_function import FUNCTION, AnswerFunction
-from touche_llm.engines.settings import (
-    EngineConfig,
-)
+from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import UsageError
 from touche_llm.judging.requests import RequestBuilder, make_request_builder
 from touche_llm.llm.cache import CacheMode

@@ -10,7 +10,8 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli import stages
+from touche_llm.cli.failures import FAILURES_EXIT
+from touche_llm.cli.interrupts import run_requests, until_interrupted
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config.configuration import Config
@@ -51,7 +52,7 @@ def export(
         out.mkdir(parents=True, exist_ok=True)
     with RunDirectory(out).lock(f"batch export {stage}", progress.warn):
         work = export_requests(stage, config, out, tokenizer, progress)
-        facts, requests, failed = stages.run_requests(config, work)
+        facts, requests, failed = run_requests(config, work)
     file = out / REQUESTS
     if output is not Format.TABLE:
         rows = [{"stage": stage, "file": file, "requests": len(requests)}] if requests else []
@@ -108,7 +109,7 @@ def ray(
     settings = s.read_section(EngineConfig, given, "engine")
     job = RayJob.from_settings(settings, responses.with_name(f"{responses.name}.log"))
     work = job.answer_file(requests, responses)
-    count = stages.until_interrupted(work, lambda: f"{responses} is not written")
+    count = until_interrupted(work, lambda: f"{responses} is not written")
     print_result(
         output,
         f"responses: {responses} ({count:,} requests)",
@@ -130,7 +131,7 @@ def import_(
     progress = CommandProgress()
     with RunDirectory(out).lock("batch import", progress.warn):
         work = import_responses(out, responses, progress)
-        done = stages.until_interrupted(work, lambda: "import the same files again")
+        done = until_interrupted(work, lambda: "import the same files again")
     rows = [
         {"outcome": kind, "count": len(texts), "example": texts[0]}
         for kind, texts in done.problems.items()
@@ -142,7 +143,7 @@ def import_(
     else:
         say(output, "more is pending: repeat the export")
     if done.problems:
-        raise typer.Exit(stages.FAILURES_EXIT)
+        raise typer.Exit(FAILURES_EXIT)
 
 
 def _read_options(values: list[str]) -> dict[str, Any]:

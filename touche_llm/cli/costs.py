@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.cli.interrupts import run_requests
-from touche_llm.cli.output import (
-    Column,
-    Format,
-    print_rows,
-    say,
-    show_table,
-)
+from touche_llm.cli.output import Column, Format, print_rows, say, show_table
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config.configuration import Config
 from touche_llm.runs.dry_run import Cost, DryRun, estimate_cost
@@ -110,19 +104,3 @@ def _sum_costs(costs: Sequence[Cost]) -> dict[str, int]:
         name: sum(getattr(cost.usage, name) for cost in costs)
         for name in ("requests", "prompt_tokens", "shared_tokens", "completion_tokens")
     }
-
-
-# Where vLLM and its libraries write by default, and what keeps them from using the network.
-_WRITES = {
-    "VLLM_CACHE_ROOT": "vllm",
-    "VLLM_CONFIG_ROOT": "vllm",
-    "HF_HOME": "huggingface",
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-}
-_OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-}

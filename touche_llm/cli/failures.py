@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from touche_llm.cli.output import (
-    Format,
-    say,
-)
+from touche_llm.cli.output import Format, say
 from touche_llm.data.records import Failure
 from touche_llm.runs.stages import count_by_kind
 

@@ -9,7 +9,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_result, say
-from touche_llm.cli.validate import _find_task
+from touche_llm.cli.validate import find_run_task
 from touche_llm.data.files import check_output, is_word
 from touche_llm.data.runs.reading import read_run
 from touche_llm.data.runs.writing import write_run
@@ -68,7 +68,7 @@ def fuse(
 
     A document has the stance of the first run that gives it one.
     """
-    known = _find_task(task, runs)
+    known = find_run_task(task, runs)
     settings = FusionSettings(method=method, k=k)
     weights = weight or [1.0] * len(runs)
     if len(runs) < 2:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import typer
 
-from touche_llm.cli.run import _quietly
 from touche_llm.config.configuration import Config
 from touche_llm.llm.cache import describe_resume
 
@@ -47,3 +46,14 @@ def until_interrupted(work: Coroutine[Any, Any, ResultT], note: Callable[[], str
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Await the work without messages of the single tasks that Ctrl-C cancels."""
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), KeyboardInterrupt):
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(handle)
+    return await work

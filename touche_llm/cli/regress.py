@@ -16,12 +16,7 @@ from touche_llm.data.files import recover
 from touche_llm.errors import UsageError
 from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import Recording, record
-from touche_llm.regression.result import (
-    CheckResult,
-    LabelDifference,
-    RankDifference,
-    format_result,
-)
+from touche_llm.regression.result import CheckResult, LabelDifference, RankDifference, format_result
 from touche_llm.regression.snapshot import find_snapshots
 
 _DEFAULT = Path("regress")

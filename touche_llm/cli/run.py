@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -15,14 +13,8 @@ from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.costs import show_cost
 from touche_llm.cli.failures import FAILURES_EXIT, print_failures
-from touche_llm.cli.interrupts import ResultT, run_requests
-from touche_llm.cli.output import (
-    Format,
-    FormatOption,
-    print_rows,
-    say,
-    show_lines,
-)
+from touche_llm.cli.interrupts import run_requests
+from touche_llm.cli.output import Format, FormatOption, print_rows, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config.configuration import Config
 from touche_llm.data.records import Failure
@@ -112,10 +104,11 @@ def run(
     if dry_run:
         show_cost(output, config, out, ("retrieve", "judge", "rank"), overwrite=overwrite)
         return
-    _run_all(output, config, out, overwrite=overwrite)
+    run_all_stages(output, config, out, overwrite=overwrite)
 
 
-def _run_all(output: Format, config: Config, out: Path, *, overwrite: bool) -> None:
+def run_all_stages(output: Format, config: Config, out: Path, *, overwrite: bool) -> None:
+    """Run all stages, and report the outcome."""
     started = time.monotonic()
     outcome = run_requests(
         config, pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite)
@@ -161,14 +154,3 @@ def _report(
             output, failures, f"the answers of all attempts are in {' and '.join(files)}"
         )
         raise typer.Exit(FAILURES_EXIT)
-
-
-async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Await the work without messages of the single tasks that Ctrl-C cancels."""
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if not isinstance(context.get("exception"), KeyboardInterrupt):
-            loop.default_exception_handler(context)
-
-    asyncio.get_running_loop().set_exception_handler(handle)
-    return await work

@@ -28,12 +28,7 @@ from touche_llm.data.runs.reading import read_run
 from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.grades import check_judgments
-from touche_llm.runs.directory import (
-    CANDIDATES,
-    JUDGMENTS,
-    RESULTS,
-    RunDirectory,
-)
+from touche_llm.runs.directory import CANDIDATES, JUDGMENTS, RESULTS, RunDirectory
 from touche_llm.runs.facts import FactGroup, join_texts, list_facts
 from touche_llm.runs.overview import (
     COMPLETE,

@@ -10,16 +10,27 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.costs import _OFFLINE, _WRITES
-from touche_llm.cli.output import (
-    Format,
-    FormatOption,
-)
-from touche_llm.cli.run import _run_all
+from touche_llm.cli.output import Format, FormatOption
+from touche_llm.cli.run import run_all_stages
 from touche_llm.config.files import index_folder, load_config
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input
 from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
+
+# Where vLLM and its libraries write by default, and what keeps them from using the network.
+_WRITES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "VLLM_CONFIG_ROOT": "vllm",
+    "HF_HOME": "huggingface",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+}
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
 
 
 @s.takes_settings("prompts.folder", "cache.mode", "skip_bad_lines")
@@ -116,4 +127,4 @@ def tira(
         os.environ.setdefault(name, str(cache.absolute() / place))
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
-    _run_all(output, settings, output_folder, overwrite=overwrite)
+    run_all_stages(output, settings, output_folder, overwrite=overwrite)

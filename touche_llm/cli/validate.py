@@ -23,7 +23,7 @@ from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 
 
-def _find_task(name: str | None, runs: Sequence[Path]) -> Task | None:
+def find_run_task(name: str | None, runs: Sequence[Path]) -> Task | None:
     """Return the task of this name, or without a name that of the folders among the runs.
 
     None if there are none.

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from touche_llm.engines.settings import (
-    SECTIONS,
-    EngineConfig,
-    PoolingConfig,
-    PoolingPurpose,
-)
+from touche_llm.engines.settings import SECTIONS, EngineConfig, PoolingConfig, PoolingPurpose
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.protocol import EngineInfo

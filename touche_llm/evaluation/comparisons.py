@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.measure import Measure, MeasureName
-from touche_llm.evaluation.agreement import (
-    estimate_common_stances,
-)
-from touche_llm.evaluation.significance import (
-    Estimate,
-    compare,
-    list_common_topics,
-)
+from touche_llm.evaluation.agreement import estimate_common_stances
+from touche_llm.evaluation.significance import Estimate, compare, list_common_topics
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -13,10 +13,7 @@ import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.agreement import (
-    estimate_labels,
-    estimate_stances,
-)
+from touche_llm.evaluation.agreement import estimate_labels, estimate_stances
 from touche_llm.evaluation.qrels import (
     GRADE_DECIMALS,
     STANCE,
@@ -28,11 +25,7 @@ from touche_llm.evaluation.qrels import (
     describe_topics,
     select_topics,
 )
-from touche_llm.evaluation.significance import (
-    Estimate,
-    compute_interval,
-    estimate_mean,
-)
+from touche_llm.evaluation.significance import Estimate, compute_interval, estimate_mean
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -13,11 +13,7 @@ from touche_llm.api.opening import StoredAnswers, open_client
 from touche_llm.config.configuration import Config
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Document, Reading, Topic
-from touche_llm.engines.recorder import (
-    TOKEN_CHARS,
-    count_shared,
-    make_dry_engine,
-)
+from touche_llm.engines.recorder import TOKEN_CHARS, count_shared, make_dry_engine
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.expected_grades import compute_expected_grade

@@ -9,9 +9,7 @@ from touche_llm.data.records import Topic
 from touche_llm.data.topics.reading import normalise_title
 from touche_llm.errors import UsageError
 from touche_llm.prompts.prompt import Prompt, examples_path
-from touche_llm.prompts.purposes import (
-    list_copyable_answers,
-)
+from touche_llm.prompts.purposes import list_copyable_answers
 
 
 def check_examples(

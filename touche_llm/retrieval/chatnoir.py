@@ -18,12 +18,7 @@ from pydantic import AfterValidator, Field
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.files import ID_FORM, is_word
 from touche_llm.data.records import Candidate, Document, Malformed, Topic, decode_json
-from touche_llm.data.sqlite import (
-    DatabaseFormat,
-    connect,
-    create_if_empty,
-    describe_opening_error,
-)
+from touche_llm.data.sqlite import DatabaseFormat, connect, create_if_empty, describe_opening_error
 from touche_llm.data.topics.reading import build_query
 from touche_llm.engines.connections import (
     describe_connection_error,

@@ -23,11 +23,7 @@ from touche_llm.llm.answer_schema import build_schema
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt, check_overlay
-from touche_llm.prompts.purposes import (
-    list_judging_purposes,
-    load,
-    purposes_of,
-)
+from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import CROSS_ENCODER, list_comparison_kinds
 from touche_llm.retrieval.candidates import Candidates, check_topics
 from touche_llm.retrieval.corpus import Corpus

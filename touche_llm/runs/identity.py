@@ -18,9 +18,7 @@ from touche_llm.runs.inputs import (
     hash_inputs,
     list_deciding_settings,
 )
-from touche_llm.runs.record import (
-    StageRecords,
-)
+from touche_llm.runs.record import StageRecords
 
 # Settings whose values are the server's unless they are configured, and known only after
 # connecting.

@@ -37,12 +37,7 @@ from touche_llm.runs.context import RunContext, list_schemas
 from touche_llm.runs.directory import LOCK, RunDirectory
 from touche_llm.runs.identity import check_inputs, check_settings
 from touche_llm.runs.inputs import hash_inputs
-from touche_llm.runs.metadata import (
-    begin_stage,
-    measure_peak_memory,
-    measure_seconds,
-    record_stage,
-)
+from touche_llm.runs.metadata import begin_stage, measure_peak_memory, measure_seconds, record_stage
 from touche_llm.runs.record import (
     JudgeRecord,
     ModelUse,

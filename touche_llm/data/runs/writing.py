@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from touche_llm.data.files import (
-    open_atomic,
-)
+from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Candidate, RunLine
 from touche_llm.errors import UsageError
 
