@@ -13,7 +13,7 @@ import yaml
 from tests.cli.conftest import Touche
 from tests.fake_elasticsearch import FakeElasticsearch
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data import concurrency
+from touche_llm.llm import retries
 from touche_llm.retrieval import elasticsearch as elastic_load
 
 CORPUS = {
@@ -26,7 +26,7 @@ PASSWORD = "not to be told"
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeElasticsearch]:
     """A server with a password, which the environment has."""
-    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
     monkeypatch.setattr(elastic_load, "_BATCH", 10)
     monkeypatch.delenv("ELASTICSEARCH_API_KEY", raising=False)
     monkeypatch.setenv("ELASTICSEARCH_USER", "elastic")

@@ -201,7 +201,7 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         found.append(config)
         raise UsageError("ended")
 
-    monkeypatch.setattr("touche_llm.cli.interrupts.run_requests", end)
+    monkeypatch.setattr("touche_llm.cli.run.run_requests", end)
     return found
 
 

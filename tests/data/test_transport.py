@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from touche_llm.data import concurrency
 from touche_llm.engines.connections import parse_retry_after
+from touche_llm.llm import retries
 from touche_llm.llm.protocol import Transient
 from touche_llm.llm.retries import retry
 
@@ -73,7 +73,7 @@ async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> No
 async def test_the_last_failure_is_raised_when_the_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
     with pytest.raises(Transient) as failed:
         await retry(Failing(1000, retry_after=25.0), 0.05, ignore)
     assert failed.value.reason == "HTTP 429: busy"

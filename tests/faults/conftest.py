@@ -8,14 +8,14 @@ import pytest
 from tests.faults.fork_server import ForkServer
 from tests.faults.model_server import Model
 from tests.faults.workplace import Workplace, environment
-from touche_llm.data import concurrency
+from touche_llm.llm import retries
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
     # Or a Retry-After would be waited for.
-    monkeypatch.setattr(concurrency, "_MAX_WAIT", 0.01)
+    monkeypatch.setattr(retries, "_MAX_WAIT", 0.01)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from tests.answer_models import ComparativeJudgment
 from tests.fake_server import Behaviour, FakeServer, hangs, says, status
 from tests.llm.engines.test_server import UNUSABLE, model_of, question, send_question
 from tests.scripted_engine import FACTS
-from touche_llm.data import concurrency
+from touche_llm.llm import retries
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.counts import Counts
@@ -25,7 +25,7 @@ FAILING = [*UNUSABLE, (status(400), "server_error")]
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.01)
 
 
 async def replay(path: Path) -> tuple[AnsweredRequest[Any] | FailedRequest, ModelClient]:

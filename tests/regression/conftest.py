@@ -21,7 +21,7 @@ _VERSION = cache(version)
 @pytest.fixture(autouse=True)
 def _versions_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up the versions of libraries takes most of the time of a short run."""
-    monkeypatch.setattr("touche_llm.runs.identity.version", _VERSION)
+    monkeypatch.setattr("touche_llm.runs.metadata.version", _VERSION)
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ from tests.fake_server import (
     says,
     status,
 )
-from touche_llm.data import concurrency
 from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import connect as connect_to
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
+from touche_llm.llm import retries
 from touche_llm.llm.answer_schema import build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
@@ -44,7 +44,7 @@ from touche_llm.llm.settings import SamplingConfig
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.01)
 
 
 @asynccontextmanager

@@ -21,8 +21,8 @@ from tests.fake_chatnoir import (
     status,
 )
 from tests.fake_server import breaks_off, closes, hangs
-from touche_llm.data import concurrency
 from touche_llm.errors import EngineError, ToucheError, UsageError
+from touche_llm.llm import retries
 from touche_llm.retrieval import chatnoir as chatnoir_transport
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
@@ -123,7 +123,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (chatnoir_transport, concurrency):
+    for module in (chatnoir_transport, retries):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(chatnoir_transport, "asyncio", clock)
     return clock
