@@ -2,9 +2,9 @@
 
     python -m benchmarks.start_up [--rounds 10] [--against REVISION]
 
-Each command runs in processes of its own, once untimed and then once a round. With `--against`,
-each also runs in a checkout of that revision, and the two checkouts take turns to begin. The values
-are medians, of the seconds with the extremes; the peak of memory is that of the process.
+Each command runs in processes of its own, once untimed and then once a round. With `--against`, the
+commands of that revision run by turns with those of this checkout. The values are medians, of the
+seconds with the extremes; the peak of memory is that of the process.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ _POLL_SECONDS = 0.002
 
 @dataclass(frozen=True)
 class TimedCommand:
-    """Command of the program.
+    """Command of the program, called in a folder with the run of a sample.
 
     Attributes:
         name: Name in the table.
@@ -44,26 +45,17 @@ class TimedCommand:
 
 @dataclass(frozen=True)
 class Checkout:
-    """Checkout of the project, with a run that it made."""
+    """Checkout of the project.
 
+    Attributes:
+        name: Name in the table.
+        tree: Root of the checkout.
+        work: Folder with the run of a sample, made by the program of the checkout.
+    """
+
+    name: str
     tree: Path
-    run: Path
-
-
-def list_commands(run: Path) -> list[TimedCommand]:
-    """Return the commands that are timed; some of them read a run."""
-    return [
-        TimedCommand("--help", ["--help"]),
-        TimedCommand("prompts --help", ["prompts", "--help"]),
-        TimedCommand("run --help", ["run", "--help"]),
-        TimedCommand("evaluate --help", ["evaluate", "--help"]),
-        complete("completion of a command", "touche-llm r"),
-        complete("completion of a command of prompts", "touche-llm prompts c"),
-        complete("completion of an option of run", "touche-llm run --cache-m"),
-        complete("completion of an option of evaluate", "touche-llm evaluate --per"),
-        TimedCommand("validate", ["validate", str(run)]),
-        TimedCommand("show", ["show", str(run)]),
-    ]
+    work: Path
 
 
 def complete(name: str, words: str) -> TimedCommand:
@@ -76,14 +68,34 @@ def complete(name: str, words: str) -> TimedCommand:
     return TimedCommand(name, [], variables)
 
 
-def run_timed(command: TimedCommand, tree: Path, folder: Path) -> Ended:
-    """Run a command of a checkout in a folder; exit if it fails."""
-    variables = {**os.environ, "PYTHONPATH": str(tree), **command.variables}
+COMMANDS = (
+    TimedCommand("--help", ["--help"]),
+    TimedCommand("prompts --help", ["prompts", "--help"]),
+    TimedCommand("run --help", ["run", "--help"]),
+    TimedCommand("evaluate --help", ["evaluate", "--help"]),
+    complete("completion of a command", "touche-llm r"),
+    complete("completion of a command of prompts", "touche-llm prompts c"),
+    complete("completion of an option of run", "touche-llm run --cache-m"),
+    complete("completion of an option of evaluate", "touche-llm evaluate --per"),
+    TimedCommand("validate", ["validate", _TASK]),
+    TimedCommand("show", ["show", _TASK]),
+)
+
+
+def prepare(name: str, tree: Path, work: Path) -> Checkout:
+    """Make the run of a sample with the program of a checkout."""
+    run_command("demo", "--task", _TASK, "--out", work, folder=tree, tree=tree)
+    return Checkout(name, tree, work)
+
+
+def run_timed(command: TimedCommand, checkout: Checkout) -> Ended:
+    """Run a command of a checkout; exit if it fails or prints nothing."""
+    variables = {**os.environ, "PYTHONPATH": str(checkout.tree), **command.variables}
     # Without bytecode, which an installed program has, each process would compile all modules.
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
     ended = run_program(
         [sys.executable, "-m", "touche_llm", *command.arguments],
-        folder,
+        checkout.work,
         variables,
         poll_seconds=_POLL_SECONDS,
     )
@@ -92,23 +104,17 @@ def run_timed(command: TimedCommand, tree: Path, folder: Path) -> Ended:
     return ended
 
 
-def measure(
-    checkouts: Sequence[Checkout], folder: Path, rounds: int
-) -> dict[str, list[list[Ended]]]:
-    """Return the processes of each command, a list for each checkout."""
-    processes: dict[str, list[list[Ended]]] = {}
+def measure(checkouts: Sequence[Checkout], rounds: int) -> dict[tuple[str, str], list[Ended]]:
+    """Return the processes by the name of the command and that of the checkout."""
+    processes: dict[tuple[str, str], list[Ended]] = defaultdict(list)
     # The first round writes the bytecode, and is not counted.
     for number in range(rounds + 1):
-        places = list(range(len(checkouts)))
-        if number % 2:
-            places.reverse()
-        for place in places:
-            checkout = checkouts[place]
-            for command in list_commands(checkout.run):
-                ended = run_timed(command, checkout.tree, folder)
-                of_command = processes.setdefault(command.name, [[] for _ in checkouts])
+        in_turn = checkouts if number % 2 == 0 else checkouts[::-1]
+        for command in COMMANDS:
+            for checkout in in_turn:
+                ended = run_timed(command, checkout)
                 if number > 0:
-                    of_command[place].append(ended)
+                    processes[command.name, checkout.name].append(ended)
     return processes
 
 
@@ -120,10 +126,19 @@ def describe(processes: Sequence[Ended]) -> str:
     return f"{seconds} s, {cpu:.2f} s of a core, {mib:.0f} MiB"
 
 
-def prepare(tree: Path, folder: Path) -> Checkout:
-    """Make a run of the sample with the program of a checkout."""
-    run_command("demo", "--task", _TASK, "--out", folder, folder=tree, tree=tree)
-    return Checkout(tree=tree, run=folder / _TASK)
+def measure_and_show(checkouts: Sequence[Checkout], rounds: int) -> None:
+    """Measure the commands, and print a table with the load of the machine."""
+    load_before = os.getloadavg()[0]
+    processes = measure(checkouts, rounds)
+    load_after = os.getloadavg()[0]
+
+    figures = []
+    for command in COMMANDS:
+        values = [describe(processes[command.name, checkout.name]) for checkout in checkouts]
+        figures.append(Figure(command.name, *values))
+    names = " and ".join(checkout.name for checkout in checkouts)
+    show(f"Start of commands, {rounds} rounds: {names}", figures)
+    print(f"load over a minute: {load_before:.1f} before, {load_after:.1f} after")
 
 
 @contextmanager
@@ -138,20 +153,6 @@ def check_out(revision: str, tree: Path) -> Iterator[None]:
         subprocess.run(remove, cwd=ROOT, check=True)
 
 
-def measure_and_show(trees: Mapping[str, Path], folder: Path, rounds: int) -> None:
-    """Measure the commands in checkouts, the first of which is this one, and print the table."""
-    checkouts = [prepare(tree, folder / f"demo-{name}") for name, tree in trees.items()]
-    load_before = os.getloadavg()
-    processes = measure(checkouts, folder, rounds)
-
-    figures = []
-    for name, by_checkout in processes.items():
-        described = [describe(of_checkout) for of_checkout in by_checkout]
-        figures.append(Figure(name, *described))
-    show(f"Start of commands, {rounds} rounds: {', '.join(trees)}", figures)
-    print(f"load of the last minute: {load_before[0]:.1f} before, {os.getloadavg()[0]:.1f} after")
-
-
 def main() -> None:
     """Measure the commands here and, if a revision is named, in a checkout of it."""
     parser = parse_sizes(__doc__, rounds=(1, 10))
@@ -159,13 +160,15 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        mine = prepare("this checkout", ROOT, folder / "mine")
         if options.against is None:
-            measure_and_show({"this checkout": ROOT}, folder, options.rounds)
+            measure_and_show([mine], options.rounds)
             return
-        other = folder / "other"
-        with check_out(options.against, other):
-            trees = {"this checkout": ROOT, options.against: other}
-            measure_and_show(trees, folder, options.rounds)
+
+        tree = folder / "tree"
+        with check_out(options.against, tree):
+            other = prepare(options.against, tree, folder / "other")
+            measure_and_show([mine, other], options.rounds)
 
 
 if __name__ == "__main__":
