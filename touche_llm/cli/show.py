@@ -91,18 +91,27 @@ def list_rows(
     only: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row for each of the `top` documents of a topic, or of the topic `only`."""
-    kept = [
-        row
-        for row in read_results(RunDirectory(folder), task)
-        if only in (None, row["topic"]) and (top is None or row["rank"] <= top)
-    ]
-    texts = read_texts(config, task, (row["document"] for row in kept))
-    rows = []
-    for row in kept:
-        topic = topics.get(row["topic"], Topic(row["topic"], ""))
+    results: list[dict[str, Any]] = []
+    for result in read_results(RunDirectory(folder), task):
+        is_chosen = only is None or result["topic"] == only
+        is_at_top = top is None or result["rank"] <= top
+        if is_chosen and is_at_top:
+            results.append(result)
+
+    texts = read_texts(config, task, (result["document"] for result in results))
+    rows: list[dict[str, Any]] = []
+    for result in results:
+        topic = topics.get(result["topic"], Topic(result["topic"], ""))
+        # The first two stances of a task are those for the first and the second object.
         objects = dict(zip(task.stances, topic.objects or (), strict=False))
-        found = {"object": objects.get(row.get("stance", "")), "text": texts.get(row["document"])}
-        rows.append({"topic": topic.id, "title": topic.title or None} | row | found)
+        row = {
+            "topic": topic.id,
+            "title": topic.title or None,
+            **result,
+            "object": objects.get(result.get("stance", "")),
+            "text": texts.get(result["document"]),
+        }
+        rows.append(row)
     return rows
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from touche_llm.api.judge import Judgments
 from touche_llm.api.rank import Ranking
@@ -136,26 +137,25 @@ class RunDirectory:
         if not self.path.is_dir():
             raise DataError(f"{self}: no such folder; run `touche-llm retrieve --out {self}` first")
         with (self.path / LOCK).open("a+b", buffering=0) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.seek(0)
-                holder = (
-                    file.readline(_MAX_HOLDER).decode(errors="replace").strip() or "another process"
-                )
-                raise UsageError(
-                    f"{self}: {holder} is writing there; wait until it ends, or use another folder"
-                ) from error
-            except OSError as error:
-                warn(
-                    f"{self}: its file system has no locks ({error.strerror}); let one command write there at a time"
-                )
-            now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+            self._acquire(file, warn)
             file.truncate(0)
-            file.write(
-                f"touche-llm {command}, process {os.getpid()} on {socket.gethostname()} since {now}\n".encode()
-            )
+            file.write(_name_holder(command).encode())
             yield
+
+    def _acquire(self, file: BinaryIO, warn: Callable[[str], None]) -> None:
+        """Acquire the lock on an open lock file; raise UsageError if another process holds it."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.readline(_MAX_HOLDER).decode(errors="replace").strip()
+            raise UsageError(
+                f"{self}: {holder or 'another process'} is writing there; wait until it ends, or use another folder"
+            ) from error
+        except OSError as error:
+            warn(
+                f"{self}: its file system has no locks ({error.strerror}); let one command write there at a time"
+            )
 
     # Configuration and metadata
 
@@ -210,19 +210,20 @@ class RunDirectory:
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
         write_config(config, self.config_file)
-        used = (
-            purpose for earlier in STAGES[: STAGES.index(stage)] for purpose in PURPOSES[earlier]
-        )
-        copy_task(
-            get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used]
-        )
+
+        purposes: list[str] = []
+        for earlier in STAGES[: STAGES.index(stage)]:
+            purposes.extend(PURPOSES[earlier])
+        prompts = [getattr(config.prompts, purpose) for purpose in purposes]
+        copy_task(get_task(config.task), self.path, prompts)
 
     def remove_report(self) -> bool:
         """Remove the page about the run, if this program wrote it; return whether it did."""
         page = self.path / REPORT
-        if is_removed := is_page(page):
-            page.unlink()
-        return is_removed
+        if not is_page(page):
+            return False
+        page.unlink()
+        return True
 
     def write_metadata(self, metadata: Mapping[str, object]) -> None:
         """Write the metadata in place of earlier ones."""
@@ -353,6 +354,13 @@ class RunDirectory:
 
     def _read_optional(self, name: str, record: type[RecordT], what: str) -> list[RecordT]:
         return read_records(self.path / name, record, what) if (self.path / name).exists() else []
+
+
+def _name_holder(command: str) -> str:
+    """Return the line of a lock file: command, process and host that hold the lock, and since when."""
+    now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+    host = socket.gethostname()
+    return f"touche-llm {command}, process {os.getpid()} on {host} since {now}\n"
 
 
 def is_page(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG
@@ -18,13 +18,16 @@ from touche_llm.runs.inputs import (
     hash_inputs,
     list_deciding_settings,
 )
-from touche_llm.runs.record import StageRecords
+from touche_llm.runs.record import STAGES, StageName, StageRecords
 
 # Settings whose values are the server's unless they are configured, and known only after
 # connecting.
 _OF_SERVER = tuple(
     f"{section}.{name}" for section in SECTIONS.values() for name in ("model", "context")
 )
+# Characters of a hash and of another value that an error shows.
+_HASH_CHARS = 12
+_VALUE_CHARS = 100
 
 
 def check_settings(
@@ -37,15 +40,16 @@ def check_settings(
     judgments. With `overwrite`, only the inputs of the candidates that are judged count.
     """
     if overwrite:
-        if command == "judge":  # It replaces no candidates.
+        # Judging replaces no candidates, so they must be those of these inputs.
+        if command == "judge":
             check_inputs(directory, context.config)
         return
-    made = [
-        stage
-        for stage, names in OUTPUTS.items()
-        if any((directory.path / name).exists() for name in names)
-    ]
-    replaced = [stage for stage in made if stage != "retrieve" or command != "judge"]
+
+    made = [stage for stage in STAGES if _has_outputs(directory, stage)]
+    replaced = made
+    if command == "judge":
+        replaced = [stage for stage in made if stage != "retrieve"]
+
     if not directory.config_file.exists():
         if replaced:
             raise UsageError(
@@ -53,6 +57,7 @@ def check_settings(
                 "give another folder, or replace them (`overwrite: true`)"
             )
         return
+
     old = directory.read_config()
     records = directory.read_metadata().stages.select(made)
     changes = [
@@ -68,12 +73,20 @@ def check_settings(
         )
 
 
+def _has_outputs(directory: RunDirectory, stage: StageName) -> bool:
+    """Return whether a folder has an output of a stage."""
+    return any((directory.path / name).exists() for name in OUTPUTS[stage])
+
+
 def check_inputs(directory: RunDirectory, config: Config) -> None:
-    """Raise an error if topics or documents are not those of the candidates: the model must see what was retrieved."""
+    """Raise an error if topics or documents are not those of the candidates.
+
+    The model must see what was retrieved.
+    """
+    records = directory.read_metadata().stages
     # The folder has its own copy of the candidates.
-    if changes := list(
-        _compare_inputs(directory.read_metadata().stages, config, ("topics", "corpus"))
-    ):
+    changes = list(_compare_inputs(records, config, ("topics", "corpus")))
+    if changes:
         raise UsageError(
             f"{directory}: the model would see other inputs than the first stage had; restore these "
             "files, or repeat all stages with `touche-llm run --overwrite`:\n" + "\n".join(changes)
@@ -88,19 +101,21 @@ def _list_relevant(made: Collection[str], old: Config, command: str) -> tuple[st
         return (*OF_RETRIEVE, *OF_JUDGE)
     if "retrieve" not in made:
         return ()
-    return (
-        OF_RETRIEVE
-        if command == "judge"
-        else (*OF_RETRIEVE, "depth", *["sampling"] * old.expansion.use)
-    )
+    if command == "judge":
+        return OF_RETRIEVE
+    if old.expansion.use:
+        return (*OF_RETRIEVE, "depth", "sampling")
+    return (*OF_RETRIEVE, "depth")
 
 
 def _compare_settings(old: Config, new: Config, names: Collection[str]) -> Iterator[str]:
-    before, now = list_deciding_settings(old, names), list_deciding_settings(new, names)
+    before = list_deciding_settings(old, names)
+    now = list_deciding_settings(new, names)
     if "task" in before and is_same_task(old.task, new.task):
         now["task"] = old.task
     for name in dict.fromkeys((*before, *now)):
-        if name not in _OF_SERVER or (name in before and name in now):
+        is_configured = name in before and name in now
+        if is_configured or name not in _OF_SERVER:
             yield from _compare(name, before.get(name), now.get(name))
 
 
@@ -139,14 +154,23 @@ def _compare_inputs(stages: StageRecords, config: Config, names: Collection[str]
         # A file that is missing is an error of the stage that reads it.
         is_missing = name not in now and getattr(config, name) is not None
         if not is_missing:
-            yield from _compare(name, before.get(name), now.get(name), "sha256 ", 12)
+            yield from _compare(name, before.get(name), now.get(name), _format_hash)
+
+
+def _format_hash(value: object) -> str:
+    return "not set" if value is None else f"sha256 {value!s:.{_HASH_CHARS}}"
+
+
+def _format_value(value: object) -> str:
+    return "not set" if value is None else f"{value!s:.{_VALUE_CHARS}}"
 
 
 def _compare(
-    name: str, before: object, now: object, what: str = "", chars: int = 100
+    name: str,
+    before: object,
+    now: object,
+    format_side: Callable[[object], str] = _format_value,
 ) -> Iterator[str]:
+    """Yield a line about a value if it has changed."""
     if before != now:
-        old, new = (
-            "not set" if value is None else f"{what}{value!s:.{chars}}" for value in (before, now)
-        )
-        yield f"  {name}: {old} → {new}"
+        yield f"  {name}: {format_side(before)} → {format_side(now)}"

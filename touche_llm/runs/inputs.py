@@ -36,9 +36,13 @@ def hash_inputs(config: Config) -> dict[str, str]:
 
     For an index that of its corpus.
     """
-    files = {"topics": config.topics, "candidates": config.candidates}
-    found = {
-        name: sha256(file) for name, file in files.items() if file is not None and file.is_file()
-    }
-    digest = None if config.index is None else hash_corpus(config.corpus, config.index)
-    return found if digest is None else {**found, "corpus": digest}
+    hashes: dict[str, str] = {}
+    for name, file in {"topics": config.topics, "candidates": config.candidates}.items():
+        if file is not None and file.is_file():
+            hashes[name] = sha256(file)
+
+    if config.index is not None:
+        corpus_hash = hash_corpus(config.corpus, config.index)
+        if corpus_hash is not None:
+            hashes["corpus"] = corpus_hash
+    return hashes

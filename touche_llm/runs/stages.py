@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -180,30 +180,30 @@ async def compute_stage(
         case "retrieve":
             return await retrieve_candidates(context)
         case "judge":
-            given = (
-                earlier if isinstance(earlier, Candidates) else read_first_stage(context, directory)
-            )
-            judgments = await _judge_candidates(context, given)
+            if isinstance(earlier, Candidates):
+                candidates = earlier
+            else:
+                candidates = read_first_stage(context, directory)
+            judgments = await _judge_candidates(context, candidates)
             _check_pairs(judgments, directory)
             return judgments
         case "rank":
-            judged = (
-                earlier if isinstance(earlier, Judgments) else directory.read_judgments(context)
-            )
+            if isinstance(earlier, Judgments):
+                judgments = earlier
+            else:
+                judgments = directory.read_judgments(context)
             async with context.using_reranker():
-                return await _rank_judgments(context, judged)
+                return await _rank_judgments(context, judgments)
 
 
 async def _judge_candidates(context: RunContext, candidates: Candidates) -> Judgments:
-    config, prompts = context.config, context.load_prompts(*PURPOSES["judge"])
-    candidates = replace(candidates, corpus=context.corpus)
     return await judge(
-        candidates,
-        prompts,
+        replace(candidates, corpus=context.corpus),
+        context.load_prompts(*PURPOSES["judge"]),
         context.builder,
         context.progress,
-        stance=config.stance,
-        pairs=config.pairs,
+        stance=context.config.stance,
+        pairs=context.config.pairs,
     )
 
 
@@ -215,8 +215,10 @@ async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
     if needs_texts(config.steps):
         await replace(judgments.candidates, corpus=context.corpus).check()
         plan = replace(plan, documents=context.corpus.documents, reranker=context.reranker)
-        if kinds := list_comparison_kinds(config.steps):
-            plan = replace(plan, prompts=context.load_prompts(*kinds), builder=context.builder)
+    kinds = list_comparison_kinds(config.steps)
+    if kinds:
+        plan = replace(plan, prompts=context.load_prompts(*kinds), builder=context.builder)
+
     ranking = await rank(judgments, plan, context.progress, stance=config.stance)
     return replace(ranking, chosen_topics=context.chosen_topics)
 
@@ -370,7 +372,7 @@ async def _open_run(
     command: CommandName, config: Config, folder: Path, progress: Progress, overwrite: bool = False
 ) -> AsyncIterator[tuple[RunContext, RunDirectory]]:
     """Lock the folder of a run, check its settings, and open the model if the command needs one."""
-    directory, kinds = RunDirectory(folder), list_comparison_kinds(config.steps)
+    directory = RunDirectory(folder)
     with ExitStack() as stack:
         if command in ("judge", "rank"):
             stack.enter_context(directory.lock(command, progress.warn))
@@ -378,15 +380,11 @@ async def _open_run(
             check_inputs(directory, config)
         context = stack.enter_context(RunContext(config, progress))
         if command in ("run", "retrieve"):
+            # Missing prompts and files are errors before the folder is made.
             if command == "run":
                 context.load_prompts()
             context.check_sources()
-            names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-            if names and names.isdisjoint((CONFIG, LOCK)):
-                progress.warn(
-                    f"{folder}: has files of no run; those of the run are written beside them"
-                )
-            folder.mkdir(parents=True, exist_ok=True)
+            _make_folder(folder, progress)
             stack.enter_context(directory.lock(command, progress.warn))
 
         def check() -> None:
@@ -396,10 +394,11 @@ async def _open_run(
         # Checked before the slow loading of the model, and again once its name and context are
         # known.
         check()
-        if not {"retrieve": config.expansion.use, "rank": bool(kinds)}.get(command, True):
+        if not _needs_model(command, config):
             yield context, directory
             return
-        prompts = context.load_prompts(*(kinds if command == "rank" else PURPOSES.get(command, ())))
+
+        prompts = context.load_prompts(*_list_purposes(command, config))
         shown = count_shown_documents(config.steps, config.ranking)
         schemas = list_schemas(prompts.values(), shown)
         opening = open_client(
@@ -415,6 +414,36 @@ async def _open_run(
                 yield context, directory
 
 
+def _make_folder(folder: Path, progress: Progress) -> None:
+    """Make the folder of a run; warn if it has files, but none of a run."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if names and names.isdisjoint((CONFIG, LOCK)):
+        progress.warn(f"{folder}: has files of no run; those of the run are written beside them")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _needs_model(command: CommandName, config: Config) -> bool:
+    """Return whether a command sends requests to the language model."""
+    match command:
+        case "retrieve":
+            return config.expansion.use
+        case "rank":
+            return bool(list_comparison_kinds(config.steps))
+        case "run" | "judge":
+            return True
+
+
+def _list_purposes(command: CommandName, config: Config) -> Sequence[str]:
+    """Return the purposes of the prompts that a command may use; none for all of the run."""
+    match command:
+        case "run":
+            return ()
+        case "rank":
+            return list_comparison_kinds(config.steps)
+        case "retrieve" | "judge":
+            return PURPOSES[command]
+
+
 async def retrieve_candidates(context: RunContext) -> Candidates:
     """Retrieve the candidates of a run, or read them from the run file of another tool.
 
@@ -422,24 +451,12 @@ async def retrieve_candidates(context: RunContext) -> Candidates:
     """
     config = context.config
     if config.candidates is not None:
-        # More sentences than `depth` may be judged if they give too few pairs.
-        found = context.read_candidates(config.candidates, config.first_stage_depth)
-        if not any(found.rankings.values()):
-            ids = [topic.id for topic in context.topics]
-            raise DataError(
-                f"{config.candidates}: no candidates for any chosen topic: {shorten(ids)}"
-            )
-        candidates = replace(
-            found, corpus=context.corpus, rankings=normalise_rankings(found.rankings.values())
-        )
-        await candidates.check()
-        warn_of_empty(candidates, context.progress)
-        return candidates
+        return await _read_given_candidates(context, config.candidates)
+
     expander = None
     if config.expansion.use:
-        expander = QueryExpander(
-            config.expansion, context.load_prompts("queries")["queries"], context.builder
-        )
+        prompt = context.load_prompts("queries")["queries"]
+        expander = QueryExpander(config.expansion, prompt, context.builder)
     return await retrieve(
         context.topics,
         context.corpus,
@@ -448,3 +465,22 @@ async def retrieve_candidates(context: RunContext) -> Candidates:
         fields=config.retriever.query,
         expander=expander,
     )
+
+
+async def _read_given_candidates(context: RunContext, file: Path) -> Candidates:
+    """Read the candidates from the run file of another tool.
+
+    Raises:
+        DataError: No chosen topic has a candidate, or the corpus lacks one.
+    """
+    # More sentences than `depth` may be judged if they give too few pairs.
+    found = context.read_candidates(file, context.config.first_stage_depth)
+    if not any(found.rankings.values()):
+        ids = [topic.id for topic in context.topics]
+        raise DataError(f"{file}: no candidates for any chosen topic: {shorten(ids)}")
+
+    rankings = normalise_rankings(found.rankings.values())
+    candidates = replace(found, corpus=context.corpus, rankings=rankings)
+    await candidates.check()
+    warn_of_empty(candidates, context.progress)
+    return candidates
