@@ -1,4 +1,28 @@
-"""Exceptions of this program, and helpers for messages: `location: problem; what to do`."""
+"""Exceptions of this program, and helpers for messages: `location: problem; what to do`.
+
+    Exception
+    ├── ToucheError                printed by the command line in one line
+    │   ├── DataError              an input file is invalid or unreadable
+    │   │   ├── BadLine            one line of a corpus is
+    │   │   └── NoCandidates       a first stage finds nothing to judge (retrieval.candidates)
+    │   ├── UsageError             a command, an option or a setting is invalid
+    │   ├── PromptError            a template cannot be loaded or rendered
+    │   ├── EngineError            an engine cannot be used
+    │   └── ReplayMiss             a replay needs answers that the cache lacks
+    ├── RequestFailure             one request failed; its client counts, retries or stores it
+    │   ├── TransientFailure       it may succeed when it is retried
+    │   │   └── Transient          the same of an engine, with its kind
+    │   │       ├── Unreachable    no connection; the run ends if it lasts
+    │   │       └── BrokenReply    malformed; tried a few times
+    │   │           └── MissingLogprobs
+    │   ├── Rejected               the engine refuses it; stored, unless it refuses all
+    │   └── Unusable               the answer cannot be used; another sample is requested
+    └── ValueError
+        ├── YamlError              a text is not YAML (settings.yaml_text)
+        └── Malformed              a text is not the JSON that was expected (data.records)
+
+Kinds of failure, as `failures.jsonl` counts them, are those of `FailureKind`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +30,7 @@ import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -102,6 +126,99 @@ class EngineError(ToucheError):
 
 class ReplayMiss(ToucheError):
     """Replay that needs answers which the cache lacks."""
+
+
+# The model refused; the answer reached the length limit; it is not JSON; it does not fit the
+# schema; its log-probabilities are impossible.
+UnusableKind = Literal["refused", "cut_off", "not_json", "outside_schema", "impossible_logprobs"]
+# Or the server replied with an error or broke off; it did not reply in time.
+FailureKind = UnusableKind | Literal["server_error", "timeout"]
+# Max tries after a complete but malformed reply: a proxy may damage one, a broken server sends only
+# such replies.
+BROKEN_TRIES = 3
+
+
+class RequestFailure(Exception):
+    """Base of the failures of one request, which its client counts, retries or stores."""
+
+
+class TransientFailure(RequestFailure):
+    """Failure of a request that may succeed when it is retried, after the seconds that the server requested."""
+
+    def __init__(
+        self, reason: str, retry_after: float | None = None, max_tries: int | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after = retry_after
+        self.max_tries = max_tries
+
+
+class Transient(TransientFailure):
+    """Transient failure of an engine."""
+
+    def __init__(
+        self,
+        kind: FailureKind,
+        reason: str,
+        retry_after: float | None = None,
+        max_tries: int | None = None,
+    ) -> None:
+        super().__init__(reason, retry_after, max_tries)
+        self.kind: FailureKind = kind
+
+
+class Unreachable(Transient):
+    """Failure to connect to a server.
+
+    A run ends if it lasts, since every other request would fail too.
+    """
+
+
+class BrokenReply(Transient):
+    """Complete but malformed reply, tried a few times.
+
+    At an address that a server does not know, it may be a page.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("server_error", reason, max_tries=BROKEN_TRIES)
+
+
+class MissingLogprobs(BrokenReply):
+    """Answer without the log-probabilities requested; not stored, so that no replay uses it."""
+
+
+class Rejected(RequestFailure):
+    """The engine rejects the request, so that a retry would not help; `status` is the HTTP status.
+
+    Stored as a failure of the request unless `is_fatal`.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether every other request would be rejected too: a redirect, an invalid key, an unknown path."""
+        return self.status < 400 or self.status in (401, 403, 404)
+
+
+class Unusable(RequestFailure):
+    """Answer that cannot be used; another sample is requested.
+
+    Attributes:
+        kind: Kind to count.
+        reason: Reason in words.
+        text: What was answered.
+    """
+
+    def __init__(self, kind: UnusableKind, reason: str, text: str = "") -> None:
+        super().__init__(f"{kind}: {reason}")
+        self.kind: UnusableKind = kind
+        self.reason = reason
+        self.text = text
 
 
 @contextmanager

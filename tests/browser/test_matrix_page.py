@@ -15,8 +15,8 @@ from tests.prompt_variants import collection, config_of, opening, reader, title_
 from tests.report.reports import ATTACKS
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
+from touche_llm.errors import Rejected
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.llm.protocol import Rejected
 from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts
 from touche_llm.prompt_lab.sample import Plan
 from touche_llm.report.matrix import render_matrix

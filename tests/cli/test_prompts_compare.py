@@ -13,8 +13,8 @@ from tests.cli.conftest import Done, Touche
 from tests.prompt_variants import collection, opening, reader, wording
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.errors import Rejected
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.protocol import Rejected
 
 WORDINGS = ("mine/blunt.jinja", "mine/sharp.jinja")
 DATA = (

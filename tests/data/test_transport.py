@@ -8,8 +8,8 @@ import time
 import pytest
 
 from touche_llm.engines.connections import parse_retry_after
+from touche_llm.errors import Transient
 from touche_llm.llm import retries
-from touche_llm.llm.protocol import Transient
 from touche_llm.llm.retries import retry
 
 

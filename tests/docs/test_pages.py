@@ -13,8 +13,7 @@ from tests.cli.test_options import COMMANDS
 from tests.docs.pages import DOCS, PAGES, ROOT, list_code, list_targets
 from touche_llm import errors
 from touche_llm.config.configuration import Config
-from touche_llm.errors import ToucheError, list_fields
-from touche_llm.llm.answer import FailureKind
+from touche_llm.errors import FailureKind, ToucheError, list_fields
 
 OPTIONS = {
     option

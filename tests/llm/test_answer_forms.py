@@ -18,6 +18,7 @@ from tests.answer_models import ComparativeJudgment
 from tests.llm.engines.test_server import question
 from touche_llm.data.records import Topic
 from touche_llm.engines.chat import build_chat_body
+from touche_llm.errors import Unusable
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import (
     AnswerForm,
@@ -29,7 +30,7 @@ from touche_llm.llm.answer_schema import (
     list_fields,
 )
 from touche_llm.llm.label_probabilities import Label, read_label
-from touche_llm.llm.parsing import Unusable, parse_answer
+from touche_llm.llm.parsing import parse_answer
 from touche_llm.tasks.objects import objects_answer
 
 

@@ -13,12 +13,12 @@ import pytest
 from tests.answer_models import ComparativeJudgment, judge_request
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Cut, Topic
-from touche_llm.errors import DataError, PromptError, ReplayMiss
+from touche_llm.errors import DataError, PromptError, Rejected, ReplayMiss
 from touche_llm.judging.requests import make_failure
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.protocol import Completion, Rejected
+from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.purposes import load_named

@@ -11,11 +11,11 @@ import pytest
 from tests.answer_models import ComparativeJudgment
 from tests.llm.test_model import ANSWER, request_about
 from tests.scripted_engine import FACTS, ScriptedEngine
-from touche_llm.errors import EngineError
+from touche_llm.errors import EngineError, Rejected, Transient
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.protocol import Completion, Rejected, Transient
+from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
 

@@ -20,13 +20,12 @@ from touche_llm.data.files import read_records
 from touche_llm.data.measure import MACRO_F1, Measure, MeasureName
 from touche_llm.data.records import Candidate, Judgment
 from touche_llm.data.runs.reading import ParsedRun
-from touche_llm.errors import PromptError, ReplayMiss, UsageError
+from touche_llm.errors import PromptError, Rejected, ReplayMiss, UsageError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.protocol import Rejected
 from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts
 from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.prompt_lab.sample import Plan

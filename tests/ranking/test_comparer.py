@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Attempt, Document, Topic
-from touche_llm.errors import PromptError
+from touche_llm.errors import PromptError, Rejected, Transient, Unusable
 from touche_llm.judging.requests import RequestBuilder
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.parsing import Unusable, parse_answer
-from touche_llm.llm.protocol import Completion, Rejected, Transient
+from touche_llm.llm.parsing import parse_answer
+from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import MAX_SAMPLES, Message, Request, Sampling
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.truncation import CUT_MARK

@@ -17,9 +17,9 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Topic
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine
-from touche_llm.errors import DataError, EngineError
+from touche_llm.errors import DataError, EngineError, Rejected
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.protocol import EngineInfo, Rejected
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings
 from touche_llm.tasks import get_task
 from touche_llm.text.sanitize import sanitize

@@ -22,11 +22,11 @@ from touche_llm.engines.settings import (
     get_model_name,
 )
 from touche_llm.engines.tokenizers import ChatTokenizer
-from touche_llm.errors import EngineError, UsageError
+from touche_llm.errors import EngineError, Rejected, Transient, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import StartUp
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.protocol import Engine, EngineInfo, Rejected, Transient
+from touche_llm.llm.protocol import Engine, EngineInfo
 from touche_llm.llm.request import EMPTY_CHAT, place_system_message
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
 

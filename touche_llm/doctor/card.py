@@ -9,9 +9,9 @@ from typing import Any, Literal
 from touche_llm.engines.chat import ChatReply, ChatServer
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
-from touche_llm.errors import Warn
+from touche_llm.errors import Rejected, Warn
 from touche_llm.llm.answer_schema import AnswerModel, Layout, build_schema
-from touche_llm.llm.protocol import EngineInfo, Rejected
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
 from touche_llm.llm.settings import SamplingConfig
 

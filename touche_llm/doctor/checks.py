@@ -25,11 +25,17 @@ from touche_llm.doctor.card import (
 from touche_llm.engines.chat import DELIVERIES, LlamaCppTokenCounter, read_completion
 from touche_llm.engines.identification import ServerCheck, describe_failure, identify
 from touche_llm.engines.tokenizers import ChatTokenizer
-from touche_llm.errors import EngineError
+from touche_llm.errors import (
+    BrokenReply,
+    EngineError,
+    MissingLogprobs,
+    Rejected,
+    Transient,
+    Unusable,
+)
 from touche_llm.llm.answer_schema import count_alternatives, list_fields
 from touche_llm.llm.label_probabilities import Label, check_logprobs, read_label, squeeze
-from touche_llm.llm.parsing import Unusable
-from touche_llm.llm.protocol import BrokenReply, EngineInfo, MissingLogprobs, Rejected, Transient
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import (
     EMPTY_CHAT,
     Message,

@@ -15,8 +15,8 @@ from touche_llm.data.records import JsonStruct, Malformed, decode_json
 from touche_llm.engines.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion
 from touche_llm.engines.http import extract_message
 from touche_llm.engines.managed import build_start_options, to_flags
-from touche_llm.errors import DataError, to_printable
-from touche_llm.llm.protocol import Completion, Rejected, Transient
+from touche_llm.errors import DataError, Rejected, Transient, to_printable
+from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
 
 _MAX_KIND = 40

@@ -9,10 +9,11 @@ import msgspec
 
 from touche_llm.data.records import Count, Malformed, decode_json
 from touche_llm.engines.http import HttpClient
+from touche_llm.errors import BrokenReply, MissingLogprobs, Rejected
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import Layout
 from touche_llm.llm.label_probabilities import LOGPROB_ROUNDING, overlaps
-from touche_llm.llm.protocol import BrokenReply, Completion, MissingLogprobs, Rejected, TokenCounter
+from touche_llm.llm.protocol import Completion, TokenCounter
 from touche_llm.llm.request import Message, Request, to_prompt
 
 # Fields of a request's body of which one makes a server enforce a JSON schema.

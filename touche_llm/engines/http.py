@@ -20,8 +20,7 @@ from touche_llm.engines.connections import (
     read_body,
     to_line,
 )
-from touche_llm.errors import EngineError
-from touche_llm.llm.protocol import BrokenReply, Rejected, Transient, Unreachable
+from touche_llm.errors import BrokenReply, EngineError, Rejected, Transient, Unreachable
 
 # Open files besides the connections: the cache, the index, outputs.
 _OTHER_FILES = 128

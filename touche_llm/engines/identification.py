@@ -9,8 +9,8 @@ import msgspec
 from touche_llm.data.records import Count
 from touche_llm.engines.http import API_KEY_VARIABLE, HttpClient
 from touche_llm.engines.settings import EngineConfig, PoolingConfig
-from touche_llm.errors import EngineError
-from touche_llm.llm.protocol import BrokenReply, EngineInfo, Rejected, Transient
+from touche_llm.errors import BrokenReply, EngineError, Rejected, Transient
+from touche_llm.llm.protocol import EngineInfo
 
 
 @dataclass(frozen=True, slots=True)

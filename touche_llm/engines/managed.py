@@ -18,8 +18,7 @@ from typing import Any
 import orjson
 
 from touche_llm.engines.settings import get_model_name
-from touche_llm.errors import EngineError
-from touche_llm.llm.protocol import Rejected, Transient
+from touche_llm.errors import EngineError, Rejected, Transient
 
 # With white space allowed between tokens, weak models write it endlessly. Only this backend has the
 # switch, and all requests must use the same backend.

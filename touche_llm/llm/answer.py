@@ -8,12 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from touche_llm.data.records import Count, JsonStruct
+from touche_llm.errors import UnusableKind
 
-# The model refused; the answer reached the length limit; it is not JSON; it does not fit the
-# schema; its log-probabilities are impossible.
-UnusableKind = Literal["refused", "cut_off", "not_json", "outside_schema", "impossible_logprobs"]
-# Or the server replied with an error or broke off; it did not reply in time.
-FailureKind = UnusableKind | Literal["server_error", "timeout"]
 # Max characters stored of the text, and of the reason, of an unusable answer.
 MAX_CHARS = 2000
 _ShortText = Annotated[str, msgspec.Meta(max_length=MAX_CHARS)]

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from touche_llm.data.records import Attempt, Cut
-from touche_llm.errors import EngineError
+from touche_llm.errors import EngineError, Rejected, Transient, Unreachable
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.protocol import CountingEngine, EngineInfo, Rejected, Transient, Unreachable
+from touche_llm.llm.protocol import CountingEngine, EngineInfo
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.retries import retry
 from touche_llm.llm.truncation import Fitting, Truncation, apply_truncation

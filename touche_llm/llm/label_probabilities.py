@@ -7,9 +7,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from touche_llm.data.records import Reading
+from touche_llm.errors import Unusable
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import Layout
-from touche_llm.llm.parsing import Unusable
 
 Label = int | str
 # Probabilities are stored with nine digits, far more than log-probabilities carry; keeps files

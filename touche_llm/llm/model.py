@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Generic
 
 from touche_llm.data.records import Attempt, Cut, Reading
-from touche_llm.errors import DataError, EngineError, ReplayMiss
+from touche_llm.errors import DataError, EngineError, Rejected, ReplayMiss, Transient, Unusable
 from touche_llm.llm.answer import MAX_CHARS, OUTCOMES, Answer, UnusableAnswer
 from touche_llm.llm.answer_schema import AnswerForm, AnswerT, FreeText, Layout, get_labels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.client import EngineClient, FailedRequest, describe_entry
 from touche_llm.llm.label_probabilities import check_logprobs, read_fields, select_label_tokens
 from touche_llm.llm.label_statistics import LabelCounts, LabelInformation, get_most_probable
-from touche_llm.llm.parsing import Unusable, parse_answer
-from touche_llm.llm.protocol import Completion, Engine, Rejected, Transient
+from touche_llm.llm.parsing import parse_answer
+from touche_llm.llm.protocol import Completion, Engine
 from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
 from touche_llm.llm.settings import DEFAULT_CONCURRENCY, SamplingConfig
 from touche_llm.text.passages import RankedPassages
@@ -311,7 +311,11 @@ class ModelClient(EngineClient):
         try:
             return _parse_completion(completion, sample, model)
         except Unusable as unusable:
-            return unusable.answer
+            return UnusableAnswer(
+                kind=unusable.kind,
+                reason=unusable.reason[:MAX_CHARS],
+                text=unusable.text[:MAX_CHARS],
+            )
 
     def _count_completion(self, completion: Completion, sample: Request) -> None:
         """Count the tokens of a completion."""

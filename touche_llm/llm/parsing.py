@@ -9,19 +9,10 @@ from typing import cast
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from touche_llm.llm.answer import MAX_CHARS, UnusableAnswer, UnusableKind
+from touche_llm.errors import Unusable
 from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, AnswerT, abbreviate, get_labels
 
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
-
-
-class Unusable(Exception):
-    """Raised for an unusable answer; `kind` is the reason to count."""
-
-    def __init__(self, kind: UnusableKind, reason: str, text: str = "") -> None:
-        super().__init__(f"{kind}: {reason}")
-        self.kind, self.reason = kind, reason
-        self.answer = UnusableAnswer(kind, reason[:MAX_CHARS], text[:MAX_CHARS])
 
 
 def parse_answer(text: str, model: type[AnswerT], form: AnswerForm = AnswerForm.OBJECT) -> AnswerT:

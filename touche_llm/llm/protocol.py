@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from touche_llm.data.records import Model
-from touche_llm.llm.answer import FailureKind, Token
+from touche_llm.llm.answer import Token
 from touche_llm.llm.request import Message, Request
-from touche_llm.llm.retries import BROKEN_TRIES, TransientFailure
 
 
 class EngineInfo(Model):
@@ -49,57 +48,6 @@ class Completion:
     reasoning: str | None = None
     fingerprint: str | None = None
     cached_tokens: int | None = None
-
-
-class Transient(TransientFailure):
-    """Transient failure of an engine."""
-
-    def __init__(
-        self,
-        kind: FailureKind,
-        reason: str,
-        retry_after: float | None = None,
-        max_tries: int | None = None,
-    ) -> None:
-        super().__init__(reason, retry_after, max_tries)
-        self.kind: FailureKind = kind
-
-
-class Unreachable(Transient):
-    """Failure to connect to a server.
-
-    A run ends if it lasts, since every other request would fail too.
-    """
-
-
-class BrokenReply(Transient):
-    """Complete but malformed reply, tried a few times.
-
-    At an address that a server does not know, it may be a page.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("server_error", reason, max_tries=BROKEN_TRIES)
-
-
-class MissingLogprobs(BrokenReply):
-    """Answer without the log-probabilities requested; not stored, so that no replay uses it."""
-
-
-class Rejected(Exception):
-    """The engine rejects the request, so that a retry would not help; `status` is the HTTP status.
-
-    Stored as a failure of the request unless `is_fatal`.
-    """
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-    @property
-    def is_fatal(self) -> bool:
-        """Whether every other request would be rejected too: a redirect, an invalid key, an unknown path."""
-        return self.status < 400 or self.status in (401, 403, 404)
 
 
 class Counter(Protocol):

@@ -6,33 +6,15 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
-from touche_llm.errors import Warn
-
-if TYPE_CHECKING:  # takes a while to load
-    pass
 from touche_llm.data.concurrency import ResultT
+from touche_llm.errors import TransientFailure, Warn
 
-# Max tries after a complete but malformed reply: a proxy may damage one, a broken server sends only
-# such replies.
-BROKEN_TRIES = 3
 # In seconds.
 _FIRST_WAIT, _MAX_WAIT, _NOTICE_EVERY = 0.5, 60.0, 60.0
-
-
-class TransientFailure(Exception):
-    """Failure of a request that may succeed when it is retried, after the seconds that the server requested."""
-
-    def __init__(
-        self, reason: str, retry_after: float | None = None, max_tries: int | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.retry_after = retry_after
-        self.max_tries = max_tries
 
 
 async def retry(

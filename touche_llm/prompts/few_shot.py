@@ -19,9 +19,9 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, create_model
 
 from touche_llm.data.records import LabelledDocument, Model, Topic
-from touche_llm.errors import DataError, PromptError, describe_first_problem
+from touche_llm.errors import DataError, PromptError, Unusable, describe_first_problem
 from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, Layout
-from touche_llm.llm.parsing import Unusable, parse_answer
+from touche_llm.llm.parsing import parse_answer
 from touche_llm.settings.yaml_text import YamlError, parse_yaml
 
 EXAMPLES_SUFFIX = ".examples.yaml"

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, create_model
 
 from touche_llm.data.records import Document, Topic
-from touche_llm.errors import PromptError, UsageError
+from touche_llm.errors import PromptError, Unusable, UsageError
 from touche_llm.llm.answer_schema import AnswerForm, AnswerModel
-from touche_llm.llm.parsing import Unusable, parse_answer
+from touche_llm.llm.parsing import parse_answer
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import (
     AnswerByHeader,

@@ -26,8 +26,15 @@ from touche_llm.engines.connections import (
     read_body,
     to_line,
 )
-from touche_llm.errors import DataError, EngineError, UsageError, Warn, needs_extra
-from touche_llm.llm.retries import RetryNotice, TransientFailure, retry
+from touche_llm.errors import (
+    DataError,
+    EngineError,
+    TransientFailure,
+    UsageError,
+    Warn,
+    needs_extra,
+)
+from touche_llm.llm.retries import RetryNotice, retry
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
 from touche_llm.retrieval.registry import QueryField
 from touche_llm.settings.section import Scope, Section, check_address

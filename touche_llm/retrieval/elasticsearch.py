@@ -22,8 +22,16 @@ from touche_llm.data.files import sha256
 from touche_llm.data.records import Candidate, Document, Model, Topic
 from touche_llm.data.topics.reading import build_query
 from touche_llm.engines.connections import to_line
-from touche_llm.errors import BadLine, DataError, EngineError, UsageError, Warn, needs_extra
-from touche_llm.llm.retries import RetryNotice, TransientFailure, retry
+from touche_llm.errors import (
+    BadLine,
+    DataError,
+    EngineError,
+    TransientFailure,
+    UsageError,
+    Warn,
+    needs_extra,
+)
+from touche_llm.llm.retries import RetryNotice, retry
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
 from touche_llm.retrieval.registry import QueryField
 from touche_llm.settings.section import Option, Scope, Section, check_address

@@ -15,11 +15,11 @@ from touche_llm.engines.batch_files import group_by_topic, read_replies, read_re
 from touche_llm.engines.known_engines import assume_engine_info, store_engine_info
 from touche_llm.engines.recorder import RecordingEngine, run_until_pending
 from touche_llm.engines.tokenizers import ChatTokenizer
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, MissingLogprobs, Transient, UsageError
 from touche_llm.llm.answer import OUTCOMES, Answer, UnusableAnswer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.protocol import Completion, EngineInfo, MissingLogprobs, Transient
+from touche_llm.llm.protocol import Completion, EngineInfo
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import BATCH, RunDirectory

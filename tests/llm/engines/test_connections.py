@@ -13,7 +13,7 @@ from tests.fake_server import FakeServer, good
 from tests.llm.engines.test_server import question
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.http import allow_open_files
-from touche_llm.llm.protocol import Transient
+from touche_llm.errors import Transient
 
 
 async def test_the_time_of_a_request_begins_again_with_each_reply_and_a_server_that_hangs_has_it_once() -> (

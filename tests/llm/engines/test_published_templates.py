@@ -17,7 +17,7 @@ from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.http import ReplyT
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
-from touche_llm.llm.protocol import Rejected
+from touche_llm.errors import Rejected
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.text.sanitize import sanitize
 
