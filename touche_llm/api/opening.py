@@ -218,10 +218,7 @@ async def _open_server(
     cache: Cache,
     progress: Progress,
 ) -> _OpenedEngine:
-    """Return the client of a server, its description, and its start-up check if that can wait.
-
-    `stack` ends all.
-    """
+    """Open the client of a server, after its start-up check unless that can wait."""
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.doctor.card import Survey
     from touche_llm.doctor.checks import RUN_PROBES, connect
@@ -265,32 +262,47 @@ async def _recall(
 ) -> EngineInfo | None:
     """Return the stored description of an engine whose start-up check can wait.
 
-    None if no single one fits.
-
     Where no model is named, the server has to say at once that it is the described one.
+
+    Returns:
+        The description, or None if no single one fits.
+    """
+    if cache.mode is not CacheMode.REUSE:
+        return None
+
+    if get_configured_name(settings) is not None:
+        fitting = find_fitting_engines(settings, cache, purpose)
+    else:
+        served = await _look_at_server(settings, client, purpose)
+        if served is None:
+            return None
+        named = settings.model_copy(update={"model": served.model})
+        fitting = []
+        for known in find_fitting_engines(named, cache, purpose):
+            if known.context == served.context and known.engine == served.engine:
+                fitting.append(known)
+
+    contexts = {known.context for known in fitting}
+    if len(contexts) != 1:
+        return None
+    return choose_engine(fitting, cache, purpose)
+
+
+async def _look_at_server(
+    settings: ModelSettings, client: HttpClient, purpose: PoolingPurpose | None
+) -> EngineInfo | None:
+    """Return what a server says of its only model.
+
+    None if it does not reply soon, or serves several; the start-up check then reports it.
     """
     from touche_llm.engines.identification import identify
 
-    if cache.mode is not CacheMode.REUSE:
+    try:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            served, _ = await identify(client, settings, get_section(purpose))
+    except (EngineError, Transient, Rejected, TimeoutError):
         return None
-    found = None
-    if get_configured_name(settings) is None:
-        try:
-            async with asyncio.timeout(_LOOK_SECONDS):
-                found = (await identify(client, settings, get_section(purpose)))[0]
-        except (EngineError, Transient, Rejected, TimeoutError):
-            return None  # the start-up check reports it
-        settings = settings.model_copy(update={"model": found.model})
-    fitting = [
-        known
-        for known in find_fitting_engines(settings, cache, purpose)
-        if found is None or (known.context, known.engine) == (found.context, found.engine)
-    ]
-    return (
-        choose_engine(fitting, cache, purpose)
-        if len({known.context for known in fitting}) == 1
-        else None
-    )
+    return served
 
 
 @asynccontextmanager
@@ -333,5 +345,7 @@ async def open_pooling(
                 return facts
 
             known = await _recall(settings, cache, client, purpose)
-            facts, later = (await start_up(), None) if known is None else (known, start_up)
-            yield PoolingClient(engine_info=facts, engine=server, start_up=later, **policy)
+            if known is None:
+                yield PoolingClient(engine_info=await start_up(), engine=server, **policy)
+            else:
+                yield PoolingClient(engine_info=known, engine=server, start_up=start_up, **policy)

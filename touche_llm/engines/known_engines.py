@@ -37,11 +37,15 @@ def assume_engine_info(
     For an unknown engine, `engine` is empty, a missing model too, and a missing context cuts no
     document.
     """
-    if fitting := find_fitting_engines(settings, cache, purpose):
+    fitting = find_fitting_engines(settings, cache, purpose)
+    if fitting:
         return choose_engine(fitting, cache, purpose)
-    model, context = get_configured_name(settings) or "", settings.context or ENDLESS
     return EngineInfo(
-        model=model, revision=settings.revision, context=context, overhead=0, engine=""
+        model=get_configured_name(settings) or "",
+        revision=settings.revision,
+        context=settings.context or ENDLESS,
+        overhead=0,
+        engine="",
     )
 
 
@@ -52,15 +56,18 @@ def replay_engine_info(
 
     Raise UsageError if it does not know the engine.
     """
-    if fitting := find_fitting_engines(settings, cache, purpose):
+    fitting = find_fitting_engines(settings, cache, purpose)
+    if fitting:
         return choose_engine(fitting, cache, purpose)
+
     if purpose is not None and cache.mode is not CacheMode.REPLAY:
         raise UsageError(
             f"{SECTIONS[purpose]}.url: missing; give the address of a server with the model"
         )
     models = sorted({entry.model for entry in cache.find(name_kind(purpose))})
     sought = f"model {get_configured_name(settings) or 'any'}, revision {settings.revision!r}"
-    sought += f", context {settings.context}" if settings.context is not None else ""
+    if settings.context is not None:
+        sought += f", context {settings.context}"
     raise UsageError(
         f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}"
     )
@@ -85,21 +92,20 @@ def find_fitting_engines(
     settings: ModelSettings, cache: Cache, purpose: PoolingPurpose | None
 ) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configured model, revision and context."""
-    known, model = (
-        [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))],
-        get_configured_name(settings),
-    )
-    models = sorted({facts.model for facts in known})
+    known = [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))]
+    model = get_configured_name(settings)
+    models = sorted({info.model for info in known})
     if model is None and len(models) > 1:
         choice = f"choose one with `{get_section(purpose)}.model`"
         raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; {choice}")
-    return [
-        facts
-        for facts in known
-        if facts.model == (model or facts.model)
-        and facts.revision == settings.revision
-        and (settings.context is None or facts.context == settings.context)
-    ]
+
+    fitting: list[EngineInfo] = []
+    for info in known:
+        has_model = not model or info.model == model
+        has_context = settings.context is None or info.context == settings.context
+        if has_model and has_context and info.revision == settings.revision:
+            fitting.append(info)
+    return fitting
 
 
 def choose_engine(
