@@ -40,7 +40,7 @@ from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.evaluation.significance import compute_interval, estimate_mean
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks import get_task
-from touche_llm.tasks.definition import FIRST_STAGE, Objective
+from touche_llm.tasks.parts import FIRST_STAGE, Objective
 
 TASK = get_task("comparative")
 ASPECTS = tuple(TASK.aspects)

@@ -28,7 +28,7 @@ from benchmarks.judging import PARTS, prepare
 from tests.fake_server import FakeServer
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.files import load_config
-from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.engines.recorder import make_dry_engine
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient

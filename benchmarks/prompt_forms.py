@@ -49,7 +49,7 @@ from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.settings.yaml_text import read_yaml
 from touche_llm.tasks import get_task
-from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.parts import TASK_FILE
 from touche_llm.tasks.task import Task, load_task
 
 DATA = REAL / "comparative"

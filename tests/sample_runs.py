@@ -20,7 +20,7 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
 from touche_llm.data.records import RunLine
-from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts

@@ -24,7 +24,7 @@ from touche_llm.cli.tasks import EXAMPLE
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
 from touche_llm.data.topics.reading import read_topics
-from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient

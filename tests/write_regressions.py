@@ -17,7 +17,7 @@ from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from touche_llm.cli.demo import SAMPLE_TASKS, sample_config
 from touche_llm.config.configuration import Config
-from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.regression.check import load_finished_run

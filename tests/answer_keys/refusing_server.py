@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from touche_llm.api import opening as engines
-from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine, make_dry_engine
 from touche_llm.engines.settings import EngineConfig, PoolingConfig
 from touche_llm.llm.cache import Cache

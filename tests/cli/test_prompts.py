@@ -18,7 +18,7 @@ from tests.write_demo_cassette import script_of
 from touche_llm.api.opening import open_client
 from touche_llm.cli import prompts_trial
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import list_fields

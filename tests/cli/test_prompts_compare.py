@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Done, Touche
 from tests.prompt_variants import collection, opening, reader, wording
 from tests.scripted_engine import FACTS, ScriptedEngine
-from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.errors import Rejected
 from touche_llm.llm.cache import Cache
 

@@ -26,7 +26,7 @@ from touche_llm.cli.tasks import EXAMPLE_FILES
 from touche_llm.config.files import load_config
 from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Judgment, Reading
-from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient

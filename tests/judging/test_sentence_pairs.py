@@ -13,7 +13,7 @@ from touche_llm.pairs.documents import Sentence
 from touche_llm.pairs.inheritance import inherit_judgment
 from touche_llm.pairs.pairing import make_pairs, select_sentences
 from touche_llm.pairs.settings import PairSettings
-from touche_llm.tasks.definition import Scale
+from touche_llm.tasks.parts import Scale
 
 SCALES = {name: Scale(0, 3) for name in ("relevance", "quality", "coherence")}
 WEIGHTS = {"relevance": 1.0, "quality": 0.5, "coherence": 0.5, "first_stage": 0.05}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.expect import raises_at
-from touche_llm.engines.known_engines import (
+from touche_llm.engines.cached_info import (
     assume_engine_info,
     replay_engine_info,
     store_engine_info,

@@ -14,7 +14,7 @@ from tests.sample_runs import Silent, config_for, run_on
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
 from touche_llm.errors import UsageError
-from touche_llm.runs import identity as provenance
+from touche_llm.runs import resume as provenance
 from touche_llm.runs import stages as pipeline
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory

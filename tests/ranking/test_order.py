@@ -12,7 +12,7 @@ from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.judging.grades import combine_grades
 from touche_llm.ranking.balance import BalanceSettings, balance
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
-from touche_llm.tasks.definition import Scale
+from touche_llm.tasks.parts import Scale
 
 WEIGHTS = {"relevance": 1.0, "quality": 0.5, "first_stage": 0.25}
 SCALES = {"relevance": Scale(0, 3), "quality": Scale(0, 3)}

@@ -28,7 +28,7 @@ from touche_llm.corpus.store import ensure_store
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Topic
 from touche_llm.data.topics.reading import read_topics, write_topics
-from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode

@@ -24,7 +24,7 @@ from touche_llm.data.runs.reading import read_run
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.runs import stages as pipeline
-from touche_llm.tasks.definition import Scale
+from touche_llm.tasks.parts import Scale
 
 # Each would set `window.ran`, fetch something, or leave the element that it stands in.
 ATTACKS = (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from touche_llm.errors import UsageError
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.tasks.definition import TiraTopics
+from touche_llm.tasks.parts import TiraTopics
 from touche_llm.tasks.published import DIGITS, Table, find_place, read_tables
 
 

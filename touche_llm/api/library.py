@@ -53,7 +53,7 @@ from touche_llm.retrieval.elasticsearch import ElasticIndex, ElasticsearchSettin
 from touche_llm.retrieval.registry import ExpansionSettings, QueryField, RetrieverConfig
 from touche_llm.settings.section import Section, read_settings
 from touche_llm.tasks import get_task
-from touche_llm.tasks.definition import Objective
+from touche_llm.tasks.parts import Objective
 from touche_llm.tasks.task import Task
 
 P = ParamSpec("P")

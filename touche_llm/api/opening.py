@@ -32,7 +32,7 @@ from touche_llm.llm.settings import CacheConfig, SamplingConfig
 
 if TYPE_CHECKING:
     from touche_llm.engines.http import HttpClient
-from touche_llm.engines.known_engines import (
+from touche_llm.engines.cached_info import (
     ENDLESS,
     ModelSettings,
     assume_engine_info,

@@ -15,7 +15,7 @@ import typer
 
 from touche_llm import __version__
 from touche_llm.cli.lazy_commands import Program
-from touche_llm.cli.options import ParserError, describe_parser_error
+from touche_llm.cli.shared_options import ParserError, describe_parser_error
 from touche_llm.errors import BadLine, DataError, ToucheError, describe_os_error, to_printable
 
 app = typer.Typer(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from touche_llm.cli import options as o
+from touche_llm.cli import shared_options as o
 from touche_llm.cli.output import Format, FormatOption, print_result
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError

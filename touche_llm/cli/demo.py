@@ -12,7 +12,7 @@ import typer
 
 from touche_llm.api.progress import SilentProgress
 from touche_llm.cli import measured_runs as m
-from touche_llm.cli import options as o
+from touche_llm.cli import shared_options as o
 from touche_llm.cli.evaluate import show_summary, summarize
 from touche_llm.cli.output import show_lines
 from touche_llm.cli.show import list_rows, read_run_topics, show_rankings

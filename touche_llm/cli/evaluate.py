@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli import measured_runs as m
-from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
+from touche_llm.cli import shared_options as o
 from touche_llm.cli.output import (
     Column,
     Format,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from touche_llm.cli import options as o
+from touche_llm.cli import shared_options as o
 from touche_llm.cli.output import Format, FormatOption, print_result, say
 from touche_llm.cli.validate import find_run_task
 from touche_llm.data.files import check_output, is_word

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from touche_llm.cli.commands import PANELS, CommandEntry, GroupEntry
-from touche_llm.cli.options import Command
+from touche_llm.cli.shared_options import Command
 
 
 class LazyCommand(TyperCommand):

@@ -11,8 +11,8 @@ import typer
 
 from touche_llm.api.dataset import Dataset
 from touche_llm.cli import measured_runs as m
-from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
+from touche_llm.cli import shared_options as o
 from touche_llm.cli.costs import print_costs
 from touche_llm.cli.failures import FAILURES_EXIT, print_failures
 from touche_llm.cli.interrupts import run_requests

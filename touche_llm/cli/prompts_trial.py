@@ -12,8 +12,8 @@ import orjson
 import typer
 
 from touche_llm.api.opening import open_client
-from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
+from touche_llm.cli import shared_options as o
 from touche_llm.cli.failures import FAILURES_EXIT
 from touche_llm.cli.interrupts import run_requests
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows, say, show_lines

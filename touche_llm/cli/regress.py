@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.cli import options as o
+from touche_llm.cli import shared_options as o
 from touche_llm.cli.output import Format, FormatOption, print_result, print_rows, say
 from touche_llm.data.files import recover
 from touche_llm.errors import UsageError

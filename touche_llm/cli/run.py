@@ -9,8 +9,8 @@ from pathlib import Path
 
 import typer
 
-from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
+from touche_llm.cli import shared_options as o
 from touche_llm.cli.costs import show_cost
 from touche_llm.cli.failures import FAILURES_EXIT, print_failures
 from touche_llm.cli.interrupts import run_requests

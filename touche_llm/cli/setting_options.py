@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from touche_llm.api.progress import ConsoleProgress
-from touche_llm.cli.options import CommandFunction, make_parameter, replace_parameter
+from touche_llm.cli.shared_options import CommandFunction, make_parameter, replace_parameter
 from touche_llm.config.configuration import Config, find_settings, is_one_of
 from touche_llm.config.files import CONFIG, load_config
 from touche_llm.config.task_copies import find_task_folder, is_copy
@@ -24,7 +24,7 @@ from touche_llm.settings.section import Option, Scope, read_settings
 from touche_llm.settings.section import set_values as nest_values
 from touche_llm.settings.yaml_text import YamlError, parse_yaml
 from touche_llm.tasks import get_task
-from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.parts import TASK_FILE
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 # Settings given on the command line, by dotted name.

@@ -18,7 +18,7 @@ from touche_llm.cli.show import show_facts
 from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.parts import TASK_FILE
 from touche_llm.tasks.published import check_file, read_published, read_tables
 from touche_llm.tasks.task import Task
 

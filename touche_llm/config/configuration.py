@@ -36,7 +36,7 @@ from touche_llm.retrieval.registry import RETRIEVERS, ExpansionSettings, Retriev
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.settings.section import AnswerKey, Option, Scope, Section
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
-from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight
+from touche_llm.tasks.parts import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task
 
 

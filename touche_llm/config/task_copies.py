@@ -12,7 +12,7 @@ from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.purposes import list_files
 from touche_llm.settings.yaml_text import read_yaml
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.parts import TASK_FILE
 from touche_llm.tasks.published import LEADERBOARD_FILE
 from touche_llm.tasks.task import Task
 

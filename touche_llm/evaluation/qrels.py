@@ -13,7 +13,7 @@ from touche_llm.data.recognize import is_beir_header, require_kind
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten, to_printable
 from touche_llm.tasks import get_task
-from touche_llm.tasks.definition import Scale
+from touche_llm.tasks.parts import Scale
 from touche_llm.tasks.task import Task
 
 # The grade -2 marks texts that are no argument.

@@ -39,7 +39,7 @@ from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
 from touche_llm.retrieval.registry import QueryField
 from touche_llm.tasks import get_task
-from touche_llm.tasks.definition import FIRST_STAGE
+from touche_llm.tasks.parts import FIRST_STAGE
 from touche_llm.tasks.task import Task
 
 # Columns of a topic beside `qid` and `query`, and columns that identify a row of results.

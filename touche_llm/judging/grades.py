@@ -8,7 +8,7 @@ from touche_llm.data.records import Judgment
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import DataError
 from touche_llm.llm.answer_schema import get_labels
-from touche_llm.tasks.definition import FIRST_STAGE, Scale
+from touche_llm.tasks.parts import FIRST_STAGE, Scale
 from touche_llm.tasks.questions import Question
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from touche_llm.data.records import Candidate, Judgment
 from touche_llm.pairs.documents import SEPARATOR
 from touche_llm.pairs.settings import PairSettings
-from touche_llm.tasks.definition import NO_SIDE
+from touche_llm.tasks.parts import NO_SIDE
 
 
 def inherit_judgment(

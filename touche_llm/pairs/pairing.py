@@ -12,7 +12,7 @@ from touche_llm.judging.grades import combine_grades
 from touche_llm.pairs.documents import CLAIM, NO_ROLE, SEPARATOR, Sentence
 from touche_llm.pairs.inheritance import choose_side
 from touche_llm.pairs.settings import PairSettings
-from touche_llm.tasks.definition import NO_SIDE, Scale
+from touche_llm.tasks.parts import NO_SIDE, Scale
 
 # Two sentences of one argument swap places only if their claim scores differ by at least this much.
 _MIN_CLAIM_DIFFERENCE = 0.5

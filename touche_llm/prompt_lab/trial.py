@@ -34,7 +34,7 @@ from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.runs.context import RunContext
-from touche_llm.tasks.definition import Objective
+from touche_llm.tasks.parts import Objective
 from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 

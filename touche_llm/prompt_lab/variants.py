@@ -28,7 +28,7 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load_named
 from touche_llm.ranking.scores import rank_by_judgment
 from touche_llm.runs.context import RunContext
-from touche_llm.tasks.definition import Scale
+from touche_llm.tasks.parts import Scale
 from touche_llm.tasks.task import Task
 
 PURPOSE = "judge"

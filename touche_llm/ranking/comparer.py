@@ -38,7 +38,7 @@ from touche_llm.prompts.purposes import (
 )
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.settings.section import Section
-from touche_llm.tasks.definition import Objective
+from touche_llm.tasks.parts import Objective
 from touche_llm.tasks.questions import Question
 
 # Engines send at most 20 alternatives per token, so the probabilities of more labels could not all

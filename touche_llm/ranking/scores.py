@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.judging.grades import combine_grades
-from touche_llm.tasks.definition import Scale
+from touche_llm.tasks.parts import Scale
 
 # Documents of one topic with their scores, best first.
 Ranked = Sequence[ScoredDocument | Candidate]

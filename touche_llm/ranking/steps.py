@@ -43,7 +43,7 @@ from touche_llm.ranking.scores import (
 )
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.settings.section import AnswerKey, Section
-from touche_llm.tasks.definition import FIRST_STAGE, Objective
+from touche_llm.tasks.parts import FIRST_STAGE, Objective
 from touche_llm.tasks.task import Task
 
 JUDGE, FUSION, BALANCE, CROSS_ENCODER = "judge", "fusion", "balance", "cross_encoder"

@@ -14,7 +14,7 @@ from touche_llm.api.opening import open_client
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
 from touche_llm.data.runs.reading import ParsedRun, read_run
-from touche_llm.engines.known_engines import name_kind, replay_engine_info
+from touche_llm.engines.cached_info import name_kind, replay_engine_info
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine, run_until_pending
 from touche_llm.engines.settings import PoolingConfig, PoolingPurpose

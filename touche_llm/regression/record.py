@@ -25,7 +25,7 @@ from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic, replace_folder
 from touche_llm.data.records import Document
 from touche_llm.data.topics.reading import write_topics
-from touche_llm.engines.known_engines import name_kind, store_engine_info
+from touche_llm.engines.cached_info import name_kind, store_engine_info
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError
 from touche_llm.llm.answer import OUTCOMES

@@ -12,7 +12,7 @@ from touche_llm.config.configuration import Config
 from touche_llm.data.files import open_atomic, read_record, write_records
 from touche_llm.data.records import Model
 from touche_llm.engines.batch_files import group_by_topic, read_replies, read_reply, request_line
-from touche_llm.engines.known_engines import assume_engine_info, store_engine_info
+from touche_llm.engines.cached_info import assume_engine_info, store_engine_info
 from touche_llm.engines.recorder import RecordingEngine, run_until_pending
 from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import DataError, MissingLogprobs, Transient, UsageError

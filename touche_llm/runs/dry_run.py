@@ -13,7 +13,7 @@ from touche_llm.api.opening import open_client
 from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.api.rank import Ranking
 from touche_llm.config.configuration import Config
-from touche_llm.engines.known_engines import assume_engine_info
+from touche_llm.engines.cached_info import assume_engine_info
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.engines.settings import PoolingConfig, PoolingPurpose
@@ -24,8 +24,8 @@ from touche_llm.ranking.steps import METHODS
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory
-from touche_llm.runs.identity import check_settings
 from touche_llm.runs.record import StageName
+from touche_llm.runs.resume import check_settings
 from touche_llm.runs.stages import compute_stage
 
 

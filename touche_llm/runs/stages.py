@@ -35,7 +35,6 @@ from touche_llm.ranking.steps import (
 from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
 from touche_llm.runs.context import RunContext, list_schemas
 from touche_llm.runs.directory import LOCK, RunDirectory
-from touche_llm.runs.identity import check_inputs, check_settings
 from touche_llm.runs.inputs import hash_inputs
 from touche_llm.runs.metadata import begin_stage, measure_peak_memory, measure_seconds, record_stage
 from touche_llm.runs.record import (
@@ -46,6 +45,7 @@ from touche_llm.runs.record import (
     RetrieveRecord,
     StageName,
 )
+from touche_llm.runs.resume import check_inputs, check_settings
 
 CommandName = Literal["run"] | StageName
 

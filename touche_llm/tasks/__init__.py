@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from touche_llm.errors import DataError, UsageError
-from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.parts import TASK_FILE
 from touche_llm.tasks.task import Task, load_task
 from touche_llm.tasks.task import prompts_folder as prompts_folder
 

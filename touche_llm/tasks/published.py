@@ -15,7 +15,7 @@ from touche_llm.data.recognize import FileStart, Kind, recognize
 from touche_llm.data.records import Model, Topic
 from touche_llm.errors import DataError
 from touche_llm.settings.yaml_text import load_yaml
-from touche_llm.tasks.definition import TASK_FILE, Url
+from touche_llm.tasks.parts import TASK_FILE, Url
 from touche_llm.tasks.task import Task
 
 Role = Literal["corpus", "topics", "relevance", "quality", "stance", "coherence"]

@@ -24,7 +24,8 @@ from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import DataError
 from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.settings.yaml_text import load_yaml
-from touche_llm.tasks.definition import (
+from touche_llm.tasks.objects import name_objects, objects_answer
+from touche_llm.tasks.parts import (
     FIRST_STAGE,
     NO_SIDE,
     OMIT,
@@ -42,7 +43,6 @@ from touche_llm.tasks.definition import (
     StanceDefinition,
     Weight,
 )
-from touche_llm.tasks.objects import name_objects, objects_answer
 from touche_llm.tasks.questions import (
     ROLES,
     Question,

@@ -19,7 +19,7 @@ import pytest
 from tests.sample_runs import SAMPLE
 from touche_llm.api.opening import open_client
 from touche_llm.engines import managed
-from touche_llm.engines.known_engines import store_engine_info
+from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.engines.managed import serve
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError, UsageError
