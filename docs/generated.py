@@ -26,7 +26,7 @@ from benchmarks import gpu_time
 from touche_llm import cli, errors
 from touche_llm.cli.commands import PANELS
 from touche_llm.cli.lazy_commands import LazyCommand
-from touche_llm.cli.setting_options import OPTIONS
+from touche_llm.cli.options import OPTIONS
 from touche_llm.cli.shared_options import find_panel
 from touche_llm.config.configuration import Config, list_key_declarations
 from touche_llm.data import records

@@ -76,7 +76,7 @@ def _describe_error(error: Exception) -> str | None:
     match error:
         case ToucheError():
             # Imported here because it loads the configuration.
-            from touche_llm.cli.setting_options import name_options
+            from touche_llm.cli.options import name_options
 
             advice = (
                 "; --skip-bad-lines leaves such lines out" if isinstance(error, BadLine) else ""

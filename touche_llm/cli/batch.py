@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.cli import setting_options as s
+from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.failures import FAILURES_EXIT
 from touche_llm.cli.interrupts import run_requests, until_interrupted
+from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_result, print_rows, say
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import check_output
 from touche_llm.engines.batch_files import build_run_batch_command

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from touche_llm.cli import setting_options as s
+from touche_llm.cli import options as s
 from touche_llm.cli.interrupts import until_interrupted
+from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, say, show_lines
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError

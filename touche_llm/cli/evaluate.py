@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli import measured_runs as m
-from touche_llm.cli import setting_options as s
+from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
+from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import (
     Column,
     Format,
@@ -24,7 +25,6 @@ from touche_llm.cli.output import (
     show_lines,
     show_table,
 )
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.files import check_output
 from touche_llm.data.measure import MeasureName
 from touche_llm.errors import ToucheError, UsageError, describe_os_error, shorten

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from touche_llm.api.corpora import DenseCorpus, open_local_corpus
-from touche_llm.cli import setting_options as s
+from touche_llm.cli import options as s
 from touche_llm.cli.interrupts import until_interrupted
+from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Format, FormatOption, print_result
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from touche_llm.api.dataset import Dataset
+from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, format_interval, show_table
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.shared_options import format_qrels_option
 from touche_llm.data.files import sha256, shorten_path
 from touche_llm.data.runs import reading

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.cli import setting_options as s
+from touche_llm.cli import options as s
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.prompts_trial import NameArgument
 from touche_llm.data.records import Topic

@@ -12,12 +12,12 @@ import orjson
 import typer
 
 from touche_llm.api.opening import open_client
-from touche_llm.cli import setting_options as s
+from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.failures import FAILURES_EXIT
 from touche_llm.cli.interrupts import run_requests
+from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows, say, show_lines
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config.configuration import Config
 from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from touche_llm.cli import measured_runs as m
-from touche_llm.cli import setting_options as s
+from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
+from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_result, show_lines
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
 from touche_llm.data.files import check_output
 from touche_llm.data.measure import Measure

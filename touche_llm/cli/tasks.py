@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows, say, show_lines
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import show_facts
 from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.cli import setting_options as s
+from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.run import run_all_stages

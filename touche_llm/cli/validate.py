@@ -11,9 +11,9 @@ import typer
 from touche_llm.api.corpora import open_local_corpus
 from touche_llm.api.dataset import Dataset
 from touche_llm.cli import measured_runs as m
-from touche_llm.cli import setting_options as s
+from touche_llm.cli import options as s
+from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.runs.reading import read_candidates
 from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import UsageError
