@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, by_worth, check_scores, ids
-from touche_llm.ranking.best import Pairwise, Setwise
+from touche_llm.ranking.pairwise import Pairwise
+from touche_llm.ranking.setwise import Setwise
 
 BOTH, ONE = Pairwise(), Pairwise(both_orders=False)
 

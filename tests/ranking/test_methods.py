@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from tests.oracle_engine import Grades, OracleEngine, Outcome, judge_with, rank_with
 from tests.ranking.fake_comparer import FakeComparer, at_random, by_worth, check_scores, ids, names
-from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
 from touche_llm.ranking.comparer import RankingMethod
+from touche_llm.ranking.insertion import Insertion
 from touche_llm.ranking.listwise import Listwise, Tournament
+from touche_llm.ranking.pairwise import Pairwise
+from touche_llm.ranking.setwise import Setwise
+from touche_llm.ranking.sliding import Sliding
 from touche_llm.ranking.steps import METHODS
 
 HEAPS: Mapping[str, Any] = {

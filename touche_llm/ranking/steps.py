@@ -30,17 +30,20 @@ from touche_llm.judging.requests import Done, RequestBuilder
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.balance import BalanceSettings, balance
-from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
 from touche_llm.ranking.comparer import Comparands, Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
 from touche_llm.ranking.fusion import FusionSettings, fuse
+from touche_llm.ranking.insertion import Insertion
 from touche_llm.ranking.listwise import Listwise, Tournament
+from touche_llm.ranking.pairwise import Pairwise
 from touche_llm.ranking.scores import (
     is_judged,
     rank_by_first_stage,
     rank_by_judgment,
     replace_marks,
 )
+from touche_llm.ranking.setwise import Setwise
+from touche_llm.ranking.sliding import Sliding
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.settings.section import AnswerKey, Section
 from touche_llm.tasks.parts import FIRST_STAGE, Objective

@@ -1,0 +1,56 @@
+"""Pairwise reranking: all pairs."""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations
+from statistics import fmean
+from typing import ClassVar
+
+from touche_llm.data.records import ScoredDocument
+from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.scores import rank_by_value
+
+
+class Pairwise(RankingMethod):
+    """Comparison of all pairs: a document's score is its mean probability to win.
+
+    PRP-Allpair (Qin et al., arXiv 2306.17563), with the probability of the answer in place of the
+    answer.
+
+    Attributes:
+        both_orders: Whether to compare each pair in both orders, against position bias; else the
+            better one is first.
+    """
+
+    kind: ClassVar[ComparisonKind] = "best"
+    # All pairs of many more would not fit in memory.
+    max_depth: ClassVar[int] = 200
+
+    both_orders: bool = True
+
+    @property
+    def max_shown(self) -> int:
+        """Both documents of a pair."""
+        return 2
+
+    async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
+        """Rank the documents by their mean probability to win against the others.
+
+        A pair counts for neither document if one of its orders has no answer; a document without
+        any pair keeps its place. k documents take k(k - 1) requests, or half of that in one order.
+        Requests that show the same document first are sent one after the other, for the server's
+        prefix cache, before the orders of a pair are combined.
+        """
+        if self.both_orders:
+            await comparer.run_all(comparer.estimate_best, permutations(documents, 2))
+
+        async def compare(pair: tuple[str, str]) -> dict[str, float] | None:
+            return await comparer.estimate_best(pair, both_orders=self.both_orders)
+
+        wins: dict[str, list[float]] = {document: [] for document in documents}
+        for answer in await comparer.run_all(compare, list(combinations(documents, 2))):
+            for document, share in (answer or {}).items():
+                wins[document].append(share)
+        return rank_by_value(
+            {document: fmean(shares) if shares else None for document, shares in wins.items()}
+        )
