@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from touche_llm.engines.settings import SECTIONS, EngineConfig, PoolingConfig, PoolingPurpose
 from touche_llm.errors import UsageError
+from touche_llm.llm.answer_key import hash_content
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.protocol import EngineInfo
-from touche_llm.llm.request import hash_content
 
 if TYPE_CHECKING:
     pass

@@ -15,10 +15,11 @@ from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import JsonStruct
 from touche_llm.engines.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.errors import BrokenReply, EngineError, Rejected, ReplayMiss, Transient
+from touche_llm.llm.answer_key import hash_content
 from touche_llm.llm.cache import EntryMetadata, describe_resume
 from touche_llm.llm.client import EngineClient, FailedRequest
 from touche_llm.llm.protocol import EngineInfo, PoolingEngine, TokenCounter
-from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
+from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.text.passages import RankedPassages
 
 if TYPE_CHECKING:  # takes a while to load

@@ -1,15 +1,13 @@
-"""Requests to an engine, and the keys of their answers in the cache."""
+"""Requests to an engine."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import orjson
-
+from touche_llm.llm.answer_key import hash_content
 from touche_llm.llm.answer_schema import Layout
 from touche_llm.text.sanitize import sanitize
 
@@ -49,9 +47,6 @@ class Thinking:
         return f"{self.opening}{thought}{self.closing}"
 
 
-# Increased whenever the meaning of a key changes, so that no answer is found under a key with
-# another meaning.
-KEY_VERSION = 1
 # After an unusable answer, at most two more samples are requested; each has a seed of its own.
 MAX_SAMPLES = 3
 
@@ -237,11 +232,3 @@ def continue_thought(request: Request, thought: str) -> Request:
         messages=(*request.messages, Message("assistant", thinking.delimit(thought))),
         thinking=None,
     )
-
-
-def hash_content(kind: str, **parts: Any) -> str:
-    """Return the SHA-256, in hexadecimal, of the JSON, with sorted keys, of `parts`, `kind` and the key version."""
-    content = orjson.dumps(
-        {"version": KEY_VERSION, "kind": kind, **parts}, option=orjson.OPT_SORT_KEYS
-    )
-    return hashlib.sha256(content).hexdigest()

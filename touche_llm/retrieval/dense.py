@@ -17,8 +17,8 @@ from touche_llm.data.records import Candidate, Model, Topic
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.errors import DataError
+from touche_llm.llm.answer_key import hash_content
 from touche_llm.llm.protocol import EngineInfo
-from touche_llm.llm.request import hash_content
 from touche_llm.retrieval.selection import select_candidates
 from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.task import Task
