@@ -1,6 +1,7 @@
 # The public interface: `touche_llm.__init__` imports these names at first use.
 
 from .api.dataset import Dataset as Dataset
+from .api.evaluate import evaluate as evaluate
 from .api.judge import Judgments as Judgments
 from .api.language_model import LanguageModel as LanguageModel
 from .api.library import DenseOptions as DenseOptions
@@ -23,7 +24,6 @@ from .errors import ReplayMiss as ReplayMiss
 from .errors import ToucheError as ToucheError
 from .errors import ToucheWarning as ToucheWarning
 from .errors import UsageError as UsageError
-from .evaluation import evaluate as evaluate
 from .evaluation.qrels import read_qrels as read_qrels
 from .judging.stance_labels import StanceSettings as StanceSettings
 from .llm.settings import SamplingConfig as SamplingConfig

@@ -12,10 +12,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.evaluation.judged_runs import TASK, evaluated, qrels_of, run_of, values_of
+from touche_llm.api.evaluate import evaluate
 from touche_llm.data.measure import MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.runs.reading import read_run
 from touche_llm.errors import DataError
-from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.comparisons import compare_runs
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Grades, read_qrels
