@@ -17,7 +17,9 @@ from tests.ranking.fake_comparer import (
     names,
 )
 from touche_llm.errors import UsageError
-from touche_llm.ranking.listwise import Listwise, Tournament, find_central_ranking
+from touche_llm.ranking.central_ranking import find_central_ranking
+from touche_llm.ranking.listwise import Listwise
+from touche_llm.ranking.tournament import Tournament
 
 SEVERAL = st.integers(1, 5).flatmap(
     lambda size: st.lists(st.permutations("abcde"[:size]), min_size=1, max_size=5)

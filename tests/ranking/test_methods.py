@@ -14,11 +14,12 @@ from tests.oracle_engine import Grades, OracleEngine, Outcome, judge_with, rank_
 from tests.ranking.fake_comparer import FakeComparer, at_random, by_worth, check_scores, ids, names
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.insertion import Insertion
-from touche_llm.ranking.listwise import Listwise, Tournament
+from touche_llm.ranking.listwise import Listwise
 from touche_llm.ranking.pairwise import Pairwise
 from touche_llm.ranking.setwise import Setwise
 from touche_llm.ranking.sliding import Sliding
 from touche_llm.ranking.steps import METHODS
+from touche_llm.ranking.tournament import Tournament
 
 HEAPS: Mapping[str, Any] = {
     "children": st.integers(1, 19),

@@ -34,7 +34,7 @@ from touche_llm.ranking.comparer import Comparands, Comparer, ComparisonKind, Ra
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
 from touche_llm.ranking.fusion import FusionSettings, fuse
 from touche_llm.ranking.insertion import Insertion
-from touche_llm.ranking.listwise import Listwise, Tournament
+from touche_llm.ranking.listwise import Listwise
 from touche_llm.ranking.pairwise import Pairwise
 from touche_llm.ranking.scores import (
     is_judged,
@@ -44,6 +44,7 @@ from touche_llm.ranking.scores import (
 )
 from touche_llm.ranking.setwise import Setwise
 from touche_llm.ranking.sliding import Sliding
+from touche_llm.ranking.tournament import Tournament
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.settings.section import AnswerKey, Section
 from touche_llm.tasks.parts import FIRST_STAGE, Objective
