@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
-from touche_llm.api.evaluate import calibration
 from touche_llm.data.files import write_records
 from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.errors import DataError
+from touche_llm.evaluation import calibration
 from touche_llm.evaluation.calibration import (
     GRID,
     CalibrationSet,

@@ -28,7 +28,7 @@ from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
-from touche_llm.judging.expected_grades import compute_expected_grade
+from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
 from touche_llm.data.records import Reading
-from touche_llm.judging.expected_grades import compute_expected_grade
+from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import AnswerForm, Layout, get_labels
 from touche_llm.llm.label_probabilities import read_label, select_label_tokens

@@ -20,7 +20,7 @@ from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import connect
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
-from touche_llm.judging.expected_grades import compute_expected_grade
+from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.judging.readings import read_labels
 from touche_llm.llm.answer_schema import build_schema, count_alternatives
 from touche_llm.llm.cache import Cache, CacheMode

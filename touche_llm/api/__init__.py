@@ -1,1 +1,1 @@
-"""What a program calls."""
+"""What a program calls: a model, a corpus, retrieve, judge, rank, evaluate."""

@@ -1,1 +1,1 @@
-"""The configuration of a run."""
+"""The configuration of a run, its files, and copies of tasks."""

@@ -1,1 +1,1 @@
-"""Records, topics, TREC runs and record files."""
+"""Records, topics, run files, kinds of files, and files written whole."""

@@ -1,1 +1,1 @@
-"""Checks of a server."""
+"""Checks of a server, made when a run starts and by `touche-llm doctor`."""

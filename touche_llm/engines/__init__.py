@@ -1,1 +1,1 @@
-"""Engines: what answers requests."""
+"""Engines, which answer requests: servers, Ray, batch files, functions, dry runs."""

@@ -317,7 +317,7 @@ class LlamaCppTokenCounter(VllmTokenCounter):
 class ChatServer(HttpClient):
     """Engine that sends requests to a server.
 
-    Use as an asynchronous context manager, and see `startup.connect`.
+    Use as an asynchronous context manager, and see `doctor.checks.connect`.
 
     Attributes:
         delivery: Field with which the server enforces a schema.

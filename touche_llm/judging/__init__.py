@@ -1,1 +1,1 @@
-"""Pointwise judging, stance, and pairs of sentences."""
+"""Judging of documents: requests, readings, grades and stances."""

@@ -1,15 +1,30 @@
-"""Grades from judgments."""
+"""Grades: where a label's probability becomes a grade, and where grades are combined."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
-from touche_llm.data.records import Judgment
+from touche_llm.data.records import Judgment, Reading
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import DataError
 from touche_llm.llm.answer_schema import get_labels
+from touche_llm.llm.label_probabilities import round_nine_digits
 from touche_llm.tasks.parts import FIRST_STAGE, Scale
 from touche_llm.tasks.questions import Question
+
+
+def compute_expected_grade(reading: Reading) -> float:
+    """Return the mean of the integer grades under their probabilities.
+
+    Without these, the answered grade.
+    """
+    if reading.probabilities is None:
+        return float(reading.answered)
+    shares = {int(grade): share for grade, share in reading.probabilities.items()}
+    mean = math.fsum([grade * share for grade, share in shares.items()])
+    # Rounded probabilities can add up to slightly more or less than 1.
+    return round_nine_digits(min(max(mean, float(min(shares))), float(max(shares))))
 
 
 def check_judgments(judgments: Iterable[Judgment], question: Question, place: object) -> None:

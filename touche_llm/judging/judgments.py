@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from touche_llm.data.records import Failure, Judgment, Reading, Topic
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
-from touche_llm.judging.expected_grades import compute_expected_grade
+from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.judging.replies import DocumentReply, send_requests
 from touche_llm.judging.requests import Done, RequestBuilder
 from touche_llm.llm.label_statistics import get_most_probable

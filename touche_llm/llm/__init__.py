@@ -1,1 +1,1 @@
-"""The language model: requests, engines, answers, the answer cache."""
+"""Requests to a language model and their answers: key, cache, client, labels."""

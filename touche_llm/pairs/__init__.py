@@ -1,1 +1,1 @@
-"""Pairs."""
+"""Pairs of sentences: how they are made and judged."""

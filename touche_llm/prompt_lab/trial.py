@@ -16,7 +16,7 @@ from touche_llm.data.records import Cut, Document, Reading, Topic
 from touche_llm.engines.recorder import TOKEN_CHARS, count_shared, make_dry_engine
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.expected_grades import compute_expected_grade
+from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.judging.objects import read_objects, request_objects
 from touche_llm.judging.queries import request_queries
 from touche_llm.judging.readings import read_labels

@@ -1,1 +1,1 @@
-"""Ranking methods: judgments and candidates to run lines, one file per method."""
+"""Ranking methods, one file each, and what they share."""

@@ -238,7 +238,7 @@ class ElasticManifest(Model, strict=True):
 def build_index_body(manifest: ElasticManifest) -> dict[str, Any]:
     """Build settings and mappings of an index: one analyzed field with BM25, and the id.
 
-    The analysis is that of text/__init__.py; Lucene refuses terms of more than 32,766 bytes. `id`
+    The analysis is that of text/analysis.py; Lucene refuses terms of more than 32,766 bytes. `id`
     breaks ties, since Elasticsearch does not sort by `_id`.
     """
     index: dict[str, Any] = {

@@ -1,1 +1,1 @@
-"""Runs in folders."""
+"""Runs in folders: names of files, resume, the record of a stage, dry runs."""

@@ -1,4 +1,8 @@
-"""Whether a folder holds the same run: what a command resumes, and what it refuses."""
+"""Whether a folder holds the same run, so that it resumes: what a command continues and what it refuses.
+
+Nothing records how far a stage has come: a stage is computed anew over the caches, so a run resumes
+at the first request without a stored answer (`llm.model`).
+"""
 
 from __future__ import annotations
 

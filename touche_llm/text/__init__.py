@@ -1,1 +1,1 @@
-"""Text from outside: removal of chat-control tokens, and index terms."""
+"""Text from outside: chat-control tokens removed, passages, words."""

@@ -1,1 +1,1 @@
-"""Runs."""
+"""Run files in TREC format: reading and writing."""

@@ -1,1 +1,1 @@
-"""Topics."""
+"""Topics: reading and writing in each format."""
