@@ -48,12 +48,10 @@ class RunContext:
         self, config: Config, progress: Progress, model: ModelClient | None = None
     ) -> None:
         """Read the topics."""
-        self.config, self.task, self.progress, self.model = (
-            config,
-            get_task(config.task),
-            progress,
-            model,
-        )
+        self.config = config
+        self.task = get_task(config.task)
+        self.progress = progress
+        self.model = model
         self.reranker: PoolingClient | None = None
         self.open_pooling: OpenPooling = open_pooling
         self.file_topics = read_run_topics(config)
@@ -110,12 +108,12 @@ class RunContext:
 
         The configuration takes its name and context, which only the server may know.
         """
-        ranking = self.config.ranking
-        if self.reranker is not None or all(
-            step.name != CROSS_ENCODER for step in self.config.steps
-        ):
+        needs_reranker = any(step.name == CROSS_ENCODER for step in self.config.steps)
+        if self.reranker is not None or not needs_reranker:
             yield self
             return
+
+        ranking = self.config.ranking
         async with self.open_pooling("score", ranking.cross_encoder, self.config.cache) as client:
             known = {"model": client.engine_info.model, "context": client.engine_info.context}
             self.complete("ranking", cross_encoder=ranking.cross_encoder.model_copy(update=known))
