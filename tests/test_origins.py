@@ -23,7 +23,9 @@ def write_file(folder: Path, text: str, name: str = "run.yaml") -> Path:
 
 
 def test_a_value_is_a_default_or_of_a_file_or_of_what_overrides_it(tmp_path: Path) -> None:
-    file = write_file(tmp_path, f"{BASE}depth: 7\nretriever: {{k1: 0.9, b: 0.4}}\nlimit_topics: null\n")
+    file = write_file(
+        tmp_path, f"{BASE}depth: 7\nretriever: {{k1: 0.9, b: 0.4}}\nlimit_topics: null\n"
+    )
     flags: dict[str, Any] = {"depth": 9, "retriever.b": 0.5, "engine.model": "m", "tag": None}
     origins = load_with_origins(file, flags, {"depth": FLAG, "engine.model": VARIABLE}).origins
 
