@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -18,7 +18,7 @@ from touche_llm.api.progress import ConsoleProgress
 from touche_llm.cli.options import CommandFunction, make_parameter, replace_parameter
 from touche_llm.config.configuration import Config, find_settings, is_one_of
 from touche_llm.config.files import CONFIG, load_with_origins
-from touche_llm.config.origins import ARGUMENT, LoadedConfig, OriginKind, ValueOrigin
+from touche_llm.config.origins import ARGUMENT, DEFAULT, LoadedConfig, OriginKind, ValueOrigin
 from touche_llm.config.task_copies import find_task_folder, is_copy
 from touche_llm.errors import DataError, UsageError, list_fields
 from touche_llm.judging.stance_labels import read_thresholds
@@ -254,7 +254,7 @@ def load_settings(
     Stages after the first use the configuration in the folder of the run.
     """
     file_kind = OriginKind.FILE
-    origins = {name: _find_option_origin(name) for name in given}
+    origins = list_option_origins(given)
     if file is None and command in ("judge", "rank") and folder is not None:
         file = folder / CONFIG
         file_kind = OriginKind.FOLDER
@@ -287,6 +287,29 @@ def load_settings(
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
     return load_with_origins(file, flags | values, origins, file_kind)
+
+
+def list_option_origins(given: Iterable[str]) -> dict[str, ValueOrigin]:
+    """Return the origins of settings that are given as options, by dotted name."""
+    return {name: _find_option_origin(name) for name in given}
+
+
+def find_parameter_origin(context: typer.Context, name: str) -> ValueOrigin:
+    """Return the origin of the value of a command's own parameter.
+
+    Args:
+        context: Context of the command.
+        name: Name of the parameter in Python.
+    """
+    parameter = next(item for item in context.command.params if item.name == name)
+    source = context.get_parameter_source(name)
+    match source.name if source is not None else "DEFAULT":
+        case "COMMANDLINE":
+            return ValueOrigin(OriginKind.OPTION, max(parameter.opts, key=len))
+        case "ENVIRONMENT":
+            return ValueOrigin(OriginKind.ENVIRONMENT, str(parameter.envvar))
+        case _:
+            return DEFAULT
 
 
 def _find_option_origin(name: str) -> ValueOrigin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.run import run_all_stages
-from touche_llm.config.files import index_folder, load_config
+from touche_llm.config.files import index_folder, load_with_origins
+from touche_llm.config.origins import DEFAULT, OriginKind, ValueOrigin
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import TiraInput, detect_input
 from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
@@ -36,6 +38,7 @@ _OFFLINE = {
 @s.takes_settings("prompts.folder", "cache.mode", "skip_bad_lines")
 def tira(
     given: s.GivenSettings,
+    context: typer.Context,
     input_folder: Annotated[
         Path | None,
         typer.Option(
@@ -96,9 +99,15 @@ def tira(
         )
     found = detect_input(input_folder)
     cache = _find_cache_folder(cache_folder)
-    settings = load_config(config, {**_list_settings(found, model, cache), **given})
+    settings = _list_settings(found, model, cache)
+    loaded = load_with_origins(
+        config,
+        {**settings, **given},
+        {**_list_origins(context, settings), **s.list_option_origins(given)},
+    )
     _prepare_environment(cache)
-    run_all_stages(output, settings, output_folder, overwrite=overwrite)
+    with loaded.origins.locate_errors():
+        run_all_stages(output, loaded.config, output_folder, overwrite=overwrite)
 
 
 def _find_cache_folder(given: Path | None) -> Path:
@@ -145,6 +154,31 @@ def _list_settings(found: TiraInput, model: str | None, cache: Path) -> dict[str
     settings["retriever.name"] = "chatnoir"
     settings["chatnoir.cache"] = cache / "chatnoir.sqlite"
     return settings
+
+
+def _list_origins(context: typer.Context, names: Collection[str]) -> dict[str, ValueOrigin]:
+    """Return the origins of the settings that the command makes of its options and variables.
+
+    Args:
+        context: Context of the command.
+        names: Dotted names of the settings.
+    """
+    of_input = s.find_parameter_origin(context, "input_folder")
+    of_cache = s.find_parameter_origin(context, "cache_folder")
+    if of_cache == DEFAULT and os.environ.get("XDG_CACHE_HOME"):
+        of_cache = ValueOrigin(OriginKind.ENVIRONMENT, "XDG_CACHE_HOME")
+
+    origins = {
+        "task": of_input,
+        "topics": of_input,
+        "corpus": of_input,
+        "candidates": of_input,
+        "engine.model": s.find_parameter_origin(context, "model"),
+        "cache.file": of_cache,
+        "index": of_cache,
+        "chatnoir.cache": of_cache,
+    }
+    return {name: origin for name, origin in origins.items() if name in names}
 
 
 def _prepare_environment(cache: Path) -> None:
