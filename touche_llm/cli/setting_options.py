@@ -317,7 +317,7 @@ def _find_option_origin(name: str) -> ValueOrigin:
     if name in OPTIONS:
         return ValueOrigin(OriginKind.OPTION, OPTIONS[name].flag)
 
-    # An option as --max-tokens judge=512 sets the values of a section.
+    # An option as --thinking judge=512 sets the values of a section.
     section, _, key = name.rpartition(".")
     if section in OPTIONS:
         return ValueOrigin(OriginKind.OPTION, f"{OPTIONS[section].flag} {key}")
