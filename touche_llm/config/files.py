@@ -84,9 +84,9 @@ def load_with_origins(
 
     stored = _list_stored(values)
     set_values(values, given, source)
-    _complete_dataset(values, source)
-    _complete_first_stage(values, source)
     given_origins = {name: (flag_origins or {}).get(name, ARGUMENT) for name in given}
+    _complete_dataset(values, Origins(given_origins), file)
+    _complete_first_stage(values, source)
     task = _find_task(values, Origins(given_origins), file)
     _complete_weights(values, given, task, stored_objective)
     _complete_sections(values, task)
@@ -200,7 +200,7 @@ def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
             engine.pop("context", None)
 
 
-def _complete_dataset(values: dict[str, Any], source: str) -> None:
+def _complete_dataset(values: dict[str, Any], given_origins: Origins, file: Path | None) -> None:
     """Add the topics and the index of a dataset, and its task if the project has one for it."""
     dataset = values.get("dataset")
     if not isinstance(dataset, str):
@@ -209,9 +209,8 @@ def _complete_dataset(values: dict[str, Any], source: str) -> None:
     given = str(values.get("topics") or topics)
     # The configuration of a run in another folder has the path of that folder's topics.
     if values.get("corpus") is not None or not given.endswith(topics):
-        raise UsageError(
-            f"{source}: `dataset: {dataset:.200}` has topics and documents; leave out topics and corpus"
-        )
+        problem = f"dataset: {dataset:.200} has topics and documents; leave out topics and corpus"
+        raise UsageError(_locate_problem(problem, given_origins, file))
     values["topics"] = given
     if not values.get("task"):
         values["task"] = find_dataset_task(dataset)
