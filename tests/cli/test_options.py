@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +87,43 @@ def test_a_wrong_argument_is_one_line(touche: Touche, arguments: list[str], mess
 def test_a_group_without_a_command_shows_its_help(touche: Touche) -> None:
     done = touche("prompts")
     assert (done.returncode, done.stdout) == (2, "") and "compare" in done.stderr.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "location"),
+    [
+        ("depth: 0", [], "some.yaml: depth: "),
+        ("depth: 0", ["--depth", "0"], "--depth: "),
+        ("depth: 5", ["--set", "depth=0"], "--set depth: "),
+        ("depth: 5", ["--thinking", "nobody=9"], "--thinking nobody: no such name"),
+        ("task: chess", [], "some.yaml: task: "),
+        ("retriever: {k1: x}", ["--depth", "5"], "some.yaml: retriever.k1: "),
+        # Errors of a command that has begun.
+        ("engine: {name: managed, model: nowhere}", [], "some.yaml: engine.model: nowhere: "),
+        ("engine: {name: managed}", ["--model", "nowhere"], "--model: nowhere: "),
+        ("engine: {name: managed}", [], "--model: "),
+    ],
+)
+def test_an_error_names_the_file_or_the_option_that_a_value_comes_from(
+    touche: Touche, tmp_path: Path, text: str, options: list[str], location: str
+) -> None:
+    (tmp_path / "some.yaml").write_text(f"{text}\n")
+    done = touche(*RUN, "--config", "some.yaml", *options)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: {location}"), done.stderr
+
+
+def test_an_error_names_the_folder_of_a_run_that_a_value_comes_from(
+    touche: Touche, tmp_path: Path
+) -> None:
+    assert touche("retrieve", *RUN[1:5], "--depth", "5", "--out", "begun").returncode == 0
+    file = tmp_path / "begun" / "config.yaml"
+    file.write_text(file.read_text().replace("name: server", "name: managed"))
+    done = touche("judge", "--out", "begun", "--set", "engine.model=nowhere")
+    assert done.stderr.startswith("error: --set engine.model: nowhere: ")
+    file.write_text(file.read_text().replace("model: null", "model: nowhere", 1))
+    done = touche("judge", "--out", "begun")
+    assert done.stderr.startswith("error: begun/config.yaml: engine.model: nowhere: "), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_any_value_can_be_set(touche: Touche, demo: Path) -> None:
         ("depth", "--set depth: must be NAME=VALUE, as --set ranking.listwise.window=10"),
         ("depth=", "--set depth=: has no value"),
         ("depth=!!python/object/apply:os.getcwd []", "the value is not YAML"),
-        ("depth=many", "--depth: must be a valid integer, not 'many'"),
+        ("depth=many", "--set depth: must be a valid integer, not 'many'"),
         ("ranking.listwise.windw=3", "ranking.listwise.windw: no such name; expected one of w"),
         (
             "ranking.listwise.window=1",

@@ -117,6 +117,21 @@ def test_a_run_that_was_only_retrieved_has_no_model_yet(touche: Touche) -> None:
     )
 
 
+def test_settings_that_are_not_the_default_are_shown_with_their_origin(
+    touche: Touche, run: Path
+) -> None:
+    shown = touche("show", "first").stdout
+    (block,) = (part for part in shown.split("\n\n") if "first/config.yaml" in part)
+    table = [re.split(r"  +", line.strip()) for line in block.splitlines()]
+    assert table[1] == ["setting", "value", "from"]
+    rows = {name: (value, origin) for name, value, origin in table[3:]}
+    assert rows["rank"] == ("judge,pairwise:5", "run's folder")
+    assert rows["cache.mode"] == ("replay", "run's folder")
+    assert rows["engine.model"] == ("written-for-the-demo", "run's folder")
+    assert rows.keys().isdisjoint(("depth", "task", "retriever.k1", "weights.relevance"))
+    assert {origin for _, origin in rows.values()} == {"run's folder"}
+
+
 def test_a_topic_is_shown_with_its_whole_ranking(touche: Touche, run: Path) -> None:
     expected = [line.document_id for line in run_lines(run / "run.txt") if line.topic_id == "3"]
     judgments = read_records(run / "judgments.jsonl", Judgment, "judgments")

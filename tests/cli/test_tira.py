@@ -191,6 +191,19 @@ def test_wrong_usage_is_told(touche: Touche, prepared: Prepare) -> None:
     assert done.returncode == 2 and "no corpus" in done.stderr and "CHATNOIR_API_KEY" in done.stderr
 
 
+def test_an_error_about_a_value_names_the_variable_or_the_option(
+    touche: Touche, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = ("-i", str(prepared("comparative")), "-o", "out")
+    monkeypatch.setenv("TOUCHE_LLM_MODEL", "nowhere")
+    done = touche("tira", *folders)
+    assert done.stderr.startswith("error: TOUCHE_LLM_MODEL: engine.model: nowhere: ")
+    done = touche("tira", *folders, "--model", "elsewhere")
+    assert done.stderr.startswith("error: --model: elsewhere: ")
+    done = touche("tira", *folders, "--cache-mode", "wrong")
+    assert done.stderr.startswith("error: --cache-mode: ")
+
+
 @pytest.fixture
 def configured(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configuration of each call, which ends before it sends requests."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -16,7 +17,8 @@ from pydantic import BaseModel
 from touche_llm.api.progress import ConsoleProgress
 from touche_llm.cli.shared_options import CommandFunction, make_parameter, replace_parameter
 from touche_llm.config.configuration import Config, find_settings, is_one_of
-from touche_llm.config.files import CONFIG, load_config
+from touche_llm.config.files import CONFIG, load_with_origins
+from touche_llm.config.origins import ARGUMENT, DEFAULT, LoadedConfig, OriginKind, ValueOrigin
 from touche_llm.config.task_copies import find_task_folder, is_copy
 from touche_llm.errors import DataError, UsageError, list_fields
 from touche_llm.judging.stance_labels import read_thresholds
@@ -204,14 +206,19 @@ def configured(
     parameters = [*(option.to_parameter() for option in options), _CONFIG, _SET]
 
     def decorate(command: CommandFunction) -> CommandFunction:
-        def load(values: dict[str, Any], own: Mapping[str, Any]) -> Config:
+        def load(values: dict[str, Any], own: Mapping[str, Any]) -> LoadedConfig:
             name = str(own.get("stage") or command.__name__)
             given = _collect(options, values)
             return load_settings(
                 name, given, values["config_file"], values["assigned"], own.get("out")
             )
 
-        return replace_parameter("config", parameters, load)(command)
+        @wraps(command)
+        def run_command(config: LoadedConfig, **own: Any) -> None:
+            with config.origins.locate_errors():
+                command(config=config.config, **own)
+
+        return replace_parameter("config", parameters, load)(run_command)
 
     return decorate
 
@@ -241,13 +248,16 @@ def load_settings(
     file: Path | None,
     assigned: list[str] | None,
     folder: Path | None = None,
-) -> Config:
+) -> LoadedConfig:
     """Load the configuration of a command or stage from its options, `--config` and `--set`.
 
     Stages after the first use the configuration in the folder of the run.
     """
+    file_kind = OriginKind.FILE
+    origins = list_option_origins(given)
     if file is None and command in ("judge", "rank") and folder is not None:
         file = folder / CONFIG
+        file_kind = OriginKind.FOLDER
         if not file.exists():
             raise DataError(
                 f"{file}: missing; run `touche-llm retrieve` for this folder first, or give --config"
@@ -255,6 +265,7 @@ def load_settings(
         # The copy in a run's folder, unless the task's own folder still has the same definition.
         if "task" not in given and (task := find_task_folder(file)) is not None:
             given["task"] = task
+            origins["task"] = ValueOrigin(OriginKind.FOLDER, str(file))
             if is_copy(get_task(task), folder):
                 ConsoleProgress().warn(
                     f"{task}: used as the task, since its own folder moved or {TASK_FILE} changed"
@@ -266,11 +277,51 @@ def load_settings(
             "stance.calibrated_on": list(found.calibrated_on),
         }
         given |= {"stance.calibrated_for": found.calibrated_for}
+        thresholds_origin = origins["stance.thresholds"]
+        origins["stance.calibrated_on"] = thresholds_origin
+        origins["stance.calibrated_for"] = thresholds_origin
     values = set_values(assigned or [], command)
+    for name in values:
+        origins[name] = ValueOrigin(OriginKind.OPTION, f"--set {name}")
     flags = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
-    return load_config(file, flags | values)
+    return load_with_origins(file, flags | values, origins, file_kind)
+
+
+def list_option_origins(given: Iterable[str]) -> dict[str, ValueOrigin]:
+    """Return the origins of settings that are given as options, by dotted name."""
+    return {name: _find_option_origin(name) for name in given}
+
+
+def find_parameter_origin(context: typer.Context, name: str) -> ValueOrigin:
+    """Return the origin of the value of a command's own parameter.
+
+    Args:
+        context: Context of the command.
+        name: Name of the parameter in Python.
+    """
+    parameter = next(item for item in context.command.params if item.name == name)
+    source = context.get_parameter_source(name)
+    match source.name if source is not None else "DEFAULT":
+        case "COMMANDLINE":
+            return ValueOrigin(OriginKind.OPTION, max(parameter.opts, key=len))
+        case "ENVIRONMENT":
+            return ValueOrigin(OriginKind.ENVIRONMENT, str(parameter.envvar))
+        case _:
+            return DEFAULT
+
+
+def _find_option_origin(name: str) -> ValueOrigin:
+    """Return the origin of a setting that an option of the command sets."""
+    if name in OPTIONS:
+        return ValueOrigin(OriginKind.OPTION, OPTIONS[name].flag)
+
+    # An option as --thinking judge=512 sets the values of a section.
+    section, _, key = name.rpartition(".")
+    if section in OPTIONS:
+        return ValueOrigin(OriginKind.OPTION, f"{OPTIONS[section].flag} {key}")
+    return ARGUMENT
 
 
 def set_values(given: list[str], command: str) -> dict[str, Any]:

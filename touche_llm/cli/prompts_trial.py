@@ -18,7 +18,7 @@ from touche_llm.cli.failures import FAILURES_EXIT
 from touche_llm.cli.interrupts import run_requests
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows, say, show_lines
-from touche_llm.config.configuration import Config
+from touche_llm.config.origins import LoadedConfig
 from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
@@ -65,7 +65,7 @@ def _load(
     documents: list[str] | None,
     file: Path | None,
     sets: list[str] | None,
-) -> Config:
+) -> LoadedConfig:
     """Load the configuration of a command about a topic.
 
     A prompt without documents needs no corpus.
@@ -93,8 +93,9 @@ def render(
     Documents are truncated if the context is known, from --context or the cache: as the engine
     measured them if the cache holds the counts, otherwise by an estimate.
     """
-    config = _load(given, topic, documents, config_file, assigned)
-    with RunContext(config, CommandProgress()) as run:
+    loaded = _load(given, topic, documents, config_file, assigned)
+    config = loaded.config
+    with loaded.origins.locate_errors(), RunContext(config, CommandProgress()) as run:
         purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
         rendered = asyncio.run(_render(run, purpose, prompt, documents))
         trials = rendered.trials
@@ -224,9 +225,10 @@ def try_(
 
     Answers are read from the cache and stored there, as in a run. Exit code 3 if one is unusable.
     """
-    config = _load(given, topic, documents, config_file, assigned)
+    loaded = _load(given, topic, documents, config_file, assigned)
+    config = loaded.config
     qrels = read_qrels(qrels_files, config.task) if qrels_files else None
-    with RunContext(config, CommandProgress()) as run:
+    with loaded.origins.locate_errors(), RunContext(config, CommandProgress()) as run:
         # Errors of the files are raised before the engine starts.
         purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
         check_examples(prompt, run.topics, config.topics, run.progress.warn)

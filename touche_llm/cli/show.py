@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -20,6 +21,7 @@ from touche_llm.cli.output import (
     show_lines,
     show_table,
 )
+from touche_llm.config.changes import list_changed_settings
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import read_records, shorten_path
 from touche_llm.data.measure import MACRO_F1, Measure, make_headline_ndcg
@@ -59,6 +61,11 @@ _STAGE_COLUMNS = (
     Column("tokens in", drop=1, value="prompt_tokens"),
     Column("tokens out", drop=2, value="completion_tokens"),
     Column("result", is_text=True),
+)
+_SETTING_COLUMNS = (
+    Column("setting", is_text=True),
+    Column("value", is_cut=True),
+    Column("from", is_text=True, value="origin"),
 )
 _FACT_COLUMNS = (
     "seconds",
@@ -235,6 +242,33 @@ def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
     rows = [_make_stage_row(*stage) for stage in overview.stages.finished.items()]
     show_table(_STAGE_COLUMNS, rows)
     print()
+    _show_settings(overview, config)
+    print()
+
+
+def _show_settings(overview: RunOverview, config: Config) -> None:
+    """Print the settings that are not the default, each with its origin."""
+    rows: list[dict[str, str]] = []
+    for name, value in list_changed_settings(config).items():
+        row = {
+            "setting": name,
+            "value": _format_setting(value),
+            "origin": overview.origins.find(name).kind.value,
+        }
+        rows.append(row)
+    file = shorten_path(overview.directory.config_file)
+    show_table(_SETTING_COLUMNS, rows, f"settings that are not the default ({file})")
+
+
+def _format_setting(value: Any) -> str:
+    """Return a value as `--set` takes it, but a list without its brackets."""
+    match value:
+        case list():
+            return ",".join(map(str, value))
+        case None | bool() | dict():
+            return json.dumps(value)
+        case _:
+            return str(value)
 
 
 def _make_stage_row(name: StageName, record: StageRecord) -> dict[str, str | None]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from touche_llm.config.configuration import Config, flatten, is_one_of
+from touche_llm.config.origins import ARGUMENT, LoadedConfig, OriginKind, Origins, ValueOrigin
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError, describe_first_problem
@@ -52,29 +53,100 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
 
     An error names the setting, and the file unless a flag set it.
     """
+    return load_with_origins(file, flags).config
+
+
+def load_with_origins(
+    file: Path | None,
+    flags: Mapping[str, Any],
+    flag_origins: Mapping[str, ValueOrigin] | None = None,
+    file_kind: OriginKind = OriginKind.FILE,
+) -> LoadedConfig:
+    """Load a configuration with the origins of its values.
+
+    Args:
+        file: Configuration file; None for the defaults.
+        flags: Values that override those of the file, by dotted name; None if not given.
+        flag_origins: Origins of these values, by dotted name; arguments in Python without one.
+        file_kind: Origin of the values of the file; a file in the folder of a run is recognized.
+
+    Raises:
+        UsageError: The file cannot be read, or a value is invalid; the message names its origin.
+    """
     values = read_yaml(file, error=UsageError) if file else {}
     if file is not None and _is_of_run(file):
+        file_kind = OriginKind.FOLDER
         _map_paths(values, lambda path: _find_from_here(file.parent.resolve() / path))
     source = str(file or "options")
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     stored_objective = values.get("objective")
     _drop_outdated(values, flags)
+
+    stored = _list_stored(values)
     set_values(values, given, source)
-    _complete_dataset(values, source)
+    given_origins = {name: (flag_origins or {}).get(name, ARGUMENT) for name in given}
+    _complete_dataset(values, Origins(given_origins), file)
     _complete_first_stage(values, source)
-    try:
-        task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
-    except UsageError as error:
-        raise UsageError(f"{'task' if flags.get('task') else source}: {error}") from error
+    task = _find_task(values, Origins(given_origins), file)
     _complete_weights(values, given, task, stored_objective)
     _complete_sections(values, task)
+
+    file_origin = ValueOrigin(file_kind, source)
+    stored_origins = dict.fromkeys(_list_kept(stored, values, given), file_origin)
+    origins = Origins({**stored_origins, **given_origins})
     try:
-        return Config.model_validate(values)
+        config = Config.model_validate(values)
     except ValidationError as error:
         problem = describe_first_problem(error, model=Config)
-        names = problem.partition(": ")[0].split(", ")
-        is_given = any(is_one_of(name, names) or is_one_of(names[0], (name,)) for name in given)
-        raise UsageError(problem if file is None or is_given else f"{file}: {problem}") from error
+        raise UsageError(_locate_problem(problem, origins, file)) from error
+    return LoadedConfig(config, origins)
+
+
+def _find_task(values: dict[str, Any], given_origins: Origins, file: Path | None) -> Task:
+    """Return the task of a configuration, the default one if it names none.
+
+    Raises:
+        UsageError: There is no such task.
+    """
+    name = str(values.setdefault("task", DEFAULT_TASK))
+    try:
+        return get_task(name)
+    except UsageError as error:
+        raise UsageError(_locate_problem(f"task: {error}", given_origins, file)) from error
+
+
+def _list_stored(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a file by dotted name, without empty ones and sections."""
+    return {name: value for name, value in flatten(values).items() if value not in (None, {})}
+
+
+def _list_kept(
+    stored: Mapping[str, Any],
+    values: Mapping[str, Any],
+    given: Collection[str],
+) -> list[str]:
+    """Return the names of the values of a file that nothing replaced, by dotted name.
+
+    Args:
+        stored: Values of the file, by dotted name.
+        values: Final values, by section.
+        given: Dotted names of the values that override those of the file.
+    """
+    final = flatten(values)
+    return [
+        name
+        for name, value in stored.items()
+        if not is_one_of(name, given) and name in final and final[name] == value
+    ]
+
+
+def _locate_problem(problem: str, origins: Origins, file: Path | None) -> str:
+    """Return a problem of a setting with the origin of its value, or for a default with the file."""
+    name = problem.partition(": ")[0]
+    is_default = not origins.find_decisive(name.split(", "))
+    if is_default and file is not None:
+        return f"{file}: {problem}"
+    return origins.locate(problem)
 
 
 def _is_of_run(file: Path) -> bool:
@@ -128,7 +200,7 @@ def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
             engine.pop("context", None)
 
 
-def _complete_dataset(values: dict[str, Any], source: str) -> None:
+def _complete_dataset(values: dict[str, Any], given_origins: Origins, file: Path | None) -> None:
     """Add the topics and the index of a dataset, and its task if the project has one for it."""
     dataset = values.get("dataset")
     if not isinstance(dataset, str):
@@ -137,9 +209,8 @@ def _complete_dataset(values: dict[str, Any], source: str) -> None:
     given = str(values.get("topics") or topics)
     # The configuration of a run in another folder has the path of that folder's topics.
     if values.get("corpus") is not None or not given.endswith(topics):
-        raise UsageError(
-            f"{source}: `dataset: {dataset:.200}` has topics and documents; leave out topics and corpus"
-        )
+        problem = f"dataset: {dataset:.200} has topics and documents; leave out topics and corpus"
+        raise UsageError(_locate_problem(problem, given_origins, file))
     values["topics"] = given
     if not values.get("task"):
         values["task"] = find_dataset_task(dataset)

@@ -32,7 +32,7 @@ def check_model_folder(model: str | None) -> Path:
     folder = Path(model)
     if not (folder / "config.json").is_file():
         raise UsageError(
-            f"{folder}: no model; give a folder with config.json, weights and tokenizer (`engine.model`)"
+            f"engine.model: {folder}: no model; give a folder with config.json, weights and tokenizer"
         )
     return folder
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from touche_llm.api.corpora import DenseCorpus, LocalCorpus, open_run_corpus
 from touche_llm.api.dataset import read_run_topics
@@ -17,6 +18,7 @@ from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Topic
 from touche_llm.data.runs.reading import read_candidates
 from touche_llm.engines.pooling import PoolingClient
+from touche_llm.engines.use import ModelRecord
 from touche_llm.errors import BadLine, UsageError
 from touche_llm.judging.requests import RequestBuilder, make_request_builder
 from touche_llm.llm.answer_schema import build_schema
@@ -27,6 +29,7 @@ from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import CROSS_ENCODER, list_comparison_kinds
 from touche_llm.retrieval.candidates import Candidates, check_topics
 from touche_llm.retrieval.corpus import Corpus
+from touche_llm.runs.known_models import KnownModels, complete_config
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import list_topic_tasks
 
@@ -38,7 +41,8 @@ class RunContext:
     them.
 
     Attributes:
-        config: Configuration of the run; its model and context are known once `model` is set.
+        config: Configuration of the run.
+        known_models: What the servers opened so far say about their models.
         topics: Chosen topics, in the order of their file; `file_topics` has all.
         reranker: Client of the cross-encoder, if it is open.
         open_pooling: Opens pooling models; a dry run has another function.
@@ -48,12 +52,11 @@ class RunContext:
         self, config: Config, progress: Progress, model: ModelClient | None = None
     ) -> None:
         """Read the topics."""
-        self.config, self.task, self.progress, self.model = (
-            config,
-            get_task(config.task),
-            progress,
-            model,
-        )
+        self.config: Final = config
+        self.task = get_task(config.task)
+        self.progress = progress
+        self.model = model
+        self.known_models = KnownModels()
         self.reranker: PoolingClient | None = None
         self.open_pooling: OpenPooling = open_pooling
         self.file_topics = read_run_topics(config)
@@ -90,14 +93,16 @@ class RunContext:
         assert self.model is not None
         return make_request_builder(self.model)
 
+    @property
+    def recorded_config(self) -> Config:
+        """Configuration as the run records it, with what is known of its models."""
+        return complete_config(self.config, self.known_models)
+
     @contextmanager
     def using(self, model: ModelClient) -> Iterator[Self]:
-        """Use a model while the block runs.
-
-        The configuration takes its name and context, which only it may know.
-        """
-        name = self.config.engine.model or model.engine_info.model
-        self.complete("engine", model=name, context=model.engine_info.context)
+        """Use a model while the block runs; what its server says about it stays known."""
+        record = ModelRecord.from_info(model.engine_info)
+        self.known_models = replace(self.known_models, language_model=record)
         self.model = model
         try:
             yield self
@@ -108,27 +113,22 @@ class RunContext:
     async def using_reranker(self) -> AsyncIterator[Self]:
         """Open the cross-encoder while the block runs, if a step needs one and it is not open.
 
-        The configuration takes its name and context, which only the server may know.
+        What its server says about it stays known.
         """
-        ranking = self.config.ranking
-        if self.reranker is not None or all(
-            step.name != CROSS_ENCODER for step in self.config.steps
-        ):
+        needs_reranker = any(step.name == CROSS_ENCODER for step in self.config.steps)
+        if self.reranker is not None or not needs_reranker:
             yield self
             return
-        async with self.open_pooling("score", ranking.cross_encoder, self.config.cache) as client:
-            known = {"model": client.engine_info.model, "context": client.engine_info.context}
-            self.complete("ranking", cross_encoder=ranking.cross_encoder.model_copy(update=known))
+
+        settings = self.config.ranking.cross_encoder
+        async with self.open_pooling("score", settings, self.config.cache) as client:
+            record = ModelRecord.from_info(client.engine_info)
+            self.known_models = replace(self.known_models, cross_encoder=record)
             self.reranker = client
             try:
                 yield self
             finally:
                 self.reranker = None
-
-    def complete(self, section: str, **known: Any) -> None:
-        """Set values of a section of the configuration that only a server may know."""
-        settings = getattr(self.config, section).model_copy(update=known)
-        self.config = self.config.model_copy(update={section: settings})
 
     def load_prompts(self, *names: str) -> dict[str, Prompt]:
         """Return the prompts of these purposes or, without names, of all that the run needs.

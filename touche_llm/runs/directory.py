@@ -16,7 +16,8 @@ from touche_llm.api.judge import Judgments
 from touche_llm.api.rank import Ranking
 from touche_llm.api.retrieve import add_objects
 from touche_llm.config.configuration import PURPOSES, Config
-from touche_llm.config.files import CONFIG, METADATA, load_config, write_config
+from touche_llm.config.files import CONFIG, METADATA, load_with_origins, write_config
+from touche_llm.config.origins import LoadedConfig, OriginKind, ValueOrigin
 from touche_llm.config.task_copies import copy_task, find_task_folder
 from touche_llm.data.files import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import (
@@ -161,9 +162,19 @@ class RunDirectory:
 
     def read_config(self) -> Config:
         """Return the configuration of the run; raise DataError if the folder has none."""
-        if not self.config_file.is_file():
-            raise DataError(f"{self.config_file}: no such file; give the folder of a run")
-        return load_config(self.config_file, {"task": find_task_folder(self.config_file)})
+        return self.read_with_origins().config
+
+    def read_with_origins(self) -> LoadedConfig:
+        """Return the configuration of the run with the origins of its values; raise as `read_config`."""
+        file = self.config_file
+        if not file.is_file():
+            raise DataError(f"{file}: no such file; give the folder of a run")
+        return load_with_origins(
+            file,
+            {"task": find_task_folder(file)},
+            {"task": ValueOrigin(OriginKind.FOLDER, str(file))},
+            OriginKind.FOLDER,
+        )
 
     def read_task(self) -> Task:
         """Return the task of the run; raise DataError if the folder has no configuration."""

@@ -41,7 +41,7 @@ _version = cache(version)
 
 def begin_stage(context: RunContext, directory: RunDirectory, stage: StageName) -> None:
     """Remove the outputs of a stage and of later ones, and mark the stage as unfinished until it is recorded."""
-    config = context.config
+    config = context.recorded_config
     if directory.remove_report():
         context.progress.warn(
             f"{directory.path / REPORT}: removed, since `{stage}` runs again; `touche-llm report {directory}` writes it"
@@ -58,7 +58,7 @@ def record_stage(
 ) -> None:
     """Write the record of a stage into the metadata, after all outputs of the stage."""
     stages = directory.read_metadata().stages.add(record)
-    metadata = build_metadata(context.config, directory.path, RunRecord(stages=stages))
+    metadata = build_metadata(context.recorded_config, directory.path, RunRecord(stages=stages))
     directory.write_metadata(metadata)
 
 

@@ -16,6 +16,7 @@ from pydantic import PlainValidator
 from touche_llm.api.rank import list_result_columns
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import METADATA
+from touche_llm.config.origins import Origins
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic, sha256
 from touche_llm.data.measure import Measure
@@ -69,6 +70,7 @@ class RunOverview:
         state: "complete"; the last finished stage ("empty", "retrieved", "judged"); "unfinished"
             while a stage replaces its outputs or after it was interrupted; or "broken".
         config: Configuration; None if it cannot be read.
+        origins: Origins of the values of the configuration.
         stages: Records of the finished stages.
         evaluation: Last evaluation of the present run file.
         changed: When the metadata or, without it, the folder was last written.
@@ -78,6 +80,7 @@ class RunOverview:
     state: str
     problem: str
     config: Config | None
+    origins: Origins
     stages: StageRecords
     evaluation: RecordedEvaluation | None
     changed: datetime
@@ -115,12 +118,15 @@ def read_overview(folder: Path) -> RunOverview:
     state = BROKEN
     problem = ""
     config: Config | None = None
+    origins = Origins()
     stages = StageRecords()
     evaluation: RecordedEvaluation | None = None
     try:
         metadata = directory.read_metadata()
         stages = metadata.stages
-        config = directory.read_config()
+        loaded = directory.read_with_origins()
+        config = loaded.config
+        origins = loaded.origins
         state, problem = _find_state(directory, metadata)
         evaluation = _read_present_evaluation(directory)
     except ToucheError as error:
@@ -139,6 +145,7 @@ def read_overview(folder: Path) -> RunOverview:
         state=state,
         problem=problem,
         config=config,
+        origins=origins,
         stages=stages,
         evaluation=evaluation,
         changed=datetime.fromtimestamp(marked.stat().st_mtime),

@@ -63,10 +63,12 @@ def check_settings(
         return
 
     old = directory.read_config()
+    # The folder's configuration has what is known of the models, too.
+    new = context.recorded_config
     records = directory.read_metadata().stages.select(made)
     changes = [
-        *_compare_settings(old, context.config, _list_relevant(made, old, command)),
-        *_compare_models(records.select(replaced), context.config),
+        *_compare_settings(old, new, _list_relevant(made, old, command)),
+        *_compare_models(records.select(replaced), new),
         *_compare_prompts(records, context),
         *_compare_inputs(records, context.config, INPUT_SETTINGS),
     ]

@@ -63,7 +63,7 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
     dense: PoolingUse | None = None
     if isinstance(corpus, DenseCorpus) and corpus.usage is not None:
         dense = corpus.usage
-        context.complete("dense", model=dense.model.name)
+        context.known_models = replace(context.known_models, embedding_model=dense.model)
     llm: ModelUse | None = None
     if context.config.expansion.use:
         llm = _record_model_use(context, ("queries",), before, candidates.failures)
@@ -143,8 +143,7 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     async with context.using_reranker():
         ranking = await _rank_judgments(context, judgments)
         if context.reranker is not None:
-            # The configuration knows the model only since the cross-encoder is open.
-            settings = context.config.ranking.cross_encoder
+            settings = config.ranking.cross_encoder
             cross_encoder = PoolingUse.from_client(context.reranker, settings)
     llm: ModelUse | None = None
     if kinds:
