@@ -224,7 +224,7 @@ async def _open_server(
     """
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.doctor.card import Survey
-    from touche_llm.doctor.checks import RUN_PROBES, connect
+    from touche_llm.doctor.examination import RUN_PROBES, connect
     from touche_llm.engines.chat import ChatServer
     from touche_llm.engines.managed import serve
 

@@ -73,7 +73,7 @@ async def _examine(
     """Return the checks of a server, and the error that ended them early."""
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.doctor.card import Survey
-    from touche_llm.doctor.checks import DOCTOR_PROBES, THOROUGH_PROBES, examine
+    from touche_llm.doctor.examination import DOCTOR_PROBES, THOROUGH_PROBES, examine
     from touche_llm.engines.chat import ChatServer
 
     async with ChatServer(

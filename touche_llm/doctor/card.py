@@ -41,6 +41,9 @@ REMEDIES = {
     "determinism": "without the answer cache a run is not repeatable; vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 "
     "in its environment; SGLang: --enable-deterministic-inference",
 }
+# Max probability of the tokens that the alternatives leave out, where one of these could be a
+# label's.
+MAX_UNSEEN = 0.05
 # No run is possible without these, unless a check says so.
 _BLOCKING = ("schema", "logprobs", "tokens", "system message", "label tokens", "thinking")
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.doctor.card import Survey
-from touche_llm.doctor.checks import THOROUGH_PROBES, examine
+from touche_llm.doctor.examination import THOROUGH_PROBES, examine
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig

@@ -1,0 +1,1 @@
+"""Checks of a server: a file each."""

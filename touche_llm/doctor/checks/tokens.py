@@ -1,0 +1,36 @@
+"""Check of the counter of tokens."""
+
+from __future__ import annotations
+
+from touche_llm.doctor.card import PROBE_MESSAGES, Survey, fail
+from touche_llm.engines.chat import LlamaCppTokenCounter
+from touche_llm.engines.identification import ServerCheck
+from touche_llm.engines.tokenizers import ChatTokenizer
+from touche_llm.llm.protocol import BrokenReply, Rejected
+
+# Max difference between the prompt tokens that are counted and those that the server reports: some
+# templates add a date, some servers a token at the beginning.
+_MAX_COUNT_ERROR = 8
+
+
+async def check_tokens(survey: Survey) -> list[ServerCheck]:
+    """Make the server use the first counter of tokens that works, and compare its count with the server's."""
+    server, folder = survey.server, survey.engine.tokenizer
+    others = LlamaCppTokenCounter(server, server.model, server.chat_template_kwargs)
+    problem = ""
+    # Some templates refuse system messages.
+    for counter in (
+        [ChatTokenizer(folder, server.chat_template_kwargs)] if folder else [server.counter, others]
+    ):
+        server.counter = counter
+        try:
+            counted = await counter.count_tokens(PROBE_MESSAGES)
+        except (Rejected, BrokenReply) as error:
+            problem = problem or str(error)
+            continue
+        reported = survey.probe.usage.prompt_tokens if survey.probe else 0
+        if reported > counted + _MAX_COUNT_ERROR:
+            value = f"{reported} prompt tokens are {counted} by {counter.name}, so documents would not fit"
+            return [fail("tokens", value)]
+        return [ServerCheck("tokens", True, f"counted by {counter.name}")]
+    return [fail("tokens", f"does not count the tokens of messages ({problem})")]
