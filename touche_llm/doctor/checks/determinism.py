@@ -7,6 +7,8 @@ import asyncio
 from touche_llm.doctor.card import Survey, fail
 from touche_llm.doctor.requests import PASSAGE, build_request
 from touche_llm.engines.identification import ServerCheck
+from touche_llm.llm.protocol import Completion
+from touche_llm.llm.request import Request
 
 # Repeats of one request alone, and as many among others.
 _REPEATS = 8
@@ -14,14 +16,25 @@ _REPEATS = 8
 
 async def check_determinism(survey: Survey) -> list[ServerCheck]:
     """Check whether answers to a request that is repeated alone and among others differ."""
-    name, server, request = "determinism", survey.server, build_request(survey, PASSAGE)
-    answers = [await server.complete(request) for _ in range(_REPEATS)]
-    others = [
-        build_request(survey, f"{PASSAGE} " * (1 + number % 3) + str(number))
-        for number in range(_REPEATS)
-    ]
-    sent = [each for other in others for each in (request, other)]
-    answers += (await asyncio.gather(*map(server.complete, sent)))[::2]
-    flips = sum(answer.text != answers[0].text for answer in answers)
-    value = f"{flips} of {len(answers)} repeats differ"
-    return [fail(name, value) if flips else ServerCheck(name, True, value)]
+    request = build_request(survey, PASSAGE)
+    answers_alone = [await survey.server.complete(request) for _ in range(_REPEATS)]
+    answers_among_others = await _repeat_among_others(survey, request)
+    answers = [*answers_alone, *answers_among_others]
+
+    first_text = answers[0].text
+    differing = sum(answer.text != first_text for answer in answers)
+    value = f"{differing} of {len(answers)} repeats differ"
+    if differing:
+        return [fail("determinism", value)]
+    return [ServerCheck("determinism", True, value)]
+
+
+async def _repeat_among_others(survey: Survey, request: Request) -> list[Completion]:
+    """Return the answers to a request that is sent at the same time as other ones."""
+    sent: list[Request] = []
+    for number in range(_REPEATS):
+        passages = f"{PASSAGE} " * (1 + number % 3)
+        sent.append(request)
+        sent.append(build_request(survey, passages + str(number)))
+    completions = await asyncio.gather(*map(survey.server.complete, sent))
+    return completions[::2]

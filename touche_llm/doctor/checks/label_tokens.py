@@ -31,23 +31,27 @@ async def check_labels(survey: Survey) -> list[ServerCheck]:
     from now on, unless it refuses to. The worst result counts; there is none if no answer has
     labels.
     """
-    schemas = list(
-        {orjson.dumps(schema): schema for schema in survey.schemas if _list_labels(schema)}.values()
-    )
+    schemas_by_text = {orjson.dumps(schema): schema for schema in survey.schemas}
+    schemas = [schema for schema in schemas_by_text.values() if _list_labels(schema)]
     if schemas and not survey.top_logprobs:
         return [ServerCheck("label tokens", None, "not read without log-probabilities")]
     if not survey.is_renormalised:
         survey.server.alternatives = _RAW_ALTERNATIVES if schemas else 0
-    found = [await _check_form(survey, schema) for schema in schemas]
-    return sorted(
-        found,
-        key=lambda check: (not check.is_blocking, check.is_ok is not False, check.is_ok or False),
-    )[:1]
+    checks = [await _check_form(survey, schema) for schema in schemas]
+    return sorted(checks, key=_order_worst_first)[:1]
+
+
+def _order_worst_first(check: ServerCheck) -> tuple[bool, bool, bool]:
+    """Return the key of an order: blocking checks, then failed, unknown and passed ones."""
+    has_failed = check.is_ok is False
+    has_passed = check.is_ok is True
+    return not check.is_blocking, not has_failed, has_passed
 
 
 async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
     """Return whether each label of a schema can be read from an answer."""
-    name, server, by_field = "label tokens", survey.server, _list_labels(schema)
+    server = survey.server
+    by_field = _list_labels(schema)
     text = "\n".join(f"{field}: {_join(labels)}" for field, labels in by_field.items())
     request = build_request(survey, text, SYSTEM, schema)
     reply = await survey.send(request)
@@ -55,48 +59,47 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
         server.alternatives = 0
         reply = await survey.send(request)
     if isinstance(reply, str):
-        return fail(
-            name,
-            f"the server refuses the schema of the labels in {request.layout.form} form: {reply}",
-        )
+        value = f"the server refuses the schema of the labels in {request.layout.form} form"
+        return fail("label tokens", f"{value}: {reply}")
     try:
         completion = read_completion(reply, request.layout)
     except MissingLogprobs:
-        return fail(
-            name,
-            f"{server.model} sends no log-probabilities of labels in {request.layout.form} form",
-        )
+        value = f"{server.model} sends no log-probabilities of labels in {request.layout.form} form"
+        return fail("label tokens", value)
     if completion.finish_reason == "length":
-        return ServerCheck(
-            name, None, f"could not be checked: the answer is {completion.text.strip()[:40]!r}"
-        )
-    unread, shared = 0, 0.0
+        value = f"could not be checked: the answer is {completion.text.strip()[:40]!r}"
+        return ServerCheck("label tokens", None, value)
+
+    unread = 0
+    shared = 0.0
     for field, labels in by_field.items():
         reading = read_label(
             completion.text, completion.tokens, request.layout, field, labels, labels[0]
         )
         if reading.probabilities is None:
-            return fail(
-                name,
-                f"no label of {field} ({_join(labels)}) can be read from {completion.text!r:.80}",
+            value = (
+                f"no label of {field} ({_join(labels)}) can be read from {completion.text!r:.80}"
             )
+            return fail("label tokens", value)
         missing = [label for label, share in reading.probabilities.items() if not share]
         unseen = reading.off_label_mass or 0.0
         if missing and survey.is_renormalised and unseen > MAX_UNSEEN:
             value = f"{_join(missing)} of {field} cannot be read: the alternatives miss a probability of {unseen:.3f}"
-            return fail(name, value)
-        unread, shared = unread + len(missing), max(shared, reading.shared or 0.0)
+            return fail("label tokens", value)
+        unread += len(missing)
+        shared = max(shared, reading.shared or 0.0)
+
     count = sum(map(len, by_field.values()))
     value = f"{count - unread} of {count} labels can be read"
     if unread and not survey.is_renormalised:
         value += f" from {max(request.sampling.top_logprobs, server.alternatives)} alternatives"
-        return ServerCheck(name, False, value, "a label beyond them counts as improbable")
+        remedy = "a label beyond them counts as improbable"
+        return ServerCheck("label tokens", False, value, remedy)
     if shared <= _MAX_SHARED:
-        return ServerCheck(name, True, f"{value}, each from a token of its own")
+        return ServerCheck("label tokens", True, f"{value}, each from a token of its own")
     value += f", but tokens that several begin with have a probability of {shared:.3f}"
-    return ServerCheck(
-        name, False, value, "it is split evenly; use prompts of `form: letters`, which share least"
-    )
+    remedy = "it is split evenly; use prompts of `form: letters`, which share least"
+    return ServerCheck("label tokens", False, value, remedy)
 
 
 def _list_labels(schema: Mapping[str, Any]) -> dict[str, tuple[Label, ...]]:

@@ -21,17 +21,23 @@ _CLOSING = re.compile(
 
 async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     """Check whether the prompt of an answer without reasoning ends inside a thought."""
-    name = "open thought"
     if survey.sampling.thinking.judge:
         return []
     request = survey.build((Message("system", PROBE_SYSTEM), Message("user", PROBE_USER)))
     prompt = await survey.server.render(request.messages, request.chat_template_kwargs)
     if prompt is None:
-        return [ServerCheck(name, None, "unknown, since the server does not show its prompts")]
+        return [
+            ServerCheck("open thought", None, "unknown, since the server does not show its prompts")
+        ]
     end = prompt[prompt.rfind(PROBE_USER) + len(PROBE_USER) :]
-    opened, closed = (
-        [match.start() for match in pattern.finditer(end)] for pattern in (_OPENING, _CLOSING)
-    )
-    if opened and opened[-1] > max(closed, default=-1):
-        return [fail(name, f"the prompt ends inside a thought: {end[-40:]!r}")]
-    return [ServerCheck(name, True, "none in the prompt of an answer")]
+    last_opening = _find_last(_OPENING, end)
+    last_closing = _find_last(_CLOSING, end)
+    if last_opening > last_closing:
+        return [fail("open thought", f"the prompt ends inside a thought: {end[-40:]!r}")]
+    return [ServerCheck("open thought", True, "none in the prompt of an answer")]
+
+
+def _find_last(pattern: re.Pattern[str], text: str) -> int:
+    """Return where the last match begins, -1 if there is none."""
+    positions = [match.start() for match in pattern.finditer(text)]
+    return max(positions, default=-1)

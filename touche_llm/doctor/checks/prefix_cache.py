@@ -13,11 +13,15 @@ from touche_llm.engines.identification import ServerCheck
 async def check_prefix_cache(survey: Survey) -> list[ServerCheck]:
     """Check whether a second prompt reuses its common beginning with the first."""
     # New in each examination; longer than the blocks of a cache, and short enough for the context.
-    name, words = "prefix cache", min(600, (survey.info.context or 2048) // 5)
-    beginning = f"Session {uuid4().hex}. " + "word " * words
-    for text in ("First passage.", "Second passage."):
-        usage = (await survey.server.exchange(build_request(survey, text, beginning))).usage
+    word_count = min(600, (survey.info.context or 2048) // 5)
+    beginning = f"Session {uuid4().hex}. " + "word " * word_count
+    await survey.server.exchange(build_request(survey, "First passage.", beginning))
+    second = await survey.server.exchange(build_request(survey, "Second passage.", beginning))
+
+    usage = second.usage
     if usage.cached_tokens is None:
-        return [replace(fail(name, "not reported"), is_ok=None)]
+        return [replace(fail("prefix cache", "not reported"), is_ok=None)]
     value = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens reused from the request before"
-    return [ServerCheck(name, True, value) if usage.cached_tokens else fail(name, value)]
+    if not usage.cached_tokens:
+        return [fail("prefix cache", value)]
+    return [ServerCheck("prefix cache", True, value)]

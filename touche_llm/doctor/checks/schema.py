@@ -17,10 +17,12 @@ async def check_schema(survey: Survey) -> list[ServerCheck]:
     server = survey.server
     problems: list[str] = []
     for delivery in DELIVERIES:
-        server.delivery, refusal = delivery, ""
+        server.delivery = delivery
+        refusal = ""
         reply = await survey.send(survey.build(top_logprobs=survey.sampling.top_logprobs))
         if isinstance(reply, str) and survey.sampling.logprobs:
-            refusal, reply = reply, await survey.send(survey.build())
+            refusal = reply
+            reply = await survey.send(survey.build())
         if isinstance(reply, str):
             problems.append(f"the server refused the request: {reply}")
             continue
@@ -50,30 +52,28 @@ async def check_schema(survey: Survey) -> list[ServerCheck]:
 
 def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
     assert survey.probe is not None
-    name, model = "logprobs", survey.server.model
+    model = survey.server.model
     if not survey.sampling.logprobs:
-        return ServerCheck(
-            name, None, "not requested", "grades are whole numbers, and stances certain"
-        )
+        remedy = "grades are whole numbers, and stances certain"
+        return ServerCheck("logprobs", None, "not requested", remedy)
     if refusal:
-        return fail(name, f"{model} refuses log-probabilities ({refusal})")
+        return fail("logprobs", f"{model} refuses log-probabilities ({refusal})")
     try:
         completion = read_completion(survey.probe, PROBE_LAYOUT)
         check_logprobs(completion.text, completion.tokens)
     except MissingLogprobs:
-        return fail(name, f"{model} sends no log-probabilities")
+        return fail("logprobs", f"{model} sends no log-probabilities")
     except Unusable as error:
         remedy = "serve it with --logprobs-mode raw_logprobs, the default of vLLM, or set `sampling.logprobs: false`"
-        return fail(name, f"{model} sends impossible log-probabilities: {error.reason}", remedy)
+        return fail(
+            "logprobs", f"{model} sends impossible log-probabilities: {error.reason}", remedy
+        )
     reading = read_label(
         completion.text, completion.tokens, PROBE_LAYOUT, "word", (PROBE_WORD,), PROBE_WORD
     )
     if reading.off_label_mass is None:
-        return fail(name, f"{model} sends log-probabilities that do not spell its answer")
+        return fail("logprobs", f"{model} sends log-probabilities that do not spell its answer")
     survey.top_logprobs = survey.sampling.top_logprobs
     survey.is_renormalised = reading.off_label_mass <= MAX_UNSEEN
-    return ServerCheck(
-        name,
-        True,
-        f"for each token of an answer, {'renormalised' if survey.is_renormalised else 'raw'}",
-    )
+    kind = "renormalised" if survey.is_renormalised else "raw"
+    return ServerCheck("logprobs", True, f"for each token of an answer, {kind}")

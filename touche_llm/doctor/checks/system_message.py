@@ -18,22 +18,23 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
     Some templates write a message of their own where a chat has none, so that only prompts with one
     are compared.
     """
-    name = "system message"
     if survey.sampling.system_message == "user":
-        return [ServerCheck(name, True, "in the user message, as configured")]
+        return [ServerCheck("system message", True, "in the user message, as configured")]
     counts = []
     for text in (PROBE_SYSTEM, PROBE_SYSTEM + " quokka" * _MORE_WORDS):
         reply = await survey.send(
             survey.build((Message("system", text), Message("user", PROBE_USER)))
         )
         if isinstance(reply, str):
-            return [fail(name, f"refused: {reply}")]
+            return [fail("system message", f"refused: {reply}")]
         counts.append(reply.usage.prompt_tokens)
     short, long = counts
     if long >= short + _MORE_WORDS:
-        return [ServerCheck(name, True, "shown by the chat template")]
+        return [ServerCheck("system message", True, "shown by the chat template")]
     if long > short or not short:
         return [
-            ServerCheck(name, None, "accepted; the prompt tokens do not show whether it is used")
+            ServerCheck(
+                "system message", None, "accepted; the prompt tokens do not show whether it is used"
+            )
         ]
-    return [fail(name, "ignored by the chat template: a longer one adds no tokens")]
+    return [fail("system message", "ignored by the chat template: a longer one adds no tokens")]

@@ -22,7 +22,7 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
 
     Nothing is checked for a run without reasoning.
     """
-    name, settings = "thinking", survey.sampling.thinking
+    settings = survey.sampling.thinking
     if not settings.budgets:
         return []
     thinking = Thinking(1, *settings.delimiters, settings.temperature)
@@ -35,24 +35,27 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
     except (Rejected, BrokenReply) as error:
         problem = f"the chat template refuses to continue a thought: {error}"
     if problem:
-        return [fail(name, problem)]
+        return [fail("thinking", problem)]
     reply = await survey.send(continued[0])
     if isinstance(reply, str):
         remedy = "let the model reason on a server that continues one, such as vLLM"
-        return [
-            fail(
-                name, f"the server refuses to continue a message of the assistant: {reply}", remedy
-            )
-        ]
+        value = f"the server refuses to continue a message of the assistant: {reply}"
+        return [fail("thinking", value, remedy)]
     completion = read_completion(reply)
     if squeeze(completion.text) == PROBE_ANSWER:
-        unknown = ServerCheck(
-            name, None, "an answer continues a thought; whether the template keeps it is unknown"
-        )
-        return [unknown if problem is None else ServerCheck(name, True, "a thought is kept")]
+        if problem is None:
+            value = "an answer continues a thought; whether the template keeps it is unknown"
+            return [ServerCheck("thinking", None, value)]
+        return [ServerCheck("thinking", True, "a thought is kept")]
     if PROBE_ANSWER in squeeze(completion.reasoning or ""):
-        return [fail(name, "the answer after a thought is in the field of the reasoning", _PARSER)]
-    return [fail(name, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)]
+        return [
+            fail("thinking", "the answer after a thought is in the field of the reasoning", _PARSER)
+        ]
+    return [
+        fail(
+            "thinking", f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER
+        )
+    ]
 
 
 async def _compare_prompts(

@@ -6,7 +6,7 @@ from touche_llm.doctor.card import PROBE_MESSAGES, Survey, fail
 from touche_llm.engines.chat import LlamaCppTokenCounter
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.tokenizers import ChatTokenizer
-from touche_llm.llm.protocol import BrokenReply, Rejected
+from touche_llm.llm.protocol import BrokenReply, Rejected, TokenCounter
 
 # Max difference between the prompt tokens that are counted and those that the server reports: some
 # templates add a date, some servers a token at the beginning.
@@ -15,15 +15,12 @@ _MAX_COUNT_ERROR = 8
 
 async def check_tokens(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first counter of tokens that works, and compare its count with the server's."""
-    server, folder = survey.server, survey.engine.tokenizer
-    others = LlamaCppTokenCounter(server, server.model, server.chat_template_kwargs)
+    server = survey.server
     problem = ""
-    # Some templates refuse system messages.
-    for counter in (
-        [ChatTokenizer(folder, server.chat_template_kwargs)] if folder else [server.counter, others]
-    ):
+    for counter in _list_counters(survey):
         server.counter = counter
         try:
+            # Some templates refuse system messages.
             counted = await counter.count_tokens(PROBE_MESSAGES)
         except (Rejected, BrokenReply) as error:
             problem = problem or str(error)
@@ -34,3 +31,13 @@ async def check_tokens(survey: Survey) -> list[ServerCheck]:
             return [fail("tokens", value)]
         return [ServerCheck("tokens", True, f"counted by {counter.name}")]
     return [fail("tokens", f"does not count the tokens of messages ({problem})")]
+
+
+def _list_counters(survey: Survey) -> list[TokenCounter]:
+    """Return the counters to try: that of the configured tokenizer, or else those of servers."""
+    server = survey.server
+    folder = survey.engine.tokenizer
+    if folder is not None:
+        return [ChatTokenizer(folder, server.chat_template_kwargs)]
+    llama_cpp = LlamaCppTokenCounter(server, server.model, server.chat_template_kwargs)
+    return [server.counter, llama_cpp]

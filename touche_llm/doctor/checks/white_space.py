@@ -18,21 +18,15 @@ _FREE_WHITE_SPACE = re.compile(r"[\n\r\t]|\s\s|[\[{]\s|\s[:,\]}]")
 
 async def check_white_space(survey: Survey) -> list[ServerCheck]:
     """Check whether a schema allows white space between the tokens of an answer."""
-    name, choice = (
-        "white space",
-        (await survey.server.exchange(build_request(survey, PASSAGE))).choices[0],
-    )
+    reply = await survey.server.exchange(build_request(survey, PASSAGE))
+    choice = reply.choices[0]
     if _FREE_WHITE_SPACE.search(choice.message.content or ""):
-        return [fail(name, "written between tokens")]
+        return [fail("white space", "written between tokens")]
     if not survey.is_renormalised:
-        return [
-            replace(
-                fail(name, "none in one answer; raw log-probabilities show no more"), is_ok=None
-            )
-        ]
-    alternatives = (pair for token in choice.tokens for pair in token.alternatives)
-    if any(
-        logprob > _MIN_LOGPROB and _FREE_WHITE_SPACE.search(text) for text, logprob in alternatives
-    ):
-        return [fail(name, "allowed between tokens")]
-    return [ServerCheck(name, True, "not allowed between tokens")]
+        value = "none in one answer; raw log-probabilities show no more"
+        return [replace(fail("white space", value), is_ok=None)]
+    alternatives = [pair for token in choice.tokens for pair in token.alternatives]
+    allowed_texts = [text for text, logprob in alternatives if logprob > _MIN_LOGPROB]
+    if any(map(_FREE_WHITE_SPACE.search, allowed_texts)):
+        return [fail("white space", "allowed between tokens")]
+    return [ServerCheck("white space", True, "not allowed between tokens")]
