@@ -1,44 +1,14 @@
-"""Examination of a server: requests that show what it can do, and whether a run is possible.
-
-All probes raise Transient if the server did not reply, and Rejected if it refuses all requests.
-"""
+"""Examination of a server: requests that show what it can do, and whether a run is possible."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-
 from touche_llm.doctor.card import Survey
-from touche_llm.doctor.checks.determinism import check_determinism
-from touche_llm.doctor.checks.label_tokens import check_labels
-from touche_llm.doctor.checks.open_thought import check_open_thought
-from touche_llm.doctor.checks.prefix_cache import check_prefix_cache
-from touche_llm.doctor.checks.schema import check_schema
-from touche_llm.doctor.checks.system_message import check_system_message
-from touche_llm.doctor.checks.thinking import check_thinking
-from touche_llm.doctor.checks.tokens import check_tokens
-from touche_llm.doctor.checks.white_space import check_white_space
+from touche_llm.doctor.checks import list_checks, system_message
+from touche_llm.doctor.registry import CHECKS, Check, Occasion
 from touche_llm.engines.identification import ServerCheck, describe_failure, identify
 from touche_llm.errors import EngineError
 from touche_llm.llm.protocol import EngineInfo, Rejected, Transient
 from touche_llm.llm.request import EMPTY_CHAT, place_system_message
-
-Probes = Mapping[str, Callable[[Survey], Awaitable[list[ServerCheck]]]]
-# By the name of the check, in the order in which they are sent: those of each run, of `doctor`, of
-# `--thorough`.
-RUN_PROBES: Probes = {
-    "schema": check_schema,
-    "tokens": check_tokens,
-    "system message": check_system_message,
-    "label tokens": check_labels,
-    "open thought": check_open_thought,
-    "thinking": check_thinking,
-}
-DOCTOR_PROBES: Probes = {
-    **RUN_PROBES,
-    "white space": check_white_space,
-    "prefix cache": check_prefix_cache,
-}
-THOROUGH_PROBES: Probes = {**DOCTOR_PROBES, "determinism": check_determinism}
 
 
 async def connect(survey: Survey) -> EngineInfo:
@@ -51,19 +21,25 @@ async def connect(survey: Survey) -> EngineInfo:
     for check in survey.checks:
         if check.is_blocking:
             raise EngineError(f"{server.base_url}: {check}")
-        if check.is_ok is False or (
-            check.name == "label tokens" and not check.is_ok and survey.top_logprobs
-        ):
+        if _should_warn(survey, check):
             survey.warn(f"{server.base_url}: {check.name}: {check}")
     return survey.info
 
 
-async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
-    """Find out what a server can do; the survey has the checks.
+def _should_warn(survey: Survey, result: ServerCheck) -> bool:
+    """Return whether the start-up warns of a result that does not block."""
+    if result.is_ok is None and survey.top_logprobs:
+        check = CHECKS.by_name.get(result.name)
+        return check is not None and check.warns_if_unknown
+    return result.is_ok is False
 
-    Probes that need the schema or instructions are left out if the server lacks these. Probes
-    beyond those of a run need schemas of answers with labels alone. EngineError is raised if the
-    server is unreachable or serves other models.
+
+async def examine(survey: Survey, occasion: Occasion = Occasion.START_UP) -> None:
+    """Find out what a server can do; the survey has the results.
+
+    Checks that need the schema or instructions are left out if the server lacks these. Checks
+    beyond those of the start-up need schemas of answers with labels alone. EngineError is raised if
+    the server is unreachable or serves other models.
     """
     server = survey.server
     try:
@@ -76,15 +52,9 @@ async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
             ServerCheck("model", True, survey.info.model),
             context,
         ]
-        for name, probe in probes.items():
-            is_possible = survey.probe is not None and not survey.is_blocked("system message")
-            if is_possible or name in ("schema", "tokens"):
-                try:
-                    survey.checks += await probe(survey)
-                except (Transient, Rejected) as error:
-                    if name in RUN_PROBES:
-                        raise
-                    survey.checks.append(ServerCheck(name, None, f"could not be checked: {error}"))
+        for check in list_checks(occasion):
+            if _is_possible(survey, check):
+                survey.checks += await _make_check(survey, check)
             survey.step()
         overhead = 0
         if not survey.is_blocked():
@@ -95,3 +65,25 @@ async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
     fingerprint = survey.probe and survey.probe.system_fingerprint
     serving = survey.info.serving | ({"fingerprint": fingerprint} if fingerprint else {})
     survey.info = survey.info.model_copy(update={"overhead": overhead, "serving": serving})
+
+
+def _is_possible(survey: Survey, check: Check) -> bool:
+    """Return whether the server can do what a check needs."""
+    if not check.needs_answers:
+        return True
+    return survey.probe is not None and not survey.is_blocked(system_message.CHECK.name)
+
+
+async def _make_check(survey: Survey, check: Check) -> list[ServerCheck]:
+    """Return the results of a check; an unknown one if the server fails after the start-up.
+
+    Raises:
+        Transient: The server did not reply to a check of the start-up.
+        Rejected: The server refuses all requests of a check of the start-up.
+    """
+    try:
+        return await check.run(survey)
+    except (Transient, Rejected) as error:
+        if check.occasion is Occasion.START_UP:
+            raise
+        return [ServerCheck(check.name, None, f"could not be checked: {error}")]

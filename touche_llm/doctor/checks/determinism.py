@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from touche_llm.doctor.card import Survey, fail
+from touche_llm.doctor.card import Survey
+from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import PASSAGE, build_request
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.llm.protocol import Completion
@@ -25,8 +26,8 @@ async def check_determinism(survey: Survey) -> list[ServerCheck]:
     differing = sum(answer.text != first_text for answer in answers)
     value = f"{differing} of {len(answers)} repeats differ"
     if differing:
-        return [fail("determinism", value)]
-    return [ServerCheck("determinism", True, value)]
+        return [CHECK.fail(value)]
+    return [ServerCheck(CHECK.name, True, value)]
 
 
 async def _repeat_among_others(survey: Survey, request: Request) -> list[Completion]:
@@ -38,3 +39,17 @@ async def _repeat_among_others(survey: Survey, request: Request) -> list[Complet
         sent.append(build_request(survey, passages + str(number)))
     completions = await asyncio.gather(*map(survey.server.complete, sent))
     return completions[::2]
+
+
+CHECK = register(
+    Check(
+        name="determinism",
+        remedy=(
+            "without the answer cache a run is not repeatable; vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 "
+            "in its environment; SGLang: --enable-deterministic-inference"
+        ),
+        run=check_determinism,
+        occasion=Occasion.THOROUGH,
+        order=10,
+    )
+)

@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from touche_llm.doctor.card import MAX_UNSEEN, Survey, fail
+from touche_llm.doctor.card import MAX_UNSEEN, Survey
+from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import build_request
 from touche_llm.engines.chat import read_completion
 from touche_llm.engines.identification import ServerCheck
@@ -34,7 +35,7 @@ async def check_labels(survey: Survey) -> list[ServerCheck]:
     schemas_by_text = {orjson.dumps(schema): schema for schema in survey.schemas}
     schemas = [schema for schema in schemas_by_text.values() if _list_labels(schema)]
     if schemas and not survey.top_logprobs:
-        return [ServerCheck("label tokens", None, "not read without log-probabilities")]
+        return [ServerCheck(CHECK.name, None, "not read without log-probabilities")]
     if not survey.is_renormalised:
         survey.server.alternatives = _RAW_ALTERNATIVES if schemas else 0
     checks = [await _check_form(survey, schema) for schema in schemas]
@@ -60,15 +61,15 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
         reply = await survey.send(request)
     if isinstance(reply, str):
         value = f"the server refuses the schema of the labels in {request.layout.form} form"
-        return fail("label tokens", f"{value}: {reply}")
+        return CHECK.fail(f"{value}: {reply}")
     try:
         completion = read_completion(reply, request.layout)
     except MissingLogprobs:
         value = f"{server.model} sends no log-probabilities of labels in {request.layout.form} form"
-        return fail("label tokens", value)
+        return CHECK.fail(value)
     if completion.finish_reason == "length":
         value = f"could not be checked: the answer is {completion.text.strip()[:40]!r}"
-        return ServerCheck("label tokens", None, value)
+        return ServerCheck(CHECK.name, None, value)
 
     unread = 0
     shared = 0.0
@@ -80,12 +81,12 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
             value = (
                 f"no label of {field} ({_join(labels)}) can be read from {completion.text!r:.80}"
             )
-            return fail("label tokens", value)
+            return CHECK.fail(value)
         missing = [label for label, share in reading.probabilities.items() if not share]
         unseen = reading.off_label_mass or 0.0
         if missing and survey.is_renormalised and unseen > MAX_UNSEEN:
             value = f"{_join(missing)} of {field} cannot be read: the alternatives miss a probability of {unseen:.3f}"
-            return fail("label tokens", value)
+            return CHECK.fail(value)
         unread += len(missing)
         shared = max(shared, reading.shared or 0.0)
 
@@ -94,12 +95,12 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
     if unread and not survey.is_renormalised:
         value += f" from {max(request.sampling.top_logprobs, server.alternatives)} alternatives"
         remedy = "a label beyond them counts as improbable"
-        return ServerCheck("label tokens", False, value, remedy)
+        return ServerCheck(CHECK.name, False, value, remedy)
     if shared <= _MAX_SHARED:
-        return ServerCheck("label tokens", True, f"{value}, each from a token of its own")
+        return ServerCheck(CHECK.name, True, f"{value}, each from a token of its own")
     value += f", but tokens that several begin with have a probability of {shared:.3f}"
     remedy = "it is split evenly; use prompts of `form: letters`, which share least"
-    return ServerCheck("label tokens", False, value, remedy)
+    return ServerCheck(CHECK.name, False, value, remedy)
 
 
 def _list_labels(schema: Mapping[str, Any]) -> dict[str, tuple[Label, ...]]:
@@ -110,3 +111,19 @@ def _list_labels(schema: Mapping[str, Any]) -> dict[str, tuple[Label, ...]]:
 
 def _join(labels: Sequence[Label]) -> str:
     return ", ".join(map(str, labels))
+
+
+CHECK = register(
+    Check(
+        name="label tokens",
+        remedy=(
+            "use prompts of another `form`, such as `object`, or request plain grades with "
+            "`sampling.logprobs: false`"
+        ),
+        is_blocking=True,
+        run=check_labels,
+        occasion=Occasion.START_UP,
+        order=40,
+        warns_if_unknown=True,
+    )
+)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import uuid4
 
-from touche_llm.doctor.card import Survey, fail
+from touche_llm.doctor.card import Survey
+from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import build_request
 from touche_llm.engines.identification import ServerCheck
 
@@ -20,8 +21,23 @@ async def check_prefix_cache(survey: Survey) -> list[ServerCheck]:
 
     usage = second.usage
     if usage.cached_tokens is None:
-        return [replace(fail("prefix cache", "not reported"), is_ok=None)]
+        return [replace(CHECK.fail("not reported"), is_ok=None)]
     value = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens reused from the request before"
     if not usage.cached_tokens:
-        return [fail("prefix cache", value)]
-    return [ServerCheck("prefix cache", True, value)]
+        return [CHECK.fail(value)]
+    return [ServerCheck(CHECK.name, True, value)]
+
+
+CHECK = register(
+    Check(
+        name="prefix cache",
+        remedy=(
+            "instructions and topic are computed for each document; vLLM: --enable-prefix-caching "
+            "--enable-prompt-tokens-details; SGLang: --enable-cache-report, without --disable-radix-cache; llama.cpp: "
+            "--cache-prompt"
+        ),
+        run=check_prefix_cache,
+        occasion=Occasion.DOCTOR,
+        order=20,
+    )
+)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from touche_llm.doctor.card import Survey, fail
+from touche_llm.doctor.card import Survey
+from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import PROBE_SYSTEM, PROBE_USER
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.llm.request import Message
@@ -19,22 +20,34 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
     are compared.
     """
     if survey.sampling.system_message == "user":
-        return [ServerCheck("system message", True, "in the user message, as configured")]
+        return [ServerCheck(CHECK.name, True, "in the user message, as configured")]
     counts = []
     for text in (PROBE_SYSTEM, PROBE_SYSTEM + " quokka" * _MORE_WORDS):
         reply = await survey.send(
             survey.build((Message("system", text), Message("user", PROBE_USER)))
         )
         if isinstance(reply, str):
-            return [fail("system message", f"refused: {reply}")]
+            return [CHECK.fail(f"refused: {reply}")]
         counts.append(reply.usage.prompt_tokens)
     short, long = counts
     if long >= short + _MORE_WORDS:
-        return [ServerCheck("system message", True, "shown by the chat template")]
+        return [ServerCheck(CHECK.name, True, "shown by the chat template")]
     if long > short or not short:
-        return [
-            ServerCheck(
-                "system message", None, "accepted; the prompt tokens do not show whether it is used"
-            )
-        ]
-    return [fail("system message", "ignored by the chat template: a longer one adds no tokens")]
+        value = "accepted; the prompt tokens do not show whether it is used"
+        return [ServerCheck(CHECK.name, None, value)]
+    return [CHECK.fail("ignored by the chat template: a longer one adds no tokens")]
+
+
+CHECK = register(
+    Check(
+        name="system message",
+        remedy=(
+            "put the instructions into the user message (`sampling.system_message: user`), or serve another "
+            "chat template (vLLM, SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)"
+        ),
+        is_blocking=True,
+        run=check_system_message,
+        occasion=Occasion.START_UP,
+        order=30,
+    )
+)

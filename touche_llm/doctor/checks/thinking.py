@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from touche_llm.doctor.card import PROBE_ANSWER, Survey, fail
+from touche_llm.doctor.card import PROBE_ANSWER, Survey
+from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.engines.chat import read_completion
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.llm.label_probabilities import squeeze
@@ -35,27 +36,21 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
     except (Rejected, BrokenReply) as error:
         problem = f"the chat template refuses to continue a thought: {error}"
     if problem:
-        return [fail("thinking", problem)]
+        return [CHECK.fail(problem)]
     reply = await survey.send(continued[0])
     if isinstance(reply, str):
         remedy = "let the model reason on a server that continues one, such as vLLM"
         value = f"the server refuses to continue a message of the assistant: {reply}"
-        return [fail("thinking", value, remedy)]
+        return [CHECK.fail(value, remedy)]
     completion = read_completion(reply)
     if squeeze(completion.text) == PROBE_ANSWER:
         if problem is None:
             value = "an answer continues a thought; whether the template keeps it is unknown"
-            return [ServerCheck("thinking", None, value)]
-        return [ServerCheck("thinking", True, "a thought is kept")]
+            return [ServerCheck(CHECK.name, None, value)]
+        return [ServerCheck(CHECK.name, True, "a thought is kept")]
     if PROBE_ANSWER in squeeze(completion.reasoning or ""):
-        return [
-            fail("thinking", "the answer after a thought is in the field of the reasoning", _PARSER)
-        ]
-    return [
-        fail(
-            "thinking", f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER
-        )
-    ]
+        return [CHECK.fail("the answer after a thought is in the field of the reasoning", _PARSER)]
+    return [CHECK.fail(f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)]
 
 
 async def _compare_prompts(
@@ -85,3 +80,18 @@ async def _compare_prompts(
     if squeeze(text) != start + squeeze(thinking.delimit(_THOUGHTS[0])):
         return f"after {prompt[-40:]!r} the model reasons, but the chat template continues a thought as {text[-80:]!r}"
     return ""
+
+
+CHECK = register(
+    Check(
+        name="thinking",
+        remedy=(
+            "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template "
+            "that keeps its thought (vLLM: --chat-template FILE)"
+        ),
+        is_blocking=True,
+        run=check_thinking,
+        occasion=Occasion.START_UP,
+        order=60,
+    )
+)

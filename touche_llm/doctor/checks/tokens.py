@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from touche_llm.doctor.card import PROBE_MESSAGES, Survey, fail
+from touche_llm.doctor.card import PROBE_MESSAGES, Survey
+from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.engines.chat import LlamaCppTokenCounter
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.tokenizers import ChatTokenizer
@@ -28,9 +29,9 @@ async def check_tokens(survey: Survey) -> list[ServerCheck]:
         reported = survey.probe.usage.prompt_tokens if survey.probe else 0
         if reported > counted + _MAX_COUNT_ERROR:
             value = f"{reported} prompt tokens are {counted} by {counter.name}, so documents would not fit"
-            return [fail("tokens", value)]
-        return [ServerCheck("tokens", True, f"counted by {counter.name}")]
-    return [fail("tokens", f"does not count the tokens of messages ({problem})")]
+            return [CHECK.fail(value)]
+        return [ServerCheck(CHECK.name, True, f"counted by {counter.name}")]
+    return [CHECK.fail(f"does not count the tokens of messages ({problem})")]
 
 
 def _list_counters(survey: Survey) -> list[TokenCounter]:
@@ -41,3 +42,16 @@ def _list_counters(survey: Survey) -> list[TokenCounter]:
         return [ChatTokenizer(folder, server.chat_template_kwargs)]
     llama_cpp = LlamaCppTokenCounter(server, server.model, server.chat_template_kwargs)
     return [server.counter, llama_cpp]
+
+
+CHECK = register(
+    Check(
+        name="tokens",
+        remedy="give a folder with the tokenizer of this very model (`engine.tokenizer`)",
+        is_blocking=True,
+        run=check_tokens,
+        occasion=Occasion.START_UP,
+        order=20,
+        needs_answers=False,
+    )
+)
