@@ -34,8 +34,8 @@ from touche_llm.retrieval.dense import (
     split_rows,
 )
 from touche_llm.retrieval.elasticsearch import ElasticIndex
-from touche_llm.retrieval.registry import QueryField, RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
+from touche_llm.retrieval.settings import QueryField, RetrieverConfig
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import sanitize
 

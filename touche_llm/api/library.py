@@ -50,7 +50,7 @@ from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirSettings
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch import ElasticIndex, ElasticsearchSettings
-from touche_llm.retrieval.registry import ExpansionSettings, QueryField, RetrieverConfig
+from touche_llm.retrieval.settings import ExpansionSettings, QueryField, RetrieverConfig
 from touche_llm.settings.section import Section, read_settings
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import Objective

@@ -12,7 +12,7 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings, load_corpus
-from touche_llm.retrieval.registry import RetrieverConfig
+from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 

@@ -32,8 +32,8 @@ from touche_llm.ranking.steps import (
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
-from touche_llm.retrieval.registry import RETRIEVERS, ExpansionSettings, RetrieverConfig, to_texts
 from touche_llm.retrieval.sentences import SentenceSettings
+from touche_llm.retrieval.settings import RETRIEVERS, ExpansionSettings, RetrieverConfig, to_texts
 from touche_llm.settings.section import AnswerKey, Option, Scope, Section
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight

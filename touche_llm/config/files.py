@@ -16,7 +16,7 @@ from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError, describe_first_problem
 from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.prompt import PromptsConfig
-from touche_llm.retrieval.registry import RETRIEVERS
+from touche_llm.retrieval.settings import RETRIEVERS
 from touche_llm.settings.section import set_values
 from touche_llm.settings.yaml_text import read_yaml, to_yaml
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task

@@ -24,7 +24,7 @@ from touche_llm.data.files import read_record, replace_folder, write_records
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.corpus import FirstStage
-from touche_llm.retrieval.registry import Bm25Settings
+from touche_llm.retrieval.settings import Bm25Settings
 from touche_llm.text.analysis import ANALYSIS, Analyzer, make_stemmer, tokenize
 
 

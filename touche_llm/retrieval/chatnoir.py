@@ -29,7 +29,7 @@ from touche_llm.engines.connections import (
 from touche_llm.errors import DataError, EngineError, UsageError, Warn, needs_extra
 from touche_llm.llm.retries import RetryNotice, TransientFailure, retry
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
-from touche_llm.retrieval.registry import QueryField
+from touche_llm.retrieval.settings import QueryField
 from touche_llm.settings.section import Scope, Section, check_address
 from touche_llm.tasks.task import Task
 

@@ -1,4 +1,4 @@
-"""First stages by name, with their settings."""
+"""Settings of the first stage, and first stages by name."""
 
 from __future__ import annotations
 
