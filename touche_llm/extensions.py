@@ -32,25 +32,36 @@ class Registry(Generic[EntryT]):
     Attributes:
         kind: What the objects are, for errors.
         by_name: The registered objects.
+        is_closed: Whether no more objects can be registered.
     """
 
     def __init__(self, kind: str) -> None:
         """Begin without objects."""
         self.kind = kind
         self.by_name: dict[str, EntryT] = {}
+        self.is_closed = False
 
     def register(self, entry: EntryT) -> EntryT:
         """Add an object and return it.
 
         Raises:
-            ExtensionError: Another object has its name.
+            ExtensionError: Another object has its name, or the registry is closed.
         """
+        if self.is_closed:
+            raise ExtensionError(
+                f"{entry.name}: registered as a {self.kind} after the options were made; import its "
+                f"module first, or name it in an entry point of the group {ENTRY_POINT_GROUP}"
+            )
         if entry.name in self.by_name:
             raise ExtensionError(
                 f"{entry.name}: is already registered as a {self.kind}; give this one another name"
             )
         self.by_name[entry.name] = entry
         return entry
+
+    def close(self) -> None:
+        """Let no more objects be registered, since what was made of them is not made again."""
+        self.is_closed = True
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The command line of the program with extensions, in a process of its own."""
+"""The program with extensions, in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+_COMMAND_LINE = "from touche_llm.cli import main; main()"
 Extended = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def extended(tmp_path: Path) -> Extended:
-    """Calls the command line in the temporary folder, after the import of some modules.
+    """Calls the command line, or another program, in the temporary folder.
 
     A registered object stays in its process, so each call has one of its own.
     """
 
     def call(
-        *arguments: str, modules: tuple[str, ...] = (), packages: Path | None = None
+        *arguments: str,
+        modules: tuple[str, ...] = (),
+        packages: Path | None = None,
+        program: str = _COMMAND_LINE,
     ) -> subprocess.CompletedProcess[str]:
-        imports = [f"import {module}" for module in modules]
-        program = "; ".join([*imports, "from touche_llm.cli import main", "main()"])
+        imports = "".join(f"import {module}\n" for module in modules)
         folders = [ROOT] if packages is None else [ROOT, packages]
         return subprocess.run(
-            [sys.executable, "-c", program, *arguments],
+            [sys.executable, "-c", imports + program, *arguments],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))},
             capture_output=True,

@@ -55,3 +55,12 @@ def test_a_package_that_cannot_be_imported_is_named(extended: Extended, tmp_path
     assert done.stderr.splitlines()[-1].startswith("error: package touche-house-rules: ")
     assert "a_module_that_is_missing" in done.stderr and "Traceback" not in done.stderr
     assert help_page.returncode == 0 and "doctor" in help_page.stdout
+
+
+def test_the_options_of_a_first_stage_come_from_an_installed_package(
+    extended: Extended, tmp_path: Path
+) -> None:
+    packages = install(Path(__file__).with_name("random_order.py").read_text(), tmp_path)
+    done = extended("retrieve", "--help", packages=packages)
+    assert done.returncode == 0, done.stderr
+    assert "--random-seed" in done.stdout

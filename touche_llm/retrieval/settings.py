@@ -1,13 +1,12 @@
-"""Settings of the first stage, and first stages by name."""
+"""Settings that first stages share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from touche_llm.settings.section import AnswerKey, Option, Section
+from touche_llm.settings.section import Option, Section
 
 QueryField = Literal["title", "description", "narrative", "objects"]
 
@@ -47,76 +46,6 @@ class Bm25Settings(Section):
     b: Annotated[float, Option("--b", "Length normalisation of BM25", "Retrieval")] = Field(
         default=0.75, ge=0.0, le=1.0
     )
-
-
-class Retriever(NamedTuple):
-    """A first stage: for the help and for the metadata; its section of the configuration, if any.
-
-    `has_documents` is true of a search engine that stores the documents itself.
-    """
-
-    help: str
-    method: str
-    section: str = ""
-    has_documents: bool = False
-
-
-RetrieverName = Literal["bm25", "okapi", "dense", "hybrid", "chatnoir", "elasticsearch"]
-_DENSE = "touche_llm.retrieval.dense"
-RETRIEVERS: Mapping[str, Retriever] = {
-    "bm25": Retriever("index on disk", "bm25s.BM25"),
-    "okapi": Retriever("rank-bm25", "rank_bm25.BM25Okapi"),
-    "dense": Retriever("vectors", _DENSE, "dense"),
-    "hybrid": Retriever(
-        "bm25 and dense", f"reciprocal rank fusion of bm25s.BM25 and {_DENSE}", "dense"
-    ),
-    "chatnoir": Retriever("web search", "ChatNoir", "chatnoir", has_documents=True),
-    "elasticsearch": Retriever(
-        "a server", "Elasticsearch BM25", "elasticsearch", has_documents=True
-    ),
-}
-
-
-class RetrieverConfig(Bm25Settings):
-    """Settings of the first stage; `method`, `k1` and `b` belong to the index."""
-
-    name: Annotated[
-        RetrieverName,
-        Option(
-            "--retriever",
-            ", ".join(f"{name} ({retriever.help})" for name, retriever in RETRIEVERS.items()),
-            "Retrieval",
-            metavar="NAME",
-        ),
-    ] = "bm25"
-    query: Annotated[
-        tuple[QueryField, ...],
-        BeforeValidator(to_texts),
-        Field(min_length=1),
-        Option(
-            "--query",
-            "Topic field of the query: title, description, narrative or objects; repeatable",
-            "Retrieval",
-            metavar="FIELD",
-        ),
-        # An embedding model gets the query.
-        AnswerKey.ENTERS,
-    ] = ("title",)
-
-    @property
-    def kind(self) -> Retriever:
-        """The chosen first stage."""
-        return RETRIEVERS[self.name]
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether vectors of the documents are searched."""
-        return self.kind.section == "dense"
-
-    @property
-    def bm25(self) -> Bm25Settings:
-        """Settings of the index alone."""
-        return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
 
 
 class ExpansionSettings(Section):
