@@ -30,8 +30,8 @@ from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics.reading import read_topics
 from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 from touche_llm.retrieval.corpus import FirstStage
-from touche_llm.retrieval.registry import Bm25Settings
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
+from touche_llm.retrieval.settings import Bm25Settings
 from touche_llm.tasks import get_task
 
 TaskName = Literal["comparative", "sentence_pairs"]

@@ -30,7 +30,7 @@ from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import ToucheError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.retrieval.bm25 import open_index
-from touche_llm.retrieval.registry import RetrieverConfig
+from touche_llm.retrieval.first_stages import RetrieverConfig
 from touche_llm.tasks import get_task
 
 ERROR_RATES = (0.0, 0.1, 0.2, 0.3)

@@ -13,7 +13,7 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 
-from touche_llm.doctor.checks import SYSTEM
+from touche_llm.doctor.checks.label_tokens import SYSTEM
 from touche_llm.llm.answer_schema import Layout, list_fields
 
 GOOD = '{"relevance":2,"quality":1,"stance":"FIRST"}'

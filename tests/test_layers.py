@@ -16,6 +16,7 @@ PACKAGE = Path(touche_llm.__file__).parent
 # From the bottom up.
 LAYERS = (
     "errors",
+    "extensions",
     "data",
     "settings",
     "text",

@@ -32,7 +32,7 @@ from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.candidates import Candidates as Candidates
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch import ElasticsearchSettings as ElasticsearchSettings
-from .retrieval.registry import RetrieverConfig as RetrieverConfig
+from .retrieval.first_stages import RetrieverConfig as RetrieverConfig
 from .runs.overview import read_run as read_run
 from .tasks import get_task as get_task
 

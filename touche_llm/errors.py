@@ -116,6 +116,12 @@ class UsageError(ToucheError):
     exit_code = 2
 
 
+class ExtensionError(ToucheError):
+    """Extension of the program that cannot be loaded or registered."""
+
+    exit_code = 2
+
+
 class PromptError(ToucheError):
     """Prompt template that cannot be loaded or rendered."""
 

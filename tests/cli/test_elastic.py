@@ -155,7 +155,7 @@ THERE = ["--retriever", "elasticsearch"]
         ),
         (
             [*RETRIEVE, "--bm25-method", "atire"],
-            "--bm25-method: Elasticsearch scores like Lucene; use lucene",
+            "--bm25-method: elasticsearch scores like lucene; use lucene",
         ),
         (
             [*RETRIEVE, "--task", "sentence_pairs"],

@@ -23,7 +23,7 @@ from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.retrieval.bm25 import OkapiIndex, open_index
-from touche_llm.retrieval.registry import Bm25Settings
+from touche_llm.retrieval.settings import Bm25Settings
 
 TOLERANCE = 5e-7
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"

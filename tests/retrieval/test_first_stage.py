@@ -14,7 +14,7 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError
 from touche_llm.retrieval.bm25 import OkapiIndex, get_index_folder, open_index
-from touche_llm.retrieval.registry import Bm25Settings
+from touche_llm.retrieval.settings import Bm25Settings
 
 Retrieve = Callable[..., list[list[Candidate]]]
 MakeStore = Callable[[dict[str, str]], DocumentStore]

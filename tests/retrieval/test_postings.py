@@ -22,7 +22,7 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import DataError
 from touche_llm.retrieval import bm25
 from touche_llm.retrieval.bm25 import get_index_folder, open_index
-from touche_llm.retrieval.registry import Bm25Settings
+from touche_llm.retrieval.settings import Bm25Settings
 from touche_llm.text.analysis import Analyzer
 
 TEXTS = [f"common word{n % 7} word{n % 7} of the rare{n}" for n in range(200)] + [

@@ -13,7 +13,6 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Document, Part, Topic
 from touche_llm.errors import BadLine
 from touche_llm.retrieval.bm25 import open_index
-from touche_llm.retrieval.registry import Bm25Settings
 from touche_llm.retrieval.sentences import (
     DuplicateFilter,
     SentenceSettings,
@@ -22,6 +21,7 @@ from touche_llm.retrieval.sentences import (
     join_scores,
     retrieve_sentences,
 )
+from touche_llm.retrieval.settings import Bm25Settings
 
 TOPIC = Topic("1", "Should zoos be closed?")
 ARGUMENTS = {

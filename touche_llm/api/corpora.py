@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from touche_llm.api.progress import Progress
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import index_folder
 from touche_llm.corpus.ir_dataset import dataset_index
-from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics.reading import build_query
 from touche_llm.engines.pooling import PoolingClient
@@ -23,19 +24,17 @@ from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pairs.documents import PairDocuments
 from touche_llm.ranking.fusion import fuse_candidates
-from touche_llm.retrieval.bm25 import OkapiIndex, open_index
-from touche_llm.retrieval.chatnoir import ChatNoirCorpus
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord, FirstStage
 from touche_llm.retrieval.dense import (
     DenseIndex,
     DenseSettings,
-    find_dense_problem,
     read_vectors,
     split_rows,
 )
-from touche_llm.retrieval.elasticsearch import ElasticIndex
-from touche_llm.retrieval.registry import QueryField, RetrieverConfig
+from touche_llm.retrieval.first_stages import RetrieverConfig
+from touche_llm.retrieval.registry import EngineInputs, StageInputs
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
+from touche_llm.retrieval.settings import QueryField
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import sanitize
 
@@ -50,11 +49,16 @@ class LocalCorpus(Corpus):
         retriever: RetrieverConfig,
         sentences: SentenceSettings | None,
         warn: Warn | None,
+        retriever_settings: Any = None,
     ) -> None:
-        """Take over an open store; without `warn`, an index is opened, but not built."""
+        """Take over an open store; without `warn`, an index is opened, but not built.
+
+        `retriever_settings` are those that the chosen retriever declares.
+        """
         self.task = task
         self.store = store
         self.retriever = retriever
+        self.retriever_settings = retriever_settings
         self.sentences = sentences
         self.warn = warn
 
@@ -104,13 +108,22 @@ class LocalCorpus(Corpus):
 
         Build missing ones.
         """
-        settings = self.retriever
-        tables = (
-            [self.store] if self.task.sentence_question is None else [self.store, self.store.parts]
-        )
-        if settings.name == "okapi":
-            return [OkapiIndex(table, k1=settings.k1, b=settings.b) for table in tables]
-        return [open_index(table, settings.bm25, self.warn) for table in tables]
+        open_stage = self.retriever.kind.open_stage
+        assert open_stage is not None, "else the corpus is searched in another way"
+        tables: list[TextTable] = [self.store]
+        if self.task.sentence_question is not None:
+            tables.append(self.store.parts)
+
+        stages: list[FirstStage] = []
+        for table in tables:
+            inputs = StageInputs(
+                table=table,
+                bm25=self.retriever.bm25,
+                settings=self.retriever_settings,
+                warn=self.warn,
+            )
+            stages.append(open_stage(inputs))
+        return stages
 
     def close(self) -> None:
         """Close the store."""
@@ -120,12 +133,15 @@ class LocalCorpus(Corpus):
 
 def open_run_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
     """Open the corpus of a configuration; store it first unless the store is up to date."""
-    if config.chatnoir is not None:
-        return ChatNoirCorpus(task, config.chatnoir, warn)
-    if config.elasticsearch is not None:
-        return ElasticIndex(
-            task, config.elasticsearch, k1=config.retriever.k1, b=config.retriever.b, warn=warn
+    open_engine = config.retriever.kind.open_engine
+    if open_engine is not None:
+        inputs = EngineInputs(
+            task=task,
+            bm25=config.retriever.bm25,
+            settings=config.retriever_settings,
+            warn=warn,
         )
+        return open_engine(inputs)
     return open_local_corpus(
         config.dataset or config.corpus,
         config.index,
@@ -134,6 +150,7 @@ def open_run_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
         retriever=config.retriever,
         sentences=config.sentences,
         warn=warn,
+        retriever_settings=config.retriever_settings,
     )
 
 
@@ -146,6 +163,7 @@ def open_local_corpus(
     warn: Warn,
     retriever: RetrieverConfig = RetrieverConfig(),  # noqa: B008, frozen
     sentences: SentenceSettings | None = None,
+    retriever_settings: Any = None,
 ) -> LocalCorpus:
     """Open a corpus, a file or the id of a dataset, or an index without its corpus.
 
@@ -175,7 +193,15 @@ def open_local_corpus(
     if task.sentence_question is not None:
         sentences = sentences or SentenceSettings()
     # Without its corpus an index cannot be checked, so it is not built anew.
-    return LocalCorpus(task, store, retriever, sentences, None if corpus is None else warn)
+    index_warn = None if corpus is None else warn
+    return LocalCorpus(
+        task,
+        store,
+        retriever,
+        sentences,
+        index_warn,
+        retriever_settings,
+    )
 
 
 class DenseCorpus(LocalCorpus):
@@ -189,13 +215,14 @@ class DenseCorpus(LocalCorpus):
         progress: Progress,
         opener: OpenPooling = open_pooling,
     ) -> None:
-        """Take over an open corpus, whose retriever is `dense` or `hybrid`.
+        """Take over an open corpus, whose retriever needs embeddings.
 
         The queries' vectors are cached.
         """
-        if problem := find_dense_problem(corpus.task):
-            raise UsageError(problem)
-        super().__init__(corpus.task, corpus.store, corpus.retriever, None, corpus.warn)
+        problem = corpus.retriever.kind.find_problem(corpus.task)
+        if problem:
+            raise UsageError(f"retriever.name: {problem}")
+        super().__init__(corpus.task, corpus.store, corpus.retriever, None, corpus.warn, settings)
         self._settings, self._progress = settings, progress
         self._open_client = partial(opener, "embedding", settings, cache, settings.dimensions)
         # Use of the embedding model by the last search, for the metadata.
@@ -234,7 +261,7 @@ class DenseCorpus(LocalCorpus):
             )
             if has_invented_vectors:
                 return [self._spread(topic, depth, done) for topic in topics]
-        is_hybrid = self.retriever.name == "hybrid"
+        is_hybrid = self.retriever.kind.open_stage is not None
         pool = max(depth, settings.pool) if is_hybrid else depth
         rankings = []
         for ranking in index.retrieve(topics, read_vectors(queries), pool) if topics else ():

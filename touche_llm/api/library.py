@@ -25,7 +25,7 @@ from touche_llm.api.rank import Ranking
 from touche_llm.api.retrieve import add_objects
 from touche_llm.data import concurrency
 from touche_llm.data.records import Topic
-from touche_llm.errors import ToucheWarning, UsageError
+from touche_llm.errors import ToucheWarning, UsageError, Warn
 from touche_llm.judging.grades import check_judgments
 from touche_llm.judging.queries import QueryExpander
 from touche_llm.judging.stance_labels import StanceSettings
@@ -46,11 +46,11 @@ from touche_llm.ranking.steps import (
     parse_steps,
 )
 from touche_llm.retrieval.candidates import Candidates
-from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirSettings
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.retrieval.dense import DenseSettings
-from touche_llm.retrieval.elasticsearch import ElasticIndex, ElasticsearchSettings
-from touche_llm.retrieval.registry import ExpansionSettings, QueryField, RetrieverConfig
+from touche_llm.retrieval.first_stages import RETRIEVERS, RetrieverConfig
+from touche_llm.retrieval.registry import EngineInputs
+from touche_llm.retrieval.settings import ExpansionSettings, QueryField
 from touche_llm.settings.section import Section, read_settings
 from touche_llm.tasks import get_task
 from touche_llm.tasks.parts import Objective
@@ -89,7 +89,8 @@ def open_corpus(
     index: Path | str | None = None,
     skip_bad_lines: bool = False,
     retriever: RetrieverConfig | None = None,
-    search_engine: ChatNoirSettings | ElasticsearchSettings | None = None,
+    retriever_settings: Section | None = None,
+    search_engine: Section | None = None,
     dense: DenseOptions | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
@@ -102,7 +103,10 @@ def open_corpus(
         index: Folder of the store and its index; None for the default folder of the corpus.
         skip_bad_lines: Whether to leave out lines that are not documents, with a warning.
         retriever: Method and parameters of BM25; None for the defaults.
-        search_engine: Search engine that holds the documents instead.
+        retriever_settings: Settings that a retriever of another package declares; None for its
+            defaults.
+        search_engine: Settings of the search engine that holds the documents instead, as
+            `ChatNoirSettings` or `ElasticsearchSettings`.
         dense: Embedding model for the retrievers `dense` and `hybrid`, which embed the documents at
             the first search.
         progress: Receives what is stored, indexed or left out; None for that of a program.
@@ -118,11 +122,9 @@ def open_corpus(
     warn = (progress or default_progress()).warn
     if search_engine is not None and (file is not None or index is not None):
         raise UsageError("search_engine: it holds the documents itself; leave out file and index")
-    if isinstance(search_engine, ChatNoirSettings):
-        return ChatNoirCorpus(found, search_engine, warn)
     if search_engine is not None:
-        return ElasticIndex(found, search_engine, k1=retriever.k1, b=retriever.b, warn=warn)
-    if retriever.is_dense is not (dense is not None):
+        return _open_search_engine(search_engine, found, retriever, warn)
+    if retriever.kind.needs_embeddings is not (dense is not None):
         raise UsageError("dense: only for the retrievers dense and hybrid, which need it")
     corpus = open_local_corpus(
         file.id if isinstance(file, Dataset) else None if file is None else Path(file),
@@ -131,11 +133,46 @@ def open_corpus(
         skip_bad_lines=skip_bad_lines,
         retriever=retriever,
         warn=warn,
+        retriever_settings=_complete_settings(retriever, retriever_settings),
     )
     if dense is None:
         return corpus
     options = read_settings(DenseOptions, dense, "dense")
     return DenseCorpus(corpus, options.settings, options.cache, progress or default_progress())
+
+
+def _open_search_engine(
+    settings: Section, task: Task, retriever: RetrieverConfig, warn: Warn
+) -> Corpus:
+    """Open the search engine that declares settings of this type.
+
+    Raises:
+        UsageError: No search engine does.
+    """
+    for kind in RETRIEVERS.values():
+        if kind.open_engine is not None and kind.settings is type(settings):
+            inputs = EngineInputs(task=task, bm25=retriever.bm25, settings=settings, warn=warn)
+            return kind.open_engine(inputs)
+    raise UsageError(
+        f"search_engine: {type(settings).__name__} are no settings of a search engine; give "
+        "ChatNoirSettings or ElasticsearchSettings"
+    )
+
+
+def _complete_settings(retriever: RetrieverConfig, settings: Section | None) -> Section | None:
+    """Return the settings that a retriever declares: the given ones, or its defaults.
+
+    Raises:
+        UsageError: The settings are of another type.
+    """
+    declared = retriever.kind.settings
+    if declared is not None:
+        return read_settings(declared, settings, "retriever_settings")
+    if settings is not None:
+        raise UsageError(
+            f"retriever_settings: the retriever {retriever.name} has no settings of its own"
+        )
+    return None
 
 
 def _publish(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, ResultT]:

@@ -221,7 +221,9 @@ async def _open_server(
     """Open the client of a server, after its start-up check unless that can wait."""
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.doctor.card import Survey
-    from touche_llm.doctor.checks import RUN_PROBES, connect
+    from touche_llm.doctor.checks import list_checks
+    from touche_llm.doctor.examination import connect
+    from touche_llm.doctor.registry import Occasion
     from touche_llm.engines.chat import ChatServer
     from touche_llm.engines.managed import serve
 
@@ -235,7 +237,7 @@ async def _open_server(
                 serve(folder, engine.options, log, context=engine.context)
             )
         settings = engine.model_copy(update={"model": engine.model_name, "context": context})
-        with progress.stage("checking the server", len(RUN_PROBES)) as step:
+        with progress.stage("checking the server", len(list_checks(Occasion.START_UP))) as step:
             facts = await connect(Survey(server, settings, sampling, schemas, progress.warn, step))
         store_engine_info(facts, cache)
         return facts

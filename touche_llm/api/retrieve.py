@@ -12,8 +12,8 @@ from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
 from touche_llm.errors import shorten
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.corpus import Corpus
-from touche_llm.retrieval.registry import QueryField
 from touche_llm.retrieval.sentences import select_distinct
+from touche_llm.retrieval.settings import QueryField
 from touche_llm.text.analysis import Analyzer
 
 if TYPE_CHECKING:

@@ -16,7 +16,14 @@ import typer
 from touche_llm import __version__
 from touche_llm.cli.lazy_commands import Program
 from touche_llm.cli.shared_options import ParserError, describe_parser_error
-from touche_llm.errors import BadLine, DataError, ToucheError, describe_os_error, to_printable
+from touche_llm.errors import (
+    BadLine,
+    DataError,
+    ExtensionError,
+    ToucheError,
+    describe_os_error,
+    to_printable,
+)
 
 app = typer.Typer(
     cls=Program,
@@ -74,6 +81,9 @@ def _callback(
 def _describe_error(error: Exception) -> str | None:
     """Return the message of an expected error; None for a bug."""
     match error:
+        case ExtensionError():
+            # The configuration, whose options an error names, cannot be made without the extension.
+            return str(error)
         case ToucheError():
             # Imported here because it loads the configuration.
             from touche_llm.cli.options import name_options

@@ -73,7 +73,9 @@ async def _examine(
     """Return the checks of a server, and the error that ended them early."""
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.doctor.card import Survey
-    from touche_llm.doctor.checks import DOCTOR_PROBES, THOROUGH_PROBES, examine
+    from touche_llm.doctor.checks import list_checks
+    from touche_llm.doctor.examination import examine
+    from touche_llm.doctor.registry import Occasion
     from touche_llm.engines.chat import ChatServer
 
     async with ChatServer(
@@ -85,11 +87,11 @@ async def _examine(
         server.address, server.patience = "URL", 1
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
         schemas, progress = list_schemas([prompt]), CommandProgress()
-        probes = THOROUGH_PROBES if is_thorough else DOCTOR_PROBES
-        with progress.stage("checking the server", len(probes)) as step:
+        occasion = Occasion.THOROUGH if is_thorough else Occasion.DOCTOR
+        with progress.stage("checking the server", len(list_checks(occasion))) as step:
             survey = Survey(server, engine, sampling, schemas, progress.warn, step)
             try:
-                await examine(survey, probes)
+                await examine(survey, occasion)
             except EngineError as error:
                 return survey.checks, error
             return survey.checks, None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from touche_llm.api.corpora import DenseCorpus, open_local_corpus
 from touche_llm.cli import options as s
 from touche_llm.cli.interrupts import until_interrupted
@@ -10,24 +14,15 @@ from touche_llm.cli.output import Format, FormatOption, print_result
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
-from touche_llm.retrieval.elasticsearch import ElasticsearchSettings, load_corpus
-from touche_llm.retrieval.registry import RetrieverConfig
+from touche_llm.retrieval.first_stages import RETRIEVERS, SECTIONS, RetrieverConfig
+from touche_llm.retrieval.registry import EngineInputs
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 
 
 @s.takes_settings(
-    *(
-        "task",
-        "dataset",
-        "corpus",
-        "index",
-        "skip_bad_lines",
-        "retriever",
-        "elasticsearch",
-        "dense",
-    ),
+    *("task", "dataset", "corpus", "index", "skip_bad_lines", "retriever"),
+    *(retriever.section for retriever in RETRIEVERS.values() if retriever.can_index),
     without=("retriever.query",),
 )
 def index(
@@ -45,30 +40,67 @@ def index(
         raise UsageError("index: missing --corpus or --dataset; see touche-llm index --help")
     task = get_task(given.get("task") or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))
     retriever = s.read_section(RetrieverConfig, given, "retriever")
-    if retriever.name in ("chatnoir", "okapi"):
+    if not retriever.kind.can_index:
         raise UsageError(
-            f"--retriever {retriever.name}: needs no index; give bm25, dense, hybrid or elasticsearch"
+            f"--retriever {retriever.name}: needs no index; give {_join_retrievers_with_index()}"
         )
-    section = (
-        "elasticsearch"
-        if retriever.name == "elasticsearch"
-        else "dense"
-        if retriever.is_dense
-        else None
-    )
+
     values = s.set_values(assigned or [], "index")
+    _check_sections(retriever, given, values)
+    settings = _read_own_settings(retriever, given | values)
+    problem = retriever.kind.find_problem(task)
+    if retriever.kind.load_corpus is not None:
+        _check_load(retriever, given)
+    if problem:
+        raise UsageError(f"--retriever {retriever.name}: {problem}")
+
+    if retriever.kind.load_corpus is not None:
+        _load(retriever, task, settings, given, output)
+    else:
+        _store(retriever, task, settings, given, output)
+
+
+def _join_retrievers_with_index() -> str:
+    """Return the names of the retrievers that need an index, as a list in words."""
+    *names, last = (retriever.name for retriever in RETRIEVERS.values() if retriever.can_index)
+    return f"{', '.join(names)} or {last}"
+
+
+def _check_sections(
+    retriever: RetrieverConfig, given: Mapping[str, Any], values: Mapping[str, Any]
+) -> None:
+    """Raise UsageError for a setting that the indexing does not use.
+
+    Args:
+        retriever: The chosen first stage.
+        given: Settings of options, of which only the sections of other retrievers are unused.
+        values: Settings of `--set`, of which only the own section of the retriever is used.
+    """
     for name in (*given, *values):
-        of = name.partition(".")[0]
-        if of != section and (name in values or of in ("elasticsearch", "dense")):
-            raise UsageError(
-                f"{'--set ' * (name in values)}{name}: not used with --retriever {retriever.name}"
-            )
-    given |= values
-    if section == "elasticsearch":
-        _load_elasticsearch(task, retriever, given, output)
-        return
-    if section == "dense" and (problem := find_dense_problem(task)):
-        raise UsageError(problem)
+        section = name.partition(".")[0]
+        is_own = section == retriever.kind.section
+        if not is_own and (name in values or section in SECTIONS):
+            flag = "--set " if name in values else ""
+            raise UsageError(f"{flag}{name}: not used with --retriever {retriever.name}")
+
+
+def _read_own_settings(retriever: RetrieverConfig, given: Mapping[str, Any]) -> Any:
+    """Return the settings that the retriever declares; None if it declares none."""
+    kind = retriever.kind
+    if kind.settings is None:
+        return None
+    return s.read_section(kind.settings, given, kind.section)
+
+
+def _store(
+    retriever: RetrieverConfig,
+    task: Task,
+    settings: Any,
+    given: s.GivenSettings,
+    output: Format,
+) -> None:
+    """Store a corpus on disk with the index, the vectors or both that the retriever needs."""
+    corpus = given.get("dataset") or given["corpus"]
     progress = CommandProgress()
     with open_local_corpus(
         corpus,
@@ -77,17 +109,18 @@ def index(
         skip_bad_lines=given.get("skip_bad_lines", False),
         warn=progress.warn,
         retriever=retriever,
+        retriever_settings=settings,
     ) as opened:
-        if retriever.name != "dense":
+        if retriever.kind.has_index:
             opened.open_first_stages()
-        if section == "dense":
-            settings = s.read_section(DenseSettings, given, "dense")
+        if retriever.kind.needs_embeddings:
             work = DenseCorpus(opened, settings, CacheConfig(mode=CacheMode.OFF), progress).embed()
             until_interrupted(
                 work, lambda: "the vectors so far are stored; the same command resumes"
             )
         store = opened.store
-        documents, sentences = len(store), len(store.parts)
+        documents = len(store)
+        sentences = len(store.parts)
         parts = f" and their {sentences:,} sentences" if sentences else ""
         sentence = f"{documents:,} documents of {corpus}{parts} are indexed in {store.folder}"
         row = {
@@ -99,34 +132,42 @@ def index(
         print_result(output, sentence, row)
 
 
-def _load_elasticsearch(
-    task: Task, retriever: RetrieverConfig, given: s.GivenSettings, output: Format
-) -> None:
-    if "index" in given or given.get("retriever.method", "lucene") != "lucene":
+def _check_load(retriever: RetrieverConfig, given: s.GivenSettings) -> None:
+    """Raise UsageError for a setting of a corpus on disk."""
+    method = retriever.kind.bm25_method
+    if "index" in given:
         raise UsageError(
-            "--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene"
+            f"--retriever {retriever.name}: stores the index itself; leave out --index"
         )
+    if method and given.get("retriever.method", method) != method:
+        raise UsageError(f"--retriever {retriever.name}: scores as --bm25-method {method}")
     if "dataset" in given:
         raise UsageError(
-            "--dataset: cannot be loaded into Elasticsearch; give its file as --corpus"
+            f"--dataset: cannot be loaded with --retriever {retriever.name}; give its file as --corpus"
         )
-    if task.reads_arguments:
-        what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
-        raise UsageError(f"--retriever elasticsearch: {task.name} ranks {what}; use bm25")
-    settings = s.read_section(ElasticsearchSettings, given, "elasticsearch")
-    corpus = given["corpus"]
-    work = load_corpus(
-        corpus,
-        task.read_corpus,
-        settings,
-        k1=retriever.k1,
-        b=retriever.b,
-        skip_bad_lines=given.get("skip_bad_lines", False),
+
+
+def _load(
+    retriever: RetrieverConfig,
+    task: Task,
+    settings: Any,
+    given: s.GivenSettings,
+    output: Format,
+) -> None:
+    """Load a corpus into the search engine of the retriever."""
+    load_corpus = retriever.kind.load_corpus
+    assert load_corpus is not None
+    corpus: Path = given["corpus"]
+    inputs = EngineInputs(
+        task=task,
+        bm25=retriever.bm25,
+        settings=settings,
         warn=CommandProgress().warn,
     )
-    documents = until_interrupted(
-        work, lambda: "the documents so far are stored; the same command resumes"
-    ).documents
-    sentence = f"{documents:,} documents of {corpus} are in {settings.url}, index {settings.index}"
-    row = {"corpus": corpus, "documents": documents, "url": settings.url, "index": settings.index}
+    loaded = until_interrupted(
+        load_corpus(inputs, corpus, given.get("skip_bad_lines", False)),
+        lambda: "the documents so far are stored; the same command resumes",
+    )
+    sentence = f"{loaded.documents:,} documents of {corpus} are in {loaded.place}"
+    row = {"corpus": corpus, "documents": loaded.documents, **loaded.columns}
     print_result(output, sentence, row)

@@ -22,6 +22,7 @@ from touche_llm.config.origins import ARGUMENT, DEFAULT, LoadedConfig, OriginKin
 from touche_llm.config.task_copies import find_task_folder, is_copy
 from touche_llm.errors import DataError, UsageError, list_fields
 from touche_llm.judging.stance_labels import read_thresholds
+from touche_llm.retrieval.first_stages import SECTIONS
 from touche_llm.settings.section import Option, Scope, read_settings
 from touche_llm.settings.section import set_values as nest_values
 from touche_llm.settings.yaml_text import YamlError, parse_yaml
@@ -38,7 +39,8 @@ _OF_RETRIEVE, _OF_JUDGE, _OF_RANK = map(find_settings, (Scope.RETRIEVE, Scope.JU
 OF_STAGE: Mapping[str, tuple[str, ...]] = {
     "retrieve": (
         *_OF_RETRIEVE,
-        "elasticsearch",
+        # Some of their settings are of another scope, such as the address of a server.
+        *SECTIONS,
         "depth",
         "tag",
         "prompts.folder",

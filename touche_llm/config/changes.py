@@ -6,7 +6,7 @@ from typing import Any
 
 from touche_llm.config.configuration import Config, flatten
 from touche_llm.config.files import load_config
-from touche_llm.retrieval.registry import RetrieverConfig
+from touche_llm.retrieval.first_stages import RetrieverConfig
 from touche_llm.tasks import DEFAULT_TASK
 
 # Settings that other defaults depend on, with their own defaults; None for those without one.

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
 from touche_llm.engines.settings import EngineConfig
-from touche_llm.errors import list_fields
+from touche_llm.errors import ExtensionError, list_fields
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.pairs.settings import PairSettings
@@ -30,10 +30,11 @@ from touche_llm.ranking.steps import (
     parse_steps,
 )
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
-from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
+from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
-from touche_llm.retrieval.registry import RETRIEVERS, ExpansionSettings, RetrieverConfig, to_texts
+from touche_llm.retrieval.first_stages import SECTIONS, RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings
+from touche_llm.retrieval.settings import ExpansionSettings, to_texts
 from touche_llm.settings.section import AnswerKey, Option, Scope, Section
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.parts import FIRST_STAGE, Objective, Weight
@@ -59,8 +60,8 @@ class ActorConfig(Section):
     repository: str | None = None
 
 
-class Config(Section):
-    """The complete configuration of a run."""
+class BaseConfig(Section):
+    """The configuration of a run without the sections of first stages of other packages."""
 
     task: Annotated[
         str,
@@ -212,7 +213,7 @@ class Config(Section):
     actor: Annotated[ActorConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT] = ActorConfig()
 
     @model_validator(mode="after")
-    def _check_task(self) -> Config:
+    def _check_task(self) -> Self:
         task = get_task(self.task)
         if self.sentences is None and self.depth > task.documents_per_topic.max:
             raise ValueError(
@@ -248,26 +249,26 @@ class Config(Section):
 
     def _check_first_stage(self, task: Task) -> None:
         """Raise ValueError if the retriever cannot search the documents, or has the settings of another one."""
-        name, chosen = self.retriever.name, self.retriever.kind
-        if chosen.has_documents and task.reads_arguments:
-            what = (
-                "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
-            )
-            raise ValueError(f"retriever.name: {task.name} ranks {what}; use bm25")
+        name = self.retriever.name
+        chosen = self.retriever.kind
+        problem = chosen.find_problem(task)
+        if problem:
+            raise ValueError(f"retriever.name: {problem}")
         if chosen.has_documents and (self.corpus or self.index):
             raise ValueError(
                 f"retriever.name: {name} has its own documents; leave out corpus and index (`touche-llm index "
                 "--retriever elasticsearch` loads a corpus there)"
             )
-        if name == "elasticsearch" and self.retriever.method != "lucene":
-            raise ValueError("retriever.method: Elasticsearch scores like Lucene; use lucene")
-        for section in {retriever.section for retriever in RETRIEVERS.values()} - {""}:
-            if (getattr(self, section) is not None) is not (section == chosen.section):
+        if chosen.bm25_method not in ("", self.retriever.method):
+            raise ValueError(
+                f"retriever.method: {name} scores like {chosen.bm25_method}; use {chosen.bm25_method}"
+            )
+        for section in SECTIONS:
+            has_section = getattr(self, section) is not None
+            if has_section is not (section == chosen.section):
                 raise ValueError(
                     f"{section}: settings of a retriever that is not the chosen one; see `retriever.name`"
                 )
-        if self.dense is not None and (problem := find_dense_problem(task)):
-            raise ValueError(problem)
 
     def _check_stance(self, task: Task) -> None:
         """Raise ValueError if the task has no stances to choose, no prompt for them, or no label of a threshold."""
@@ -288,6 +289,12 @@ class Config(Section):
                 raise ValueError(
                     f"stance.thresholds.{label}: no such label; {task.name} has {known}"
                 )
+
+    @property
+    def retriever_settings(self) -> Any:
+        """The section of the chosen first stage; None if it has none."""
+        section = self.retriever.kind.section
+        return getattr(self, section) if section else None
 
     @property
     def has_chosen_topics(self) -> bool:
@@ -320,6 +327,37 @@ class Config(Section):
     def steps(self) -> tuple[Step, ...]:
         """Steps of the ranking."""
         return parse_steps(self.rank)
+
+
+def _make_config_type() -> type[BaseConfig]:
+    """Return the type of a configuration, with a section for each first stage that has settings.
+
+    Raises:
+        ExtensionError: A section has the name of another setting.
+    """
+    fields: dict[str, Any] = {}
+    for section, settings in SECTIONS.items():
+        known = BaseConfig.model_fields.get(section)
+        if known is None:
+            kind = Annotated[settings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT]  # type: ignore[valid-type]
+            fields[section] = (kind, None)
+        elif settings not in get_args(known.annotation):
+            raise ExtensionError(
+                f"{section}: section of a first stage with the name of another setting; name it otherwise"
+            )
+    return create_model(
+        "Config",
+        __base__=BaseConfig,
+        __doc__="The complete configuration of a run.",
+        __module__=__name__,
+        **fields,
+    )
+
+
+if TYPE_CHECKING:
+    Config = BaseConfig
+else:
+    Config = _make_config_type()
 
 
 def find_settings(scope: Scope) -> tuple[str, ...]:

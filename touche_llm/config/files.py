@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -17,7 +17,7 @@ from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError, describe_first_problem
 from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.prompt import PromptsConfig
-from touche_llm.retrieval.registry import RETRIEVERS
+from touche_llm.retrieval.first_stages import RETRIEVERS, SECTIONS
 from touche_llm.settings.section import set_values
 from touche_llm.settings.yaml_text import read_yaml, to_yaml
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
@@ -34,11 +34,16 @@ _PATHS = (
         "index",
         "candidates",
         "cache.file",
-        "chatnoir.cache",
         "engine.tokenizer",
         "prompts.folder",
     ),
     *(f"prompts.{purpose}" for purpose in PromptsConfig.model_fields if purpose != "folder"),
+    *(
+        f"{section}.{name}"
+        for section, settings in SECTIONS.items()
+        for name, field in settings.model_fields.items()
+        if Path in (field.annotation, *get_args(field.annotation))
+    ),
 )
 
 
@@ -223,8 +228,8 @@ def _complete_first_stage(values: dict[str, Any], source: str) -> None:
     chosen = RETRIEVERS.get(name) if isinstance(name, str) else None
     if chosen is not None and chosen.section:
         values[chosen.section] = values.get(chosen.section) or {}
-    if isinstance(retriever, dict) and name == "elasticsearch":
-        retriever.setdefault("method", "lucene")
+    if isinstance(retriever, dict) and chosen is not None and chosen.bm25_method:
+        retriever.setdefault("method", chosen.bm25_method)
     if not (chosen is not None and chosen.has_documents) and not values.get("index"):
         if isinstance(values.get("dataset"), str):
             values["index"] = dataset_index(values["dataset"])

@@ -15,39 +15,9 @@ from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
 from touche_llm.llm.settings import SamplingConfig
 
-# What a server may lack, and what helps; docs/reference/doctor.md has what each costs.
-REMEDIES = {
-    # While thinking is off, a reasoning parser switches schemas off:
-    # https://github.com/vllm-project/vllm/issues/39130
-    "schema": "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on without "
-    "a reasoning parser (--reasoning-parser)",
-    "logprobs": "use a server that sends them, or request plain grades with `sampling.logprobs: false`: whole numbers, "
-    "whose ties keep the order of the first stage",
-    "reasoning": "each answer takes many more tokens; switch it off (`sampling.chat_template_kwargs`)",
-    "white space": "a weak model can write it until its answer is cut off; vLLM: --structured-outputs-config "
-    '\'{"backend": "xgrammar", "disable_any_whitespace": true}\'; SGLang: --constrained-json-disable-any-whitespace',
-    "tokens": "give a folder with the tokenizer of this very model (`engine.tokenizer`)",
-    "system message": "put the instructions into the user message (`sampling.system_message: user`), or serve another "
-    "chat template (vLLM, SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)",
-    "label tokens": "use prompts of another `form`, such as `object`, or request plain grades with "
-    "`sampling.logprobs: false`",
-    "open thought": "let it reason (`sampling.thinking`), or switch reasoning off, with a switch of its chat template "
-    "(`sampling.chat_template_kwargs`) or another template",
-    "thinking": "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template "
-    "that keeps its thought (vLLM: --chat-template FILE)",
-    "prefix cache": "instructions and topic are computed for each document; vLLM: --enable-prefix-caching "
-    "--enable-prompt-tokens-details; SGLang: --enable-cache-report, without --disable-radix-cache; llama.cpp: "
-    "--cache-prompt",
-    "determinism": "without the answer cache a run is not repeatable; vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 "
-    "in its environment; SGLang: --enable-deterministic-inference",
-}
-# No run is possible without these, unless a check says so.
-_BLOCKING = ("schema", "logprobs", "tokens", "system message", "label tokens", "thinking")
-
-
-def fail(name: str, value: str, remedy: str = "") -> ServerCheck:
-    """Return a failed check, with the remedy for what is missing by default."""
-    return ServerCheck(name, False, value, remedy or REMEDIES[name], name in _BLOCKING)
+# Max probability of the tokens that the alternatives leave out, where one of these could be a
+# label's.
+MAX_UNSEEN = 0.05
 
 
 class _Word(AnswerModel):

@@ -37,7 +37,7 @@ from touche_llm.pairs.settings import PairSettings
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
-from touche_llm.retrieval.registry import QueryField
+from touche_llm.retrieval.settings import QueryField
 from touche_llm.tasks import get_task
 from touche_llm.tasks.parts import FIRST_STAGE
 from touche_llm.tasks.task import Task

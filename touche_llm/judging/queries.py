@@ -12,7 +12,7 @@ from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
-from touche_llm.retrieval.registry import ExpansionSettings
+from touche_llm.retrieval.settings import ExpansionSettings
 
 if TYPE_CHECKING:
     pass

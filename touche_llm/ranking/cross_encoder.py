@@ -20,7 +20,7 @@ from touche_llm.llm.request import Request
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.scores import rank_by_value, scale_scores
 from touche_llm.retrieval.corpus import Documents
-from touche_llm.retrieval.registry import QueryField, to_texts
+from touche_llm.retrieval.settings import QueryField, to_texts
 from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.questions import Question
 from touche_llm.text.sanitize import sanitize

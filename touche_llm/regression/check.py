@@ -33,7 +33,7 @@ from touche_llm.regression.result import (
     RankDifference,
 )
 from touche_llm.regression.snapshot import Snapshot, open_snapshot
-from touche_llm.retrieval.registry import ExpansionSettings
+from touche_llm.retrieval.settings import ExpansionSettings
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.stages import judge_stage, rank_stage

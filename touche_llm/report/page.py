@@ -96,15 +96,14 @@ def describe_run(
 ) -> dict[str, str]:
     """Return the facts about a run, by name; empty ones are omitted."""
     corpus = config.dataset or config.corpus or config.index
-    search_engine = config.chatnoir or config.elasticsearch
-    if corpus is None and search_engine is not None:
-        corpus = search_engine.index
+    if corpus is None:
+        corpus = config.retriever.kind.describe(config.retriever_settings)
     facts = {
         "task": task.title,
         **join_texts(stages.finished.values(), FactGroup.SETUP),
         "ranked by": ", ".join(config.rank),
         "objective": config.criterion,
-        "corpus": "" if corpus is None else str(corpus),
+        "corpus": str(corpus),
         "topics": f"{len(run.rankings):,}",
         "lines": f"{sum(map(len, run.rankings.values())):,}",
         "tag": config.tag,

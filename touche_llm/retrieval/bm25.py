@@ -24,7 +24,8 @@ from touche_llm.data.files import read_record, replace_folder, write_records
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.corpus import FirstStage
-from touche_llm.retrieval.registry import Bm25Settings
+from touche_llm.retrieval.registry import Retriever, StageInputs, register
+from touche_llm.retrieval.settings import Bm25Settings
 from touche_llm.text.analysis import ANALYSIS, Analyzer, make_stemmer, tokenize
 
 
@@ -358,3 +359,33 @@ def _tokenize_rows(
         np.bincount(row_of_word, minlength=count).astype(np.int32),
     )
     return list(numbers), block
+
+
+def open_stage(inputs: StageInputs) -> Bm25Index:
+    """Open the index on disk; build it first if it is missing and may be built."""
+    return open_index(inputs.table, inputs.bm25, inputs.warn)
+
+
+def _open_okapi(inputs: StageInputs) -> OkapiIndex:
+    return OkapiIndex(inputs.table, k1=inputs.bm25.k1, b=inputs.bm25.b)
+
+
+register(
+    Retriever(
+        name="bm25",
+        help="index on disk",
+        method="bm25s.BM25",
+        open_stage=open_stage,
+        has_index=True,
+        order=10,
+    )
+)
+register(
+    Retriever(
+        name="okapi",
+        help="rank-bm25",
+        method="rank_bm25.BM25Okapi",
+        open_stage=_open_okapi,
+        order=20,
+    )
+)

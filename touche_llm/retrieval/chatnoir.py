@@ -36,7 +36,8 @@ from touche_llm.errors import (
 )
 from touche_llm.llm.retries import RetryNotice, retry
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
-from touche_llm.retrieval.registry import QueryField
+from touche_llm.retrieval.registry import EngineInputs, Retriever, find_engine_problem, register
+from touche_llm.retrieval.settings import QueryField
 from touche_llm.settings.section import Scope, Section, check_address
 from touche_llm.tasks.task import Task
 
@@ -436,3 +437,32 @@ def _decode_text(reply: _RawReply) -> Fetched:
         return Fetched(None, "not text")
     # ChatNoir sends "None" if its archive lacks the page.
     return Fetched(None, "no text") if text.strip() in ("", "None") else Fetched(text)
+
+
+def _open(inputs: EngineInputs) -> ChatNoirCorpus:
+    return ChatNoirCorpus(inputs.task, inputs.settings, inputs.warn)
+
+
+def _get_index(settings: ChatNoirSettings) -> str:
+    return settings.index
+
+
+def _get_cache(settings: ChatNoirSettings) -> Path:
+    return settings.cache
+
+
+register(
+    Retriever(
+        name="chatnoir",
+        help="web search",
+        method="ChatNoir",
+        section="chatnoir",
+        settings=ChatNoirSettings,
+        open_engine=_open,
+        find_problem=find_engine_problem,
+        describe=_get_index,
+        # Opening the corpus would make an empty cache of documents.
+        find_needed_file=_get_cache,
+        order=50,
+    )
+)

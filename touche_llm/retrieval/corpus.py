@@ -13,8 +13,8 @@ from touche_llm.corpus.store import TextTable
 from touche_llm.data.records import Candidate, Count, Document, JsonStruct, Topic
 from touche_llm.data.topics.reading import build_query
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.retrieval.registry import QueryField
 from touche_llm.retrieval.selection import select_candidates
+from touche_llm.retrieval.settings import QueryField
 from touche_llm.tasks.task import Task
 
 

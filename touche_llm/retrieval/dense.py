@@ -19,6 +19,8 @@ from touche_llm.engines.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.errors import DataError
 from touche_llm.llm.answer_key import hash_content
 from touche_llm.llm.protocol import EngineInfo
+from touche_llm.retrieval.bm25 import open_stage
+from touche_llm.retrieval.registry import Retriever, register
 from touche_llm.retrieval.selection import select_candidates
 from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.task import Task
@@ -309,7 +311,7 @@ def find_dense_problem(task: Task) -> str:
     if task.sentence_question is None:
         return ""
     return (
-        f"retriever.name: {task.name} retrieves sentences, and dense and hybrid search whole documents; use bm25, and "
+        f"{task.name} retrieves sentences, and dense and hybrid search whole documents; use bm25, and "
         "rank its candidates with the step cross_encoder"
     )
 
@@ -327,3 +329,31 @@ def split_rows(rows: NDArray[np.int64], size: int) -> list[range]:
         for run in runs
         for start in range(int(run[0]), int(run[-1]) + 1, size)
     ]
+
+
+register(
+    Retriever(
+        name="dense",
+        help="vectors",
+        method=__name__,
+        section="dense",
+        settings=DenseSettings,
+        needs_embeddings=True,
+        find_problem=find_dense_problem,
+        order=30,
+    )
+)
+register(
+    Retriever(
+        name="hybrid",
+        help="bm25 and dense",
+        method=f"reciprocal rank fusion of bm25s.BM25 and {__name__}",
+        section="dense",
+        settings=DenseSettings,
+        open_stage=open_stage,
+        has_index=True,
+        needs_embeddings=True,
+        find_problem=find_dense_problem,
+        order=40,
+    )
+)

@@ -33,7 +33,14 @@ from touche_llm.errors import (
 )
 from touche_llm.llm.retries import RetryNotice, retry
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
-from touche_llm.retrieval.registry import QueryField
+from touche_llm.retrieval.registry import (
+    EngineInputs,
+    LoadedCorpus,
+    Retriever,
+    find_engine_problem,
+    register,
+)
+from touche_llm.retrieval.settings import QueryField
 from touche_llm.settings.section import Option, Scope, Section, check_address
 from touche_llm.tasks.task import Task
 from touche_llm.text.analysis import STOP_WORDS
@@ -570,3 +577,55 @@ def _store(server: Server, name: str, left: dict[str, str], client: Elasticsearc
             raise server.error(f"document {item['_id']}: {refusal}")
     if left:
         raise TransientFailure(f"{len(left)} documents refused: {busy}")
+
+
+def _open(inputs: EngineInputs) -> ElasticIndex:
+    return ElasticIndex(
+        inputs.task,
+        inputs.settings,
+        k1=inputs.bm25.k1,
+        b=inputs.bm25.b,
+        warn=inputs.warn,
+    )
+
+
+async def _load(inputs: EngineInputs, corpus: Path, skip_bad_lines: bool) -> LoadedCorpus:
+    """Load a corpus; raise as `load_corpus`."""
+    settings: ElasticsearchSettings = inputs.settings
+    manifest = await load_corpus(
+        corpus,
+        inputs.task.read_corpus,
+        settings,
+        k1=inputs.bm25.k1,
+        b=inputs.bm25.b,
+        skip_bad_lines=skip_bad_lines,
+        warn=inputs.warn,
+    )
+    assert manifest.documents is not None, "of a complete load"
+    return LoadedCorpus(
+        documents=manifest.documents,
+        place=f"{settings.url}, index {settings.index}",
+        columns={"url": settings.url, "index": settings.index},
+    )
+
+
+def _get_index(settings: ElasticsearchSettings) -> str:
+    return settings.index
+
+
+register(
+    Retriever(
+        name="elasticsearch",
+        help="a server",
+        method="Elasticsearch BM25",
+        section="elasticsearch",
+        settings=ElasticsearchSettings,
+        open_engine=_open,
+        load_corpus=_load,
+        # Elasticsearch scores like Lucene.
+        bm25_method="lucene",
+        find_problem=find_engine_problem,
+        describe=_get_index,
+        order=60,
+    )
+)

@@ -1,140 +1,144 @@
-"""First stages by name, with their settings."""
+"""Declaration and registry of first stages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from pydantic import BeforeValidator, Field
-
-from touche_llm.settings.section import AnswerKey, Option, Section
-
-QueryField = Literal["title", "description", "narrative", "objects"]
-
-
-def to_texts(value: Any) -> Any:
-    """Return a tuple of texts for a list or a single value.
-
-    YAML reads the topic id `2` as a number.
-    """
-    values = value if isinstance(value, list | tuple) else [value]
-    return tuple(
-        str(item) if isinstance(item, int) and not isinstance(item, bool) else item
-        for item in values
-    )
+from touche_llm.corpus.store import TextTable
+from touche_llm.errors import Warn
+from touche_llm.extensions import Registry
+from touche_llm.retrieval.corpus import Corpus, FirstStage
+from touche_llm.retrieval.settings import Bm25Settings
+from touche_llm.settings.section import Section
+from touche_llm.tasks.task import Task
 
 
-class Bm25Settings(Section):
-    """Settings of a BM25 index.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageInputs:
+    """Inputs of a first stage that scores documents on disk.
 
-    Scores are computed when it is built, so a change requires a new index.
+    Attributes:
+        table: Documents, or sentences if pairs are made.
+        bm25: Settings of BM25.
+        settings: Settings of the declared type; None if none is declared.
+        warn: Receives notices; None if an index may be opened, but not built.
     """
 
-    # The variants of bm25s in which documents without a query term score 0. `robertson` ranks like
-    # rank-bm25 (tests/comparison), except for terms in more than half of the documents.
-    method: Annotated[
-        Literal["robertson", "lucene", "atire"],
-        Option(
-            "--bm25-method",
-            "Variant of BM25: robertson, lucene or atire",
-            "Retrieval",
-            metavar="NAME",
-        ),
-    ] = "robertson"
-    k1: Annotated[float, Option("--k1", "Term frequency saturation of BM25", "Retrieval")] = Field(
-        default=1.5, ge=0.0, le=100.0
-    )
-    b: Annotated[float, Option("--b", "Length normalisation of BM25", "Retrieval")] = Field(
-        default=0.75, ge=0.0, le=1.0
-    )
+    table: TextTable
+    bm25: Bm25Settings
+    settings: Any
+    warn: Warn | None
 
 
-class Retriever(NamedTuple):
-    """A first stage: for the help and for the metadata; its section of the configuration, if any.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInputs:
+    """Inputs of a search engine that has the documents.
 
-    `has_documents` is true of a search engine that stores the documents itself.
+    Attributes:
+        task: Task of the run.
+        bm25: Settings of BM25.
+        settings: Settings of the declared type; None if none is declared.
+        warn: Receives notices.
     """
 
+    task: Task
+    bm25: Bm25Settings
+    settings: Any
+    warn: Warn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCorpus:
+    """A corpus that was loaded into a search engine.
+
+    Attributes:
+        documents: Number of documents.
+        place: Where they are, for the message.
+        columns: Further columns of the result, by name.
+    """
+
+    documents: int
+    place: str
+    columns: Mapping[str, str]
+
+
+OpenStage = Callable[[StageInputs], FirstStage]
+OpenEngine = Callable[[EngineInputs], Corpus]
+# Of the inputs, the corpus, and whether its bad lines are skipped.
+LoadCorpus = Callable[[EngineInputs, Path, bool], Coroutine[Any, Any, LoadedCorpus]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retriever:
+    """A first stage.
+
+    It scores documents on disk (`open_stage`), searches their vectors (`needs_embeddings`), fuses
+    both, or is a search engine that has the documents (`open_engine`).
+
+    Attributes:
+        name: Value of `retriever.name`.
+        help: A few words for the help of `--retriever`.
+        method: Name of the method in the metadata of a run.
+        section: Name of its section in the configuration; empty if it has no settings of its own.
+        settings: Type of that section.
+        open_stage: Opens the first stage of documents on disk.
+        has_index: Whether `open_stage` stores an index, which `touche-llm index` builds.
+        needs_embeddings: Whether an embedding model makes vectors of the documents; its section is
+            `dense` then.
+        open_engine: Opens a search engine.
+        load_corpus: Loads a corpus into the search engine, for `touche-llm index`.
+        bm25_method: The only variant of BM25 that it can be; empty for any, or none.
+        find_problem: Returns why it cannot search the documents of a task; empty if it can.
+        describe: Returns the name of the search engine's documents in reports, of its settings.
+        find_needed_file: Returns a file without which documents cannot be shown offline.
+        order: Place in lists; lower ones come first.
+    """
+
+    name: str
     help: str
     method: str
     section: str = ""
-    has_documents: bool = False
-
-
-RetrieverName = Literal["bm25", "okapi", "dense", "hybrid", "chatnoir", "elasticsearch"]
-_DENSE = "touche_llm.retrieval.dense"
-RETRIEVERS: Mapping[str, Retriever] = {
-    "bm25": Retriever("index on disk", "bm25s.BM25"),
-    "okapi": Retriever("rank-bm25", "rank_bm25.BM25Okapi"),
-    "dense": Retriever("vectors", _DENSE, "dense"),
-    "hybrid": Retriever(
-        "bm25 and dense", f"reciprocal rank fusion of bm25s.BM25 and {_DENSE}", "dense"
-    ),
-    "chatnoir": Retriever("web search", "ChatNoir", "chatnoir", has_documents=True),
-    "elasticsearch": Retriever(
-        "a server", "Elasticsearch BM25", "elasticsearch", has_documents=True
-    ),
-}
-
-
-class RetrieverConfig(Bm25Settings):
-    """Settings of the first stage; `method`, `k1` and `b` belong to the index."""
-
-    name: Annotated[
-        RetrieverName,
-        Option(
-            "--retriever",
-            ", ".join(f"{name} ({retriever.help})" for name, retriever in RETRIEVERS.items()),
-            "Retrieval",
-            metavar="NAME",
-        ),
-    ] = "bm25"
-    query: Annotated[
-        tuple[QueryField, ...],
-        BeforeValidator(to_texts),
-        Field(min_length=1),
-        Option(
-            "--query",
-            "Topic field of the query: title, description, narrative or objects; repeatable",
-            "Retrieval",
-            metavar="FIELD",
-        ),
-        # An embedding model gets the query.
-        AnswerKey.ENTERS,
-    ] = ("title",)
+    settings: type[Section] | None = None
+    open_stage: OpenStage | None = None
+    has_index: bool = False
+    needs_embeddings: bool = False
+    open_engine: OpenEngine | None = None
+    load_corpus: LoadCorpus | None = None
+    bm25_method: str = ""
+    find_problem: Callable[[Task], str] = lambda _: ""
+    describe: Callable[[Any], str] = lambda _: ""
+    find_needed_file: Callable[[Any], Path | None] = lambda _: None
+    order: int = 100
 
     @property
-    def kind(self) -> Retriever:
-        """The chosen first stage."""
-        return RETRIEVERS[self.name]
+    def has_documents(self) -> bool:
+        """Whether it is a search engine, which stores the documents itself."""
+        return self.open_engine is not None
 
     @property
-    def is_dense(self) -> bool:
-        """Whether vectors of the documents are searched."""
-        return self.kind.section == "dense"
-
-    @property
-    def bm25(self) -> Bm25Settings:
-        """Settings of the index alone."""
-        return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
+    def can_index(self) -> bool:
+        """Whether `touche-llm index` has something to do for it."""
+        return self.has_index or self.needs_embeddings or self.load_corpus is not None
 
 
-class ExpansionSettings(Section):
-    """Settings of query expansion.
+RETRIEVERS: Registry[Retriever] = Registry("retriever")
 
-    Attributes:
-        use: Whether to expand queries; off until an evaluation shows that it helps.
-        weight: Weight of each additional query in the fusion; the topic's own query has 1.
-        k: Constant of reciprocal rank fusion.
+
+def register(retriever: Retriever) -> Retriever:
+    """Add a first stage to those of the configuration, and return it.
+
+    Raises:
+        ExtensionError: Another one has its name, or the configuration is made already.
     """
+    return RETRIEVERS.register(retriever)
 
-    use: Annotated[
-        bool,
-        Option(
-            "--query-expansion/--no-query-expansion",
-            "Search with three additional queries of the model too",
-            "Retrieval",
-        ),
-    ] = False
-    weight: float = Field(0.5, gt=0.0, allow_inf_nan=False)
-    k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
+
+def find_engine_problem(task: Task) -> str:
+    """Return why a task cannot be searched in a search engine with documents; empty if it can."""
+    if not task.reads_arguments:
+        return ""
+    what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
+    return f"{task.name} ranks {what}; use bm25"

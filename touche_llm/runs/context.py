@@ -73,14 +73,18 @@ class RunContext:
     @cached_property
     def corpus(self) -> Corpus:
         """Corpus of the run, opened at first use; stored first unless the store is up to date."""
-        corpus, settings = (
-            open_run_corpus(self.config, self.task, self.progress.warn),
-            self.config.dense,
-        )
-        if settings is None:
+        corpus = open_run_corpus(self.config, self.task, self.progress.warn)
+        if not self.config.retriever.kind.needs_embeddings:
             return corpus
-        assert isinstance(corpus, LocalCorpus)
-        return DenseCorpus(corpus, settings, self.config.cache, self.progress, self.open_pooling)
+
+        assert isinstance(corpus, LocalCorpus), "vectors are those of documents on disk"
+        return DenseCorpus(
+            corpus,
+            self.config.retriever_settings,
+            self.config.cache,
+            self.progress,
+            self.open_pooling,
+        )
 
     @property
     def chosen_topics(self) -> list[str] | None:

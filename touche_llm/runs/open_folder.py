@@ -310,8 +310,8 @@ def _open_corpus(config: Config, task: Task, notes: list[str]) -> Iterator[Corpu
     if config.corpus is not None and not config.corpus.is_file():
         # Its index has the texts too.
         config = config.model_copy(update={"corpus": None})
-    # Opening these would download what is missing, or make an empty cache of documents.
-    needed = None if config.chatnoir is None else config.chatnoir.cache
+    # Without these files, opening the corpus would download what is missing, or make an empty cache.
+    needed = config.retriever.kind.find_needed_file(config.retriever_settings)
     if config.dataset is not None and config.index is not None:
         needed = config.index / "manifest.json"
     with ExitStack() as stack:

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.doctor.card import Survey
-from touche_llm.doctor.checks import THOROUGH_PROBES, examine
+from touche_llm.doctor.examination import examine
+from touche_llm.doctor.registry import Occasion
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
@@ -111,7 +112,7 @@ async def examined(
             server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}
         ) as client:
             survey = Survey(client, EngineConfig(), sampling or SamplingConfig(), schemas)
-            await examine(survey, THOROUGH_PROBES)
+            await examine(survey, Occasion.THOROUGH)
     assert len(survey.checks) == len({check.name for check in survey.checks})
     return {check.name: check for check in survey.checks}
 

@@ -12,7 +12,9 @@ import pytest
 from tests.chat_templates import FOLDER, read_template, render
 from touche_llm.data.records import decode_json
 from touche_llm.doctor.card import PROBE_ANSWER, Survey
-from touche_llm.doctor.checks import check_open_thought, check_system_message, check_thinking
+from touche_llm.doctor.checks.open_thought import check_open_thought
+from touche_llm.doctor.checks.system_message import check_system_message
+from touche_llm.doctor.checks.thinking import check_thinking
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.http import ReplyT
 from touche_llm.engines.identification import ServerCheck

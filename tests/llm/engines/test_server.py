@@ -29,7 +29,7 @@ from tests.fake_server import (
     status,
 )
 from touche_llm.doctor.card import Survey
-from touche_llm.doctor.checks import connect as connect_to
+from touche_llm.doctor.examination import connect as connect_to
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError

@@ -23,9 +23,9 @@ from tests.other_servers import (
     FakeOllama,
     FakeSglang,
 )
-from touche_llm.doctor import checks as probes
 from touche_llm.doctor.card import Survey
-from touche_llm.doctor.checks import connect
+from touche_llm.doctor.checks import tokens
+from touche_llm.doctor.examination import connect
 from touche_llm.engines.chat import DELIVERIES, ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
@@ -54,7 +54,7 @@ class WordTokenizer(TokenCounter):
 
 @pytest.fixture(autouse=True)
 def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "ChatTokenizer", WordTokenizer)
+    monkeypatch.setattr(tokens, "ChatTokenizer", WordTokenizer)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from aiohttp import web
 from tests.fake_server import FakeServer, good, reply
 from tests.other_servers import FakeLlamaCpp, FakeSglang
 from touche_llm.doctor.card import Survey
-from touche_llm.doctor.checks import examine
+from touche_llm.doctor.examination import examine
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig

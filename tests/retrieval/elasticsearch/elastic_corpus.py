@@ -13,7 +13,7 @@ from tests.fake_elasticsearch import FakeElasticsearch, settings_for
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.retrieval.elasticsearch import META, ElasticIndex, ElasticManifest, load_corpus
-from touche_llm.retrieval.registry import QueryField
+from touche_llm.retrieval.settings import QueryField
 from touche_llm.tasks import get_task
 
 SOME = {"d1": "Tea is better than coffee.", "d2": "Coffee wakes people up.", "d3": "Cars are fast."}

@@ -27,7 +27,7 @@ from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import EngineError, ToucheError, UsageError
 from touche_llm.retrieval.bm25 import open_index
 from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
-from touche_llm.retrieval.registry import Bm25Settings, QueryField
+from touche_llm.retrieval.settings import Bm25Settings, QueryField
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
 SAMPLE = SAMPLES / "comparative"

@@ -1,0 +1,53 @@
+"""Check of the system message."""
+
+from __future__ import annotations
+
+from touche_llm.doctor.card import Survey
+from touche_llm.doctor.registry import Check, Occasion, register
+from touche_llm.doctor.requests import PROBE_SYSTEM, PROBE_USER
+from touche_llm.engines.identification import ServerCheck
+from touche_llm.llm.request import Message
+
+# Words that a longer system message has besides; a prompt that shows it has at least as many more
+# tokens.
+_MORE_WORDS = 40
+
+
+async def check_system_message(survey: Survey) -> list[ServerCheck]:
+    """Check whether the model sees a system message: whether a longer one makes a longer prompt.
+
+    Some templates write a message of their own where a chat has none, so that only prompts with one
+    are compared.
+    """
+    if survey.sampling.system_message == "user":
+        return [ServerCheck(CHECK.name, True, "in the user message, as configured")]
+    counts = []
+    for text in (PROBE_SYSTEM, PROBE_SYSTEM + " quokka" * _MORE_WORDS):
+        reply = await survey.send(
+            survey.build((Message("system", text), Message("user", PROBE_USER)))
+        )
+        if isinstance(reply, str):
+            return [CHECK.fail(f"refused: {reply}")]
+        counts.append(reply.usage.prompt_tokens)
+    short, long = counts
+    if long >= short + _MORE_WORDS:
+        return [ServerCheck(CHECK.name, True, "shown by the chat template")]
+    if long > short or not short:
+        value = "accepted; the prompt tokens do not show whether it is used"
+        return [ServerCheck(CHECK.name, None, value)]
+    return [CHECK.fail("ignored by the chat template: a longer one adds no tokens")]
+
+
+CHECK = register(
+    Check(
+        name="system message",
+        remedy=(
+            "put the instructions into the user message (`sampling.system_message: user`), or serve another "
+            "chat template (vLLM, SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)"
+        ),
+        is_blocking=True,
+        run=check_system_message,
+        occasion=Occasion.START_UP,
+        order=30,
+    )
+)
