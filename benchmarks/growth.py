@@ -78,7 +78,7 @@ def count_requests(place: Place) -> dict[str, int]:
         run_command("run", *given, "--depth", place.depth, "--dry-run", "--format", "json")
     )
     return {
-        name: sum(row[f"{name}_most"] for row in rows)
+        name: sum(row[name] for row in rows)
         for name in ("requests", "prompt_tokens", "shared_tokens")
     }
 
