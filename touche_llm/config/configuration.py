@@ -255,10 +255,10 @@ class BaseConfig(Section):
         if problem:
             raise ValueError(f"retriever.name: {problem}")
         if chosen.has_documents and (self.corpus or self.index):
-            raise ValueError(
-                f"retriever.name: {name} has its own documents; leave out corpus and index (`touche-llm index "
-                "--retriever elasticsearch` loads a corpus there)"
-            )
+            problem = f"{name} has its own documents; leave out corpus and index"
+            if chosen.load_corpus is not None:
+                problem += f" (`touche-llm index --retriever {name}` loads a corpus there)"
+            raise ValueError(f"retriever.name: {problem}")
         if chosen.bm25_method not in ("", self.retriever.method):
             raise ValueError(
                 f"retriever.method: {name} scores like {chosen.bm25_method}; use {chosen.bm25_method}"
