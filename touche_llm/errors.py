@@ -6,6 +6,7 @@
     │   │   ├── BadLine            one line of a corpus is
     │   │   └── NoCandidates       a first stage finds nothing to judge (retrieval.candidates)
     │   ├── UsageError             a command, an option or a setting is invalid
+    │   ├── ExtensionError         an extension cannot be loaded or registered
     │   ├── PromptError            a template cannot be loaded or rendered
     │   ├── EngineError            an engine cannot be used
     │   └── ReplayMiss             a replay needs answers that the cache lacks

@@ -86,7 +86,7 @@ def test_doctor_is_not_changed_by_a_first_stage(extended: Extended) -> None:
     ("options", "setting"),
     [
         (["--retriever", "bm25", "--random-seed", "1"], "random"),
-        (["--retriever", "random", "--set", "random.seed=x"], "--random-seed"),
+        (["--retriever", "random", "--set", "random.seed=x"], "--set random.seed"),
         (["--retriever", "random", "--set", "random.size=1"], "random.size"),
     ],
 )
