@@ -2,6 +2,7 @@
 
 The module of a command is imported only when the command runs, or when its own help or the
 completion of its options is requested. Therefore the table repeats one sentence of each docstring.
+Options are declared beside the settings (`cli.options`) or as parameters of the functions.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ class LlamaCppTokenCounter(VllmTokenCounter):
 class ChatServer(HttpClient):
     """Engine that sends requests to a server.
 
-    Use as an asynchronous context manager, and see `doctor.checks.connect`.
+    Use as an asynchronous context manager, and see `doctor.examination.connect`.
 
     Attributes:
         delivery: Field with which the server enforces a schema.

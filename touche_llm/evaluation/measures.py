@@ -318,7 +318,7 @@ def compute_condensed_ndcg(run: ParsedRun, topic: str, grades: Mapping[str, floa
     documents of the topic.
 
     Errors of the script: if a document occurs twice its value can exceed 1, and if columns are
-    separated by two spaces it stops; `runs.read_run` rejects the first and reads the second. A run
+    separated by two spaces it stops; `read_run` rejects the first and reads the second. A run
     with two tags, which the script takes for two runs, is one run here.
 
     Returns:

@@ -1,4 +1,8 @@
-"""Keys of stored results: what can change an answer, as a hash."""
+"""Hashes that are the keys of stored results.
+
+`llm.request.Request.key` says what is in the key of an answer, `engines.pooling` what is in those of
+vectors and scores; docs/reference/answer-key.md is the contract.
+"""
 
 from __future__ import annotations
 
