@@ -98,8 +98,8 @@ class Layout:
     def find_values(self, text: str) -> Mapping[str, tuple[int, int]]:
         """Return the spans of the values in the text of an answer, as byte offsets `(first, end)`.
 
-        Fields whose values cannot be told from others are left out: keys that occur twice in an
-        object, or all if an array has another number of values.
+        Fields with ambiguous values are left out: keys that occur twice in an object, or all fields
+        if an array has another number of values.
         """
         content = text.encode("utf-8", errors="replace")
         if self.form is AnswerForm.OBJECT:
