@@ -26,8 +26,8 @@ from .errors import ToucheWarning as ToucheWarning
 from .errors import UsageError as UsageError
 from .evaluation.qrels import read_qrels as read_qrels
 from .judging.stance_labels import StanceSettings as StanceSettings
+from .kinds.pairs.settings import PairSettings as PairSettings
 from .llm.settings import SamplingConfig as SamplingConfig
-from .pairs.settings import PairSettings as PairSettings
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.candidates import Candidates as Candidates
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from touche_llm.data.records import Candidate, Judgment, Reading
-from touche_llm.pairs.documents import Sentence
-from touche_llm.pairs.inheritance import inherit_judgment
-from touche_llm.pairs.pairing import make_pairs, select_sentences
-from touche_llm.pairs.settings import PairSettings
+from touche_llm.kinds.pairs.documents import Sentence
+from touche_llm.kinds.pairs.inheritance import inherit_judgment
+from touche_llm.kinds.pairs.pairing import make_pairs, select_sentences
+from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.tasks.parts import Scale
 
 SCALES = {name: Scale(0, 3) for name in ("relevance", "quality", "coherence")}

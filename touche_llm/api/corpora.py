@@ -21,8 +21,8 @@ from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine
 from touche_llm.engines.use import PoolingUse
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
+from touche_llm.kinds.pairs.documents import PairDocuments
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pairs.documents import PairDocuments
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord, FirstStage
 from touche_llm.retrieval.dense import (

@@ -17,9 +17,9 @@ from touche_llm.judging.objects import find_objects
 from touche_llm.judging.requests import Done, RequestBuilder, Stage
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.judging.stances import judge_stances
+from touche_llm.kinds.pairs.judging import PairJudge
+from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.llm.model import ModelClient
-from touche_llm.pairs.judging import PairJudge
-from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.retrieval.candidates import Candidates, make_frame, normalise_rankings

@@ -29,8 +29,8 @@ from touche_llm.errors import ToucheWarning, UsageError, Warn
 from touche_llm.judging.grades import check_judgments
 from touche_llm.judging.queries import QueryExpander
 from touche_llm.judging.stance_labels import StanceSettings
+from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt

@@ -15,8 +15,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, model
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import ExtensionError, list_fields
 from touche_llm.judging.stance_labels import StanceSettings
+from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
-from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.ranking.steps import (

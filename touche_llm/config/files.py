@@ -15,7 +15,7 @@ from touche_llm.config.origins import ARGUMENT, LoadedConfig, OriginKind, Origin
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError, describe_first_problem
-from touche_llm.pairs.settings import PairSettings
+from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.retrieval.first_stages import RETRIEVERS, SECTIONS
 from touche_llm.settings.section import set_values

@@ -13,7 +13,7 @@ import numpy as np
 from touche_llm.data.files import MAX_TABLE_LINE, read_bounded_lines, report_unreadable
 from touche_llm.data.runs.reading import RunRow, parse_row
 from touche_llm.errors import to_printable
-from touche_llm.pairs.documents import describe_pair_problem
+from touche_llm.kinds.pairs.documents import describe_pair_problem
 from touche_llm.tasks.task import Task
 
 # Reading stops after this many problems.

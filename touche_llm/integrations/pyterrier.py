@@ -33,7 +33,7 @@ from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.data.topics.reading import make_topic
 from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra, shorten
 from touche_llm.judging.stance_labels import StanceSettings
-from touche_llm.pairs.settings import PairSettings
+from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord

@@ -21,9 +21,9 @@ from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.kinds.pairs.documents import SEPARATOR
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pairs.documents import SEPARATOR
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.retrieval.candidates import check_topics

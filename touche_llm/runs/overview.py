@@ -26,7 +26,7 @@ from touche_llm.data.runs import reading
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
-from touche_llm.pairs.documents import PairDocuments
+from touche_llm.kinds.pairs.documents import PairDocuments
 from touche_llm.runs.directory import BATCH, LOCK, OUTPUTS, RECORDED, RUN, RunDirectory
 from touche_llm.runs.facts import sum_values
 from touche_llm.runs.record import RunRecord, StageRecords

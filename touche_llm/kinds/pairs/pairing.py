@@ -9,9 +9,9 @@ from math import ceil
 
 from touche_llm.data.records import Candidate, Judgment
 from touche_llm.judging.grades import combine_grades
-from touche_llm.pairs.documents import CLAIM, NO_ROLE, SEPARATOR, Sentence
-from touche_llm.pairs.inheritance import choose_side
-from touche_llm.pairs.settings import PairSettings
+from touche_llm.kinds.pairs.documents import CLAIM, NO_ROLE, SEPARATOR, Sentence
+from touche_llm.kinds.pairs.inheritance import choose_side
+from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.tasks.parts import NO_SIDE, Scale
 
 # Two sentences of one argument swap places only if their claim scores differ by at least this much.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from touche_llm.data.records import Candidate, Judgment
-from touche_llm.pairs.documents import SEPARATOR
-from touche_llm.pairs.settings import PairSettings
+from touche_llm.kinds.pairs.documents import SEPARATOR
+from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.tasks.parts import NO_SIDE
 
 

@@ -13,10 +13,10 @@ from touche_llm.data.records import Candidate, Failure, Judgment, Topic
 from touche_llm.judging.grades import combine_grades
 from touche_llm.judging.judgments import group_judgments, judge
 from touche_llm.judging.requests import RequestBuilder, Stage
-from touche_llm.pairs.documents import PairDocuments, reverse_pair
-from touche_llm.pairs.inheritance import inherit_judgment
-from touche_llm.pairs.pairing import make_pairs, select_sentences
-from touche_llm.pairs.settings import PairSettings
+from touche_llm.kinds.pairs.documents import PairDocuments, reverse_pair
+from touche_llm.kinds.pairs.inheritance import inherit_judgment
+from touche_llm.kinds.pairs.pairing import make_pairs, select_sentences
+from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.task import Task
 
