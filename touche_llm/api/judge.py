@@ -143,20 +143,31 @@ async def judge(
     else:
         parts, settings = candidates.corpus.store.parts, pairs or PairSettings()
         pair_judge = PairJudge(
-            task, candidates.rankings, candidates.depth, settings, parts, prompts, builder, stage
+            task,
+            candidates.rankings,
+            candidates.depth,
+            settings,
+            parts,
+            prompts,
+            builder,
+            stage,
+            [*failures],
         )
-        rankings, judgments, sentences = await pair_judge.judge(topics)
-        for topic, made in zip(topics, rankings, strict=True):
+        judged = await pair_judge.judge(topics)
+        for topic, made in zip(topics, judged.rankings, strict=True):
             if len(made) < (wanted := pair_judge.min_pairs):
                 progress.warn(
                     f"topic {topic.id}: {len(made)} pairs, fewer than the {wanted} wanted"
                 )
         candidates = replace(
-            candidates, rankings=normalise_rankings(rankings), source="pairs", are_pairs=True
+            candidates, rankings=normalise_rankings(judged.rankings), source="pairs", are_pairs=True
         )
-        failures = [*failures, *pair_judge.failures]
         found = Judgments(
-            candidates, judgments, objects=objects, sentences=sentences, failures=failures
+            candidates,
+            judged.judgments,
+            objects=objects,
+            sentences=judged.sentences,
+            failures=judged.failures,
         )
     warn_of_labels(model, prompts, progress)
     return found

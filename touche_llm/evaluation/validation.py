@@ -13,7 +13,7 @@ import numpy as np
 from touche_llm.data.files import MAX_TABLE_LINE, read_bounded_lines, report_unreadable
 from touche_llm.data.runs.reading import RunRow, parse_row
 from touche_llm.errors import to_printable
-from touche_llm.kinds.pairs.documents import describe_pair_problem
+from touche_llm.kinds.pairs.documents import find_pair_problem
 from touche_llm.tasks.task import Task
 
 # Reading stops after this many problems.
@@ -112,8 +112,8 @@ def _check_values(rows: Iterable[RunRow], task: Task) -> Iterator[RunProblem]:
             known = ", ".join(task.run_labels)
             yield RunProblem(row.line, f"stance {row.stance!r} is none of {known}")
         if task.sentence_question is not None:
-            problem = describe_pair_problem(row.document)
-            if problem:
+            problem = find_pair_problem(row.document)
+            if problem is not None:
                 yield RunProblem(row.line, f"document {row.document!r}: {problem}")
 
 

@@ -21,7 +21,7 @@ from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
-from touche_llm.kinds.pairs.documents import SEPARATOR
+from touche_llm.kinds.pairs.documents import split_pair
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
@@ -217,7 +217,7 @@ class RunFolder:
             probable = Reading(answered=row.stance, probabilities=stance.probabilities)
             readings["stance, separate request"] = probable
             keys += _list_answers(stance, stance.keys)
-        parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
+        parts = split_pair(row.document_id) if self.task.sentence_question is not None else []
         return SimpleNamespace(
             row=row,
             text=None
