@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import Progress
-from touche_llm.data.records import Failure, Judgment, Objects, StanceReading, Topic
+from touche_llm.data.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.errors import UsageError
 from touche_llm.judging.judgments import group_judgments
 from touche_llm.judging.judgments import judge as judge_documents
@@ -23,6 +24,7 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.retrieval.candidates import Candidates, make_frame, normalise_rankings
+from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -49,7 +51,8 @@ class Judgments:
 
     def __repr__(self) -> str:
         topics = {judgment.topic_id for judgment in self.judgments}
-        return f"<Judgments: {len(self.judgments):,} of {len(topics):,} topics, {len(self.failures):,} failures>"
+        counts = f"{len(self.judgments):,} of {len(topics):,} topics"
+        return f"<Judgments: {counts}, {len(self.failures):,} failures>"
 
     @property
     def requested(self) -> int:
@@ -58,35 +61,49 @@ class Judgments:
 
     def list_requested(self) -> list[Judgment]:
         """Return the judgments made by the model, of sentences first, without inherited ones."""
-        of_candidates = [each for each in self.judgments if each.source != "inherited"]
-        return [*(self.sentences or ()), *of_candidates]
+        of_sentences = self.sentences or ()
+        of_candidates = [judgment for judgment in self.judgments if judgment.source != "inherited"]
+        return [*of_sentences, *of_candidates]
 
     def by_document(self) -> dict[str, dict[str, Judgment]]:
         """Return the judgments by topic id and document id."""
         return dict(group_judgments(self.judgments))
 
     def to_frame(self) -> DataFrame:
-        """Return a row per judgment: topic, document, each grade, and any stance with the probability of each label.
+        """Return a row per judgment: topic, document, each grade, any stance, and the source.
 
-        Grades and stance are those of the judge prompt; `source` says whether they come from
-        probabilities.
+        A stance is followed by the probability of each label. Grades and stance are those of the
+        judge prompt; `source` says whether they come from probabilities.
         """
-        task, rows = self.candidates.task, []
+        task = self.candidates.task
+        stance_columns: list[str] = []
+        if task.stances:
+            stance_columns = ["stance", *(f"p_{label}" for label in task.stances)]
+        columns = ("topic", "document", *task.question.grades, *stance_columns, "source")
+
+        rows: list[tuple[object, ...]] = []
         for judgment in self.judgments:
-            reading, of_stance = judgment.readings.get("stance"), list[Any]()
-            if task.stances:
-                shares = (reading.probabilities if reading is not None else None) or {}
-                of_stance = [judgment.stance, *map(shares.get, task.stances)]
-            grades = map(judgment.grades.get, task.question.grades)
+            grades = [judgment.grades.get(aspect) for aspect in task.question.grades]
+            stance = _list_stance_values(judgment, task)
             rows.append(
-                (judgment.topic_id, judgment.document_id, *grades, *of_stance, judgment.source)
+                (judgment.topic_id, judgment.document_id, *grades, *stance, judgment.source)
             )
-        stance_columns = (
-            ["stance", *(f"p_{label}" for label in task.stances)] if task.stances else []
-        )
-        return make_frame(
-            rows, ("topic", "document", *task.question.grades, *stance_columns, "source")
-        )
+        return make_frame(rows, columns)
+
+
+def _list_stance_values(judgment: Judgment, task: Task) -> list[object]:
+    """Return the stance of a judgment and the probability of each label of the task.
+
+    Empty if the task has no stances; None for a probability that the model did not give.
+    """
+    if not task.stances:
+        return []
+
+    probabilities: Mapping[str, float] = {}
+    reading = judgment.readings.get("stance")
+    if reading is not None and reading.probabilities is not None:
+        probabilities = reading.probabilities
+    return [judgment.stance, *(probabilities.get(label) for label in task.stances)]
 
 
 async def judge(
@@ -100,137 +117,241 @@ async def judge(
 ) -> Judgments:
     """Judge candidates; of sentences, make pairs and judge these.
 
-    The prompts are given by purpose: judge, and what the task and its topics need of objects,
-    sentence and stance. The stance prompt is used only with settings for it.
+    Args:
+        candidates: Candidates to judge.
+        prompts: Prompts by purpose: judge, and what the task and its topics need of objects,
+            sentence and stance.
+        builder: Builder of the requests.
+        progress: Display of the progress.
+        stance: Settings of the stance prompt, which is used only with them.
+        pairs: Settings of sentence pairs; None for the defaults.
+
+    Raises:
+        DataError: The corpus lacks a candidate.
+        UsageError: Pairs are to be made, and the corpus is not on disk.
+        EngineError: The engine failed.
+        ReplayMiss: The cache of a replay lacks an answer.
     """
     await candidates.check()
-    task, model, objects, failures = (
-        candidates.task,
-        builder.model,
-        list[Objects](),
-        list[Failure](),
+    stage = partial(_show_stage, progress=progress, model=builder.model)
+
+    named = _NamedTopics(topics=candidates.topics, all_topics=candidates.topics)
+    if candidates.task.objects_answer is not None and _list_unnamed(candidates.topics):
+        named = await _name_topics(candidates, prompts["objects"], builder, stage)
+        candidates = replace(candidates, topics=named.all_topics)
+
+    if candidates.task.sentence_question is None:
+        judgments = await _judge_documents(candidates, named, prompts, builder, stage, stance)
+    else:
+        judgments = await _judge_pairs(candidates, named, prompts, builder, stage, pairs, progress)
+    warn_of_labels(builder.model, prompts, progress)
+    return judgments
+
+
+@contextmanager
+def _show_stage(
+    title: str, total: int, *, progress: Progress, model: ModelClient
+) -> Iterator[Done]:
+    """Show the progress of a stage of requests, and raise the errors of the model at its end.
+
+    Args:
+        title: Title of the stage.
+        total: Number of requests.
+        progress: Display of the progress.
+        model: Model that answers.
+
+    Yields:
+        Function to call after each request.
+    """
+    with progress.stage(title, total, model.counts) as done:
+        yield done
+    model.raise_on_misses()
+    model.raise_on_unread()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NamedTopics:
+    """Topics with their objects, if the task has some.
+
+    Attributes:
+        topics: Topics to judge documents for: without those whose objects are unknown.
+        all_topics: All topics, in the order of the run.
+        found: Objects that the model found.
+        failures: Failed requests for objects.
+    """
+
+    topics: list[Topic]
+    all_topics: list[Topic]
+    found: Sequence[Objects] = ()
+    failures: Sequence[Failure] = ()
+
+
+async def _name_topics(
+    candidates: Candidates,
+    prompt: Prompt,
+    builder: RequestBuilder,
+    stage: Stage,
+) -> _NamedTopics:
+    """Find the objects of the topics that name none; there is at least one."""
+    unnamed = _list_unnamed(candidates.topics)
+    with stage("finding objects", len(unnamed)) as done:
+        topics, failures = await find_objects(
+            candidates.topics, candidates.task, prompt, builder, done
+        )
+
+    found: list[Objects] = []
+    for topic in topics:
+        if topic.id in unnamed and topic.objects is not None:
+            found.append(Objects(topic_id=topic.id, objects=topic.objects, prompt=prompt.label))
+
+    return _NamedTopics(
+        topics=[topic for topic in topics if topic.objects is not None],
+        all_topics=topics,
+        found=found,
+        failures=failures,
     )
 
-    @contextmanager
-    def stage(title: str, total: int) -> Iterator[Done]:
-        with progress.stage(title, total, model.counts) as done:
-            yield done
-        model.raise_on_misses()
-        model.raise_on_unread()
 
-    topics = candidates.topics
-    if task.objects_answer is not None:
-        unnamed = {topic.id for topic in topics if topic.objects is None}
-        if unnamed:
-            with stage("finding objects", len(unnamed)) as done:
-                topics, failures = await find_objects(
-                    topics, task, prompts["objects"], builder, done
-                )
-        candidates = replace(candidates, topics=topics)
-        topics = [topic for topic in topics if topic.objects is not None]
-        objects = [
-            Objects(topic_id=topic.id, objects=topic.objects, prompt=prompts["objects"].label)
-            for topic in topics
-            if topic.id in unnamed and topic.objects
-        ]
-    found = Judgments(candidates, (), objects=objects, failures=failures)
-    if task.sentence_question is None:
-        found = await _judge_documents(found, topics, prompts, builder, stage, stance)
-    elif not isinstance(candidates.corpus, LocalCorpus):
-        raise UsageError(
-            f"{candidates.source}: pairs are made of the sentences of a corpus on disk"
-        )
-    else:
-        parts, settings = candidates.corpus.store.parts, pairs or PairSettings()
-        pair_judge = PairJudge(
-            task,
-            candidates.rankings,
-            candidates.depth,
-            settings,
-            parts,
-            prompts,
-            builder,
-            stage,
-            [*failures],
-        )
-        judged = await pair_judge.judge(topics)
-        for topic, made in zip(topics, judged.rankings, strict=True):
-            if len(made) < (wanted := pair_judge.min_pairs):
-                progress.warn(
-                    f"topic {topic.id}: {len(made)} pairs, fewer than the {wanted} wanted"
-                )
-        candidates = replace(
-            candidates, rankings=normalise_rankings(judged.rankings), source="pairs", are_pairs=True
-        )
-        found = Judgments(
-            candidates,
-            judged.judgments,
-            objects=objects,
-            sentences=judged.sentences,
-            failures=judged.failures,
-        )
-    warn_of_labels(model, prompts, progress)
-    return found
+def _list_unnamed(topics: Iterable[Topic]) -> set[str]:
+    """Return the ids of the topics that name no objects."""
+    return {topic.id for topic in topics if topic.objects is None}
 
 
-async def _judge_documents(
-    found: Judgments,
-    topics: list[Topic],
+async def _judge_pairs(
+    candidates: Candidates,
+    named: _NamedTopics,
     prompts: Mapping[str, Prompt],
     builder: RequestBuilder,
     stage: Stage,
-    stance: StanceSettings | None,
+    settings: PairSettings | None,
+    progress: Progress,
 ) -> Judgments:
-    """Judge the documents of these topics, and the stance of the best ones if there is a prompt for it."""
-    task, depth = found.candidates.task, found.candidates.depth
-    rankings = {
-        topic_id: ranking[:depth] for topic_id, ranking in found.candidates.rankings.items()
-    }
-    chosen = replace(found.candidates, topics=topics, rankings=rankings)
-    documents = chosen.documents
-    work = [
-        (topic, candidate.document_id)
-        for topic, ranking in zip(topics, chosen.list_rankings(), strict=True)
-        for candidate in ranking
-    ]
-    with stage("judging", len(work) * len(prompts["judge"].sent)) as done:
+    """Judge sentences, make pairs of them and judge these.
+
+    Raises:
+        UsageError: The corpus is not on disk.
+    """
+    if not isinstance(candidates.corpus, LocalCorpus):
+        raise UsageError(
+            f"{candidates.source}: pairs are made of the sentences of a corpus on disk"
+        )
+    pair_judge = PairJudge(
+        task=candidates.task,
+        rankings=candidates.rankings,
+        depth=candidates.depth,
+        settings=settings or PairSettings(),
+        parts=candidates.corpus.store.parts,
+        prompts=prompts,
+        builder=builder,
+        stage=stage,
+        failures=[*named.failures],
+    )
+    judged = await pair_judge.judge(named.topics)
+
+    min_pairs = pair_judge.min_pairs
+    for topic, pairs in zip(named.topics, judged.rankings, strict=True):
+        if len(pairs) < min_pairs:
+            progress.warn(
+                f"topic {topic.id}: {len(pairs)} pairs, fewer than the {min_pairs} wanted"
+            )
+
+    made = replace(
+        candidates,
+        rankings=normalise_rankings(judged.rankings),
+        source="pairs",
+        are_pairs=True,
+    )
+    return Judgments(
+        candidates=made,
+        judgments=judged.judgments,
+        objects=named.found,
+        sentences=judged.sentences,
+        failures=judged.failures,
+    )
+
+
+async def _judge_documents(
+    candidates: Candidates,
+    named: _NamedTopics,
+    prompts: Mapping[str, Prompt],
+    builder: RequestBuilder,
+    stage: Stage,
+    settings: StanceSettings | None,
+) -> Judgments:
+    """Judge documents, and the stance of the best ones if there is a prompt for it."""
+    task = candidates.task
+    rankings: dict[str, list[Candidate]] = {}
+    for topic_id, ranking in candidates.rankings.items():
+        rankings[topic_id] = ranking[: candidates.depth]
+    chosen = replace(candidates, topics=named.topics, rankings=rankings)
+
+    work: list[tuple[Topic, str]] = []
+    for topic, ranking in zip(chosen.topics, chosen.list_rankings(), strict=True):
+        for candidate in ranking:
+            work.append((topic, candidate.document_id))
+
+    prompt = prompts["judge"]
+    with stage("judging", len(work) * len(prompt.sent)) as done:
         judgments, failures = await judge_documents(
-            work, documents, task.question, prompts["judge"], builder, done
+            work, chosen.documents, task.question, prompt, builder, done
         )
+
     stances: list[StanceReading] = []
-    if stance is not None and stance.depth and "stance" in prompts:
-        best = _choose_best(chosen, judgments, stance.depth)
-        both_orders = stance.prompt == "both_orders"
-        stances, failed = await judge_stances(
-            best, documents, task, prompts["stance"], both_orders, builder, stage
+    stance_failures: list[Failure] = []
+    if settings is not None and settings.depth and "stance" in prompts:
+        stances, stance_failures = await judge_stances(
+            _choose_best(chosen, judgments, settings.depth),
+            chosen.documents,
+            task,
+            prompts["stance"],
+            settings.prompt == "both_orders",
+            builder,
+            stage,
         )
-        failures += failed
-    return replace(
-        found, judgments=judgments, stances=stances, failures=[*found.failures, *failures]
+
+    return Judgments(
+        candidates=candidates,
+        judgments=judgments,
+        stances=stances,
+        objects=named.found,
+        failures=[*named.failures, *failures, *stance_failures],
     )
 
 
 def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
     """Warn of answers to prompts whose labels cannot be read, or say nothing."""
     for prompt in prompts.values():
-        if counts := model.labels.get(prompt.name):
-            for note in counts.list_problems():
-                progress.warn(f"prompt {prompt.name}: {note}")
+        counts = model.labels.get(prompt.name)
+        if counts is None:
+            continue
+        for problem in counts.list_problems():
+            progress.warn(f"prompt {prompt.name}: {problem}")
 
 
 def _choose_best(
-    candidates: Candidates, judgments: Sequence[Judgment], depth: int
+    candidates: Candidates,
+    judgments: Sequence[Judgment],
+    depth: int,
 ) -> list[tuple[Topic, str]]:
     """Return the `depth` best judged documents of each topic.
 
     The task's weights decide: the run's weights must not change which requests are made.
     """
-    judged, task, work = group_judgments(judgments), candidates.task, []
-    for topic, ranking in zip(candidates.topics, candidates.list_rankings(), strict=True):
-        grades = judged.get(topic.id, {})
-        ranked = rank_by_judgment(
-            rank_by_first_stage(ranking), grades, task.objectives["both"], task.aspects
+    task = candidates.task
+    judged = group_judgments(judgments)
+
+    best: list[tuple[Topic, str]] = []
+    for topic, candidates_of_topic in zip(
+        candidates.topics, candidates.list_rankings(), strict=True
+    ):
+        of_topic = judged[topic.id]
+        ranking = rank_by_judgment(
+            rank_by_first_stage(candidates_of_topic),
+            of_topic,
+            task.objectives["both"],
+            task.aspects,
         )
-        best = [document.document_id for document in ranked if document.document_id in grades]
-        work += [(topic, document_id) for document_id in best[:depth]]
-    return work
+        document_ids = [scored.document_id for scored in ranking]
+        judged_ids = [document_id for document_id in document_ids if document_id in of_topic]
+        best.extend((topic, document_id) for document_id in judged_ids[:depth])
+    return best
