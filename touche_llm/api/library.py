@@ -17,7 +17,6 @@ from touche_llm.api import rank as ranking
 from touche_llm.api import retrieve as retrieval
 from touche_llm.api.corpora import DenseCorpus, open_local_corpus
 from touche_llm.api.dataset import Dataset
-from touche_llm.api.judge import Judgments
 from touche_llm.api.language_model import LanguageModel
 from touche_llm.api.opening import open_pooling
 from touche_llm.api.progress import ForwardedProgress, Progress, default_progress
@@ -28,6 +27,7 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import ToucheWarning, UsageError, Warn
 from touche_llm.judging.grades import check_judgments
 from touche_llm.judging.queries import QueryExpander
+from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.llm.settings import CacheConfig

@@ -25,13 +25,13 @@ from dataclasses import KW_ONLY, dataclass, replace
 import pandas as pd
 
 from touche_llm.api import library
-from touche_llm.api.judge import Judgments
 from touche_llm.api.language_model import LanguageModel
 from touche_llm.api.rank import list_result_columns
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.data.topics.reading import make_topic
 from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra, shorten
+from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts

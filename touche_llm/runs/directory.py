@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from touche_llm.api.judge import Judgments
 from touche_llm.api.rank import Ranking
 from touche_llm.api.retrieve import add_objects
 from touche_llm.config.configuration import PURPOSES, Config
@@ -33,6 +32,7 @@ from touche_llm.data.records import (
 from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.grades import check_judgments
+from touche_llm.judging.result import Judgments
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.record import STAGES, RunRecord, StageName, StageRecords

@@ -12,7 +12,6 @@ from string import ascii_uppercase
 from types import SimpleNamespace
 
 from touche_llm.api.corpora import open_run_corpus
-from touche_llm.api.judge import Judgments
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
 from touche_llm.config.task_copies import find_copy
@@ -21,6 +20,7 @@ from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.judging.result import Judgments
 from touche_llm.kinds.pairs.documents import split_pair
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from touche_llm.api.corpora import DenseCorpus
-from touche_llm.api.judge import Judgments, judge
+from touche_llm.api.judge import judge
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import Progress
 from touche_llm.api.rank import Ranking, rank
@@ -23,6 +23,7 @@ from touche_llm.engines.use import ModelRecord, PoolingUse
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.grades import mean_off_label_mass
 from touche_llm.judging.queries import QueryExpander
+from touche_llm.judging.result import Judgments
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.llm.model import ModelClient
