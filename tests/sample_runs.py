@@ -68,7 +68,7 @@ def config_for(folder: Path, **flags: Any) -> Config:
         "index": folder / "index",
     }
     given |= {"cache.file": folder / "answers.sqlite", "engine.retry_for": 1.0}
-    if get_task(flags.get("task", "comparative")).stance_question is not None:
+    if "stance" in get_task(flags.get("task", "comparative")).questions:
         given["stance.depth"] = 0  # one question a document, unless a test asks for more
     return load_config(
         None, given | {name.replace("__", "."): value for name, value in flags.items()}

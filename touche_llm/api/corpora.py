@@ -15,14 +15,15 @@ from touche_llm.api.progress import Progress
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import index_folder
 from touche_llm.corpus.ir_dataset import dataset_index
-from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
+from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics.reading import build_query
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.recorder import RecordingEngine
 from touche_llm.engines.use import PoolingUse
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
-from touche_llm.kinds.pairs.documents import PairDocuments
+from touche_llm.kinds.known import get_kind
+from touche_llm.kinds.search_space import SearchSpace
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord, FirstStage
@@ -34,8 +35,8 @@ from touche_llm.retrieval.dense import (
 )
 from touche_llm.retrieval.first_stages import RetrieverConfig
 from touche_llm.retrieval.registry import EngineInputs, StageInputs
-from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.retrieval.settings import QueryField
+from touche_llm.settings.section import Section
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import sanitize
 
@@ -47,7 +48,7 @@ class LocalCorpus(Corpus):
         store: Store of the documents.
         retriever: First stage.
         retriever_settings: Settings that the first stage declares.
-        sentences: Settings of sentence retrieval; None if documents are retrieved.
+        space: What the first stage searches of the store, and what a run ranks of it.
         warn: Receives notices; None if an index may be opened, but not built.
     """
 
@@ -57,7 +58,7 @@ class LocalCorpus(Corpus):
         task: Task,
         store: DocumentStore,
         retriever: RetrieverConfig,
-        sentences: SentenceSettings | None,
+        space: SearchSpace,
         warn: Warn | None,
         retriever_settings: Any = None,
     ) -> None:
@@ -66,7 +67,7 @@ class LocalCorpus(Corpus):
         self.store = store
         self.retriever = retriever
         self.retriever_settings = retriever_settings
-        self.sentences = sentences
+        self.space = space
         self.warn = warn
 
         manifest = store.manifest
@@ -75,19 +76,16 @@ class LocalCorpus(Corpus):
             sha256=manifest.sha256,
             documents=manifest.documents,
             bad_lines=manifest.bad_lines,
-            sentences=None if task.sentence_question is None else manifest.parts,
+            sentences=manifest.parts if task.sentence_aspects else None,
         )
-        self.candidates = store
-        self.documents = store
-        if task.sentence_question is not None:
-            self.candidates = store.parts
-            self.documents = PairDocuments(store.parts)
+        self.candidates = self.space.candidates
+        self.documents = self.space.documents
         self.empty = (
             "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
             "than half of its documents (`retriever.method: lucene` scores those too)"
         )
-        if sentences is not None:
-            self.empty += "; or no sentence can stand alone (sentences.least_words, most_chars)"
+        if self.space.nothing_found is not None:
+            self.empty += f"; or {self.space.nothing_found}"
 
     async def search(
         self,
@@ -98,37 +96,22 @@ class LocalCorpus(Corpus):
     ) -> list[list[Candidate]]:
         """Search the index, built first if it is missing; see the base class."""
         stages = self.open_first_stages()
-        if self.sentences is None:
-            found = stages[0].retrieve(topics, fields=fields, depth=depth)
-        else:
-            found = retrieve_sentences(
-                topics,
-                stages[0],
-                stages[1],
-                self.store.parts,
-                self.sentences,
-                fields,
-            )
-
         rankings: list[list[Candidate]] = []
-        for ranking in found:
+        for ranking in self.space.search(topics, stages, fields, depth):
             rankings.append(ranking)
             done()
         return rankings
 
-    def open_first_stages(self) -> list[FirstStage]:
-        """Open the index of the documents and, if pairs are made, that of the sentences.
+    def limit(self, ranking: list[Candidate], depth: int) -> list[Candidate]:
+        """Return the best candidates of a fused ranking; see the base class."""
+        return self.space.limit(ranking, depth)
 
-        Missing ones are built.
-        """
+    def open_first_stages(self) -> list[FirstStage]:
+        """Open the index of each table that is searched; missing ones are built."""
         open_stage = self.retriever.kind.open_stage
         assert open_stage is not None, "else the corpus is searched in another way"
-        tables: list[TextTable] = [self.store]
-        if self.task.sentence_question is not None:
-            tables.append(self.store.parts)
-
         stages: list[FirstStage] = []
-        for table in tables:
+        for table in self.space.tables:
             inputs = StageInputs(
                 table=table,
                 bm25=self.retriever.bm25,
@@ -161,7 +144,7 @@ def open_run_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
         task,
         skip_bad_lines=config.skip_bad_lines,
         retriever=config.retriever,
-        sentences=config.sentences,
+        search_settings=config.search_settings,
         warn=warn,
         retriever_settings=config.retriever_settings,
     )
@@ -175,7 +158,7 @@ def open_local_corpus(
     skip_bad_lines: bool,
     warn: Warn,
     retriever: RetrieverConfig = RetrieverConfig(),  # noqa: B008, frozen
-    sentences: SentenceSettings | None = None,
+    search_settings: Section | None = None,
     retriever_settings: Any = None,
 ) -> LocalCorpus:
     """Open a corpus on disk, or an index without its corpus.
@@ -190,23 +173,23 @@ def open_local_corpus(
         skip_bad_lines: Whether to leave out lines that are not documents.
         warn: Receives notices.
         retriever: First stage.
-        sentences: Settings of sentence retrieval; None for the defaults.
+        search_settings: Section that the kind of the task declares for its search; None for the
+            defaults.
         retriever_settings: Settings that the first stage declares.
 
     Raises:
         DataError: The corpus cannot be read, or belongs to another task.
         UsageError: Neither a corpus nor an index is given.
     """
+    kind = get_kind(task)
     store = _open_store(corpus, index, task, skip_bad_lines=skip_bad_lines, warn=warn)
     _check_store(store, task)
 
-    if task.sentence_question is not None and sentences is None:
-        sentences = SentenceSettings()
     return LocalCorpus(
         task=task,
         store=store,
         retriever=retriever,
-        sentences=sentences,
+        space=kind.open_space(store, search_settings),
         warn=None if corpus is None else warn,
         retriever_settings=retriever_settings,
     )
@@ -247,7 +230,7 @@ def _find_default_folder(corpus: Path | str) -> Path:
 def _check_store(store: DocumentStore, task: Task) -> None:
     """Close a store and raise DataError if it has no sentences, and the task needs them, or vice versa."""
     has_sentences = bool(store.manifest.parts)
-    needs_sentences = task.sentence_question is not None
+    needs_sentences = bool(task.sentence_aspects)
     if has_sentences == needs_sentences:
         return
 
@@ -295,7 +278,7 @@ class DenseCorpus(LocalCorpus):
             task=corpus.task,
             store=corpus.store,
             retriever=corpus.retriever,
-            sentences=None,
+            space=corpus.space,
             warn=corpus.warn,
             retriever_settings=settings,
         )

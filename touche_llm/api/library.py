@@ -29,7 +29,7 @@ from touche_llm.judging.grades import check_judgments
 from touche_llm.judging.queries import QueryExpander
 from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
-from touche_llm.kinds.pairs.settings import PairSettings
+from touche_llm.kinds.known import get_kind
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.leakage import check_examples
@@ -208,8 +208,8 @@ async def retrieve(
     Args:
         topics: Topics to search for.
         corpus: Corpus to search.
-        depth: Maximum number of documents per topic; for sentence pairs, the number of sentences
-            judged at a time.
+        depth: Maximum number of documents per topic; of sentences that documents are made of, the
+            number judged at a time.
         fields: Fields of a topic that make the query: title, description, narrative, objects.
         expand_with: Model that expands the queries; None to search with the topics' own queries
             only.
@@ -252,11 +252,11 @@ async def judge(
     prompt: str | None = None,
     prompts: Mapping[str, str] | None = None,
     stance: StanceSettings | None = None,
-    pairs: PairSettings | None = None,
+    judging_settings: Section | None = None,
     judge_per: JudgePer = "document",
     progress: Progress | None = None,
 ) -> Judgments:
-    """Judge candidates; of sentences, make pairs and judge these.
+    """Judge candidates, or the documents that the kind of their task makes of them.
 
     Args:
         candidates: Candidates of `retrieve`, of a frame or of a run file.
@@ -264,7 +264,8 @@ async def judge(
         prompt: Judge prompt: a name or the path of a `.jinja` file; None for the task's own.
         prompts: Prompts of other purposes: objects, sentence, stance.
         stance: Settings of the stance prompt; None for the defaults.
-        pairs: Settings of sentence pairs; None for the defaults.
+        judging_settings: Settings that the kind of the task declares, as `PairSettings` for pairs
+            of sentences; None for the defaults.
         judge_per: `field` for one request for each field of the answer instead of one for each
             document.
         progress: Display of the progress; None for a bar in a terminal, else a line every ten
@@ -279,7 +280,7 @@ async def judge(
     assert progress is not None
     task = candidates.task
     stance = read_settings(StanceSettings, stance, "stance")
-    pairs = read_settings(PairSettings, pairs, "pairs")
+    judging_settings = get_kind(task).read_judging_settings(judging_settings)
     needed = list_judging_purposes(task, candidates.topics, stance.depth)
     given = {**(prompts or {}), **({} if prompt is None else {"judge": prompt})}
     if judge_per not in get_args(JudgePer):
@@ -287,7 +288,12 @@ async def judge(
     allowed = ("judge", "objects", "sentence", "stance")
     loaded = _load_prompts(task, needed, given, allowed, candidates.topics, progress, judge_per)
     return await judging.judge(
-        candidates, loaded, model.builder, progress, stance=stance, pairs=pairs
+        candidates,
+        loaded,
+        model.builder,
+        progress,
+        stance=stance,
+        judging_settings=judging_settings,
     )
 
 
@@ -305,8 +311,7 @@ async def rank(
     """Rank candidates by their judgments, and the best of them by comparisons.
 
     Args:
-        candidates: Candidates to rank; for sentence pairs, the pairs of the judgments are ranked
-            instead.
+        candidates: Candidates to rank; if documents were made of them, those are ranked instead.
         judgments: Judgments of the candidates.
         steps: Steps in order: `judge`, then others with a number of documents, such as
             `pairwise:10`.

@@ -6,15 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import Progress
-from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
+from touche_llm.data.records import Failure, Objects, Queries, Topic
 from touche_llm.errors import shorten
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.corpus import Corpus
-from touche_llm.retrieval.sentences import select_distinct
 from touche_llm.retrieval.settings import QueryField
-from touche_llm.text.analysis import Analyzer
 
 if TYPE_CHECKING:
     pass
@@ -39,8 +36,8 @@ async def retrieve(
 ) -> Candidates:
     """Retrieve the candidates of each topic.
 
-    At most `depth` documents per topic are found; if pairs are made, that many sentences are judged
-    at a time.
+    At most `depth` documents per topic are found; of sentences that documents are made of, that many
+    are judged at a time.
     """
     queries: Sequence[Queries] = ()
     failures: Sequence[Failure] = ()
@@ -63,7 +60,7 @@ async def retrieve(
                 rankings[place] = fuse_candidates(
                     [rankings[place], *others], weights, expander.settings.k
                 )
-        rankings = _cut(rankings, corpus, depth)
+        rankings = [corpus.limit(ranking, depth) for ranking in rankings]
     if not any(rankings):
         raise NoCandidates(corpus.empty)
     found = normalise_rankings(rankings)
@@ -87,15 +84,3 @@ def warn_of_empty(candidates: Candidates, progress: Progress) -> None:
 def list_empty(candidates: Candidates) -> list[str]:
     """Return the ids of the topics without candidates."""
     return [topic.id for topic in candidates.topics if not candidates.rankings.get(topic.id)]
-
-
-def _cut(rankings: list[list[Candidate]], corpus: Corpus, depth: int) -> list[list[Candidate]]:
-    """Return fused rankings, cut to the depth or, if pairs are made, to distinct sentences."""
-    if isinstance(corpus, LocalCorpus) and corpus.sentences is not None:
-        # The ranking of one query has no near-duplicates, but two queries can find the same text.
-        analyzer = Analyzer()
-        return [
-            select_distinct(ranking, corpus.store.parts, corpus.sentences, analyzer)
-            for ranking in rankings
-        ]
-    return [ranking[:depth] for ranking in rankings]

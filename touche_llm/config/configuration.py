@@ -6,6 +6,7 @@ See `config.files` for files.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
@@ -15,7 +16,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, model
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import ExtensionError, list_fields
 from touche_llm.judging.stance_labels import StanceSettings
+from touche_llm.kinds.known import KINDS, get_kind
 from touche_llm.kinds.pairs.settings import PairSettings
+from touche_llm.kinds.registry import Kind, KindSection
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import PromptsConfig
@@ -194,7 +197,7 @@ class BaseConfig(Section):
     expansion: Annotated[ExpansionSettings, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = (
         ExpansionSettings()
     )
-    # Only for tasks that rank pairs of sentences.
+    # Only for tasks of the kind `pairs`.
     sentences: Annotated[SentenceSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = None
     pairs: Annotated[PairSettings | None, Scope.JUDGE, AnswerKey.STAYS_OUT] = None
     # Only with ChatNoir as first stage.
@@ -215,10 +218,8 @@ class BaseConfig(Section):
     @model_validator(mode="after")
     def _check_task(self) -> Self:
         task = get_task(self.task)
-        if self.sentences is None and self.depth > task.documents_per_topic.max:
-            raise ValueError(
-                f"depth: {task.name} takes at most {task.documents_per_topic.max} documents per topic"
-            )
+        kind = get_kind(task)
+        self._check_length(task, kind)
         for name in self.weights:
             if name not in task.weight_names:
                 raise ValueError(
@@ -229,15 +230,10 @@ class BaseConfig(Section):
                 f"weights: {', '.join(self.weights)} are all 0; give at least one above 0"
             )
         check_balance(self.steps, task.sides, "rank")
-        if task.sentence_question is None and (self.sentences or self.pairs):
-            raise ValueError(f"sentences, pairs: {task.name} does not rank pairs of sentences")
-        if self.sentences and self.depth > self.sentences.pool:
+        self._check_kind_sections(task, kind)
+        if self.depth > self.first_stage_depth:
             raise ValueError(
-                f"depth: more than the {self.sentences.pool} sentences of sentences.pool"
-            )
-        if self.pairs and self.pairs.most > task.documents_per_topic.max:
-            raise ValueError(
-                f"pairs.most: {task.name} takes at most {task.documents_per_topic.max} pairs per topic"
+                f"depth: more than the {self.first_stage_depth} {kind.candidate_noun} of {kind.pool_setting}"
             )
         self._check_first_stage(task)
         self._check_stance(task)
@@ -246,6 +242,34 @@ class BaseConfig(Section):
                 "expansion: the candidates come from a run, so there is no search; leave one of them out"
             )
         return self
+
+    def _check_length(self, task: Task, kind: Kind) -> None:
+        """Raise ValueError if rankings may be longer than the task allows."""
+        length = self._get_number(kind.length_setting)
+        longest = task.documents_per_topic.max
+        if length is not None and length > longest:
+            raise ValueError(
+                f"{kind.length_setting}: {task.name} takes at most {longest} {kind.noun} per topic"
+            )
+
+    def _check_kind_sections(self, task: Task, kind: Kind) -> None:
+        """Raise ValueError if a section of another kind of task has settings."""
+        for other in KINDS.values():
+            sections = [name for name in other.sections if name not in kind.sections]
+            if any(getattr(self, name) is not None for name in sections):
+                raise ValueError(
+                    f"{', '.join(sections)}: {task.name} is of the kind {kind.name}, not {other.name}; "
+                    "leave the section out"
+                )
+
+    def _get_number(self, setting: str) -> int | None:
+        """Return the value of a setting by its dotted name; None if its section is missing."""
+        section, _, name = setting.rpartition(".")
+        settings = getattr(self, section) if section else self
+        if settings is None:
+            return None
+        number: int = getattr(settings, name)
+        return number
 
     def _check_first_stage(self, task: Task) -> None:
         """Raise ValueError if the retriever cannot search the documents, or has the settings of another one."""
@@ -281,7 +305,7 @@ class BaseConfig(Section):
                 else f"{task.name} has no stances"
             )
             raise ValueError(f"stance: {why}; leave the section out")
-        if self.stance.depth and task.stance_question is None:
+        if self.stance.depth and "stance" not in task.questions:
             raise ValueError(f"stance.depth: {task.name} has no stance prompt; leave it out")
         for label in self.stance.thresholds:
             if label not in task.no_stances:
@@ -303,8 +327,23 @@ class BaseConfig(Section):
 
     @property
     def first_stage_depth(self) -> int:
-        """Number of documents, or of sentences if pairs are made of them, that the first stage finds per topic."""
-        return self.depth if self.sentences is None else self.sentences.pool
+        """Number of candidates per topic that the first stage finds."""
+        pool = self._get_number(get_kind(get_task(self.task)).pool_setting)
+        return self.depth if pool is None else pool
+
+    @property
+    def search_settings(self) -> Section | None:
+        """The section that the kind of the task declares for its search; None if it declares none."""
+        return self._get_section(get_kind(get_task(self.task)).search_section)
+
+    @property
+    def judging_settings(self) -> Section | None:
+        """The section that the kind of the task declares for its judging; None if it declares none."""
+        return self._get_section(get_kind(get_task(self.task)).judging_section)
+
+    def _get_section(self, section: KindSection | None) -> Section | None:
+        """Return a section that a kind of task declares."""
+        return None if section is None else getattr(self, section.name)
 
     @property
     def fitted_on(self) -> tuple[str, ...]:
@@ -329,21 +368,66 @@ class BaseConfig(Section):
         return parse_steps(self.rank)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeclaredSection:
+    """A section that a first stage or a kind of task declares.
+
+    Attributes:
+        name: Name of the section.
+        settings: Type of the section.
+        scope: What its settings decide.
+        owner: What declares it, for messages.
+    """
+
+    name: str
+    settings: type[Section]
+    scope: Scope
+    owner: str
+
+
+def _list_declared_sections() -> list[_DeclaredSection]:
+    """Return the sections of all first stages and kinds of task, each once."""
+    sections: list[_DeclaredSection] = []
+    for name, settings in SECTIONS.items():
+        sections.append(
+            _DeclaredSection(
+                name=name,
+                settings=settings,
+                scope=Scope.RETRIEVE,
+                owner="a first stage",
+            )
+        )
+    for kind in KINDS.values():
+        of_search = (kind.search_section, Scope.RETRIEVE)
+        of_judging = (kind.judging_section, Scope.JUDGE)
+        for section, scope in (of_search, of_judging):
+            if section is not None:
+                sections.append(
+                    _DeclaredSection(
+                        name=section.name,
+                        settings=section.settings,
+                        scope=scope,
+                        owner=f"the kind of task {kind.name}",
+                    )
+                )
+    return sections
+
+
 def _make_config_type() -> type[BaseConfig]:
-    """Return the type of a configuration, with a section for each first stage that has settings.
+    """Return the type of a configuration, with the sections of first stages and kinds of task.
 
     Raises:
         ExtensionError: A section has the name of another setting.
     """
     fields: dict[str, Any] = {}
-    for section, settings in SECTIONS.items():
-        known = BaseConfig.model_fields.get(section)
-        if known is None:
-            kind = Annotated[settings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT]  # type: ignore[valid-type]
-            fields[section] = (kind, None)
-        elif settings not in get_args(known.annotation):
+    for section in _list_declared_sections():
+        known = BaseConfig.model_fields.get(section.name)
+        if known is None and section.name not in fields:
+            annotation = Annotated[section.settings | None, section.scope, AnswerKey.STAYS_OUT]  # type: ignore[name-defined]
+            fields[section.name] = (annotation, None)
+        elif known is None or section.settings not in get_args(known.annotation):
             raise ExtensionError(
-                f"{section}: section of a first stage with the name of another setting; name it otherwise"
+                f"{section.name}: section of {section.owner} with the name of another setting; name it otherwise"
             )
     return create_model(
         "Config",

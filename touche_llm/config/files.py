@@ -8,14 +8,15 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from touche_llm.config.configuration import Config, flatten, is_one_of
 from touche_llm.config.origins import ARGUMENT, LoadedConfig, OriginKind, Origins, ValueOrigin
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError, describe_first_problem
-from touche_llm.kinds.pairs.settings import PairSettings
+from touche_llm.kinds.known import get_kind
+from touche_llm.kinds.registry import Kind
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.retrieval.first_stages import RETRIEVERS, SECTIONS
 from touche_llm.settings.section import set_values
@@ -262,18 +263,26 @@ def _complete_weights(
 
 
 def _complete_sections(values: dict[str, Any], task: Task) -> None:
-    """Add the sections that the task has, and the limits of a ranking that its own limit is below."""
+    """Add the sections that the task has, and its maximum length of a ranking."""
     if task.no_stances:
         values["stance"] = values.get("stance") or {}
-    if task.sentence_question is not None:
-        for section in ("sentences", "pairs"):
-            values[section] = values.get(section) or {}
-        if isinstance(values["pairs"], dict):
-            values["pairs"].setdefault(
-                "most", min(PairSettings().most, task.documents_per_topic.max)
-            )
-    elif values.get("depth") is None:
-        values["depth"] = min(Config.model_fields["depth"].default, task.documents_per_topic.max)
+    kind = get_kind(task)
+    for section in kind.sections:
+        values[section] = values.get(section) or {}
+    _complete_length(values, task, kind)
+
+
+def _complete_length(values: dict[str, Any], task: Task, kind: Kind) -> None:
+    """Add the maximum length of a ranking: the default, or the task's maximum if that is less."""
+    section, _, name = kind.length_setting.rpartition(".")
+    target = values
+    settings: type[BaseModel] = Config
+    if section:
+        target = values[section]
+        settings = kind.sections[section]
+    # Another value than a section of names is an error when the configuration is made.
+    if isinstance(target, dict) and target.get(name) is None:
+        target[name] = min(settings.model_fields[name].default, task.documents_per_topic.max)
 
 
 def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:

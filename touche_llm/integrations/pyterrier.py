@@ -33,11 +33,12 @@ from touche_llm.data.topics.reading import make_topic
 from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra, shorten
 from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
-from touche_llm.kinds.pairs.settings import PairSettings
+from touche_llm.kinds.known import get_kind
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
 from touche_llm.retrieval.settings import QueryField
+from touche_llm.settings.section import Section
 from touche_llm.tasks import get_task
 from touche_llm.tasks.parts import FIRST_STAGE
 from touche_llm.tasks.task import Task
@@ -130,7 +131,7 @@ def read_judgments(frame: pd.DataFrame, task: Task) -> list[Judgment]:
     """Return the judgments that `LLMJudge` wrote to a frame; rows without grades have none."""
     judgments = []
     for row in frame.to_dict("records"):
-        # Pairs that inherit the grades of their sentences have no coherence.
+        # Documents that inherit the grades of their sentences may lack some.
         if grades := {
             name: float(row[name]) for name in task.question.grades if not pd.isna(row[name])
         }:
@@ -203,15 +204,15 @@ class LLMJudge(pt.Transformer):
 
     Args:
         model: Model, open when the transformer is used.
-        source: Name of the task, whose documents are in the column `text`; or the corpus, as pairs
-            need it.
+        source: Name of the task, whose documents are in the column `text`; or the corpus, which
+            tasks need that make documents of sentences.
         depth: Number of candidates per topic to judge; all if None.
         prompts: Prompts by purpose, for example `{"judge": "mine.jinja"}`; None for the task's own.
-        pairs: Settings of sentence pairs; None for the defaults.
+        judging_settings: Settings that the kind of the task declares; None for the defaults.
         options: Weights and settings of the stance.
 
     Raises:
-        UsageError: The task is unknown, or ranks pairs of sentences, which are made of a corpus.
+        UsageError: The task is unknown, or makes its documents of the sentences of a corpus.
     """
 
     model: LanguageModel
@@ -219,7 +220,7 @@ class LLMJudge(pt.Transformer):
     _: KW_ONLY
     depth: int | None = None
     prompts: Mapping[str, str] | None = None
-    pairs: PairSettings | None = None
+    judging_settings: Section | None = None
     options: library.RankOptions = library.RankOptions()
 
     def __post_init__(self) -> None:
@@ -229,7 +230,7 @@ class LLMJudge(pt.Transformer):
         return f"LLMJudge({_find_task(self.source).name})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the documents ranked by their grades; pairs, if the task ranks pairs of sentences.
+        """Return the documents ranked by their grades: those of the frame, or made of these.
 
         Added or replaced are `score`, `rank`, `stance`, `stance_source`, the grades, `p_LABEL` for
         the probability of each stance, `first_stage` for the score before, and `objects` if the
@@ -254,7 +255,11 @@ class LLMJudge(pt.Transformer):
         candidates = read_candidates(frame, self.source, depth=self.depth)
         stance = self.options.stance
         judgments = library.judge(
-            candidates, self.model, prompts=self.prompts, stance=stance, pairs=self.pairs
+            candidates,
+            self.model,
+            prompts=self.prompts,
+            stance=stance,
+            judging_settings=self.judging_settings,
         )
         ranking = library.rank(candidates, judgments, options=self.options)
         _warn_of_failures(self, len(judgments.failures))
@@ -265,7 +270,7 @@ class LLMJudge(pt.Transformer):
             results["objects"] = results["qid"].map(
                 {topic.id: topic.objects for topic in judged.topics}
             )
-        if not judged.are_pairs:
+        if not judged.are_made:
             return _merge(frame, results, KEYS)
         topics = frame[
             [*pt.model.query_columns(frame), *(name for name in TOPIC_COLUMNS if name in frame)]
@@ -284,8 +289,8 @@ class LLMRerank(pt.Transformer):
     Args:
         model: Model, open when the transformer is used; None if no step compares documents.
         steps: Steps in order, with a number of documents, such as `pairwise:10`.
-        source: Name of the task, whose documents are in the column `text`; or the corpus, as pairs
-            need it.
+        source: Name of the task, whose documents are in the column `text`; or the corpus, which
+            tasks need that make documents of sentences.
         prompts: Prompts of the comparisons: best, order.
         options: Objective, weights and settings of the steps.
 
@@ -334,7 +339,7 @@ class LLMRerank(pt.Transformer):
         candidates = read_candidates(
             frame, self.source, FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
         )
-        candidates = replace(candidates, are_pairs=task.sentence_question is not None)
+        candidates = replace(candidates, are_made=get_kind(task).makes_documents)
         lacking = [topic.id for topic in candidates.topics if topic.objects is None]
         if self.model is not None and task.objects_answer is not None and lacking:
             message = f"{self}: no objects, so no comparisons, for {len(lacking)} topics: {shorten(lacking)}"
@@ -357,9 +362,10 @@ class LLMRerank(pt.Transformer):
 def _find_task(source: str | Corpus) -> Task:
     """Return the task of a name or a corpus; raise UsageError if the task needs a corpus."""
     task = source.task if isinstance(source, Corpus) else get_task(source)
-    if task.sentence_question is not None and not isinstance(source, Corpus):
+    kind = get_kind(task)
+    if kind.makes_documents and not isinstance(source, Corpus):
         raise UsageError(
-            f"source: {task.name} ranks pairs of sentences, which are made of a corpus; give the corpus"
+            f"source: {task.name} ranks {kind.noun} of sentences, which are made of a corpus; give the corpus"
         )
     return task
 

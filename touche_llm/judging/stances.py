@@ -31,7 +31,6 @@ async def judge_stances(
     With `both_orders`, those of both orders of a topic's two objects are averaged, unless one has
     no usable answer. Readings and failures are in the order of `work`.
     """
-    assert task.stance_question is not None
     topics = {topic.id: topic for topic, _ in work}
     requests: list[tuple[Topic, str, Prompt]] = []
     # All requests of one order come together because prompts begin with the objects, which a prefix
@@ -45,7 +44,7 @@ async def judge_stances(
         ]
     with stage("judging stances", len(requests)) as done:
         found, failures = await send_requests(
-            requests, documents, task.stance_question, builder, done, task.question
+            requests, documents, task.questions["stance"], builder, done, task.question
         )
     readings = [
         _average_replies(topics[topic_id], document_id, replies, task, prompt.label)

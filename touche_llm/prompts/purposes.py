@@ -42,15 +42,9 @@ _TOPIC = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
 
 def purposes_of(task: Task) -> dict[str, Purpose]:
     """Return the purposes of a task's prompts, by name."""
-    questions = {
-        "judge": task.question,
-        "sentence": task.sentence_question,
-        "stance": task.stance_question,
-    }
     found = [
         Purpose(name, question.template_variables, _choose_answer(question), question=question)
-        for name, question in questions.items()
-        if question is not None
+        for name, question in task.questions.items()
     ]
     if (build := task.objects_answer) is not None:
         found.append(
@@ -101,9 +95,9 @@ def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int
     needed = ["judge"]
     if task.objects_answer is not None and any(topic.objects is None for topic in topics):
         needed.append("objects")
-    if task.sentence_question is not None:
+    if "sentence" in task.questions:
         needed.append("sentence")
-    if task.stance_question is not None and stance_depth:
+    if "stance" in task.questions and stance_depth:
         needed.append("stance")
     return needed
 

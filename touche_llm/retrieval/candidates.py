@@ -66,7 +66,7 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Candidates:
-    """Candidates of topics: documents, sentences to make pairs of, or pairs.
+    """Candidates of topics: documents, or sentences that documents are made of.
 
     Attributes:
         task: Task of the run.
@@ -77,7 +77,7 @@ class Candidates:
             scores.
         depth: Number of candidates per topic to judge; of sentences, the number judged at a time.
         source: Where the candidates come from, for messages.
-        are_pairs: Whether they are pairs of sentences.
+        are_made: Whether they are documents that were made of sentences, as pairs are.
         queries: Additional queries that were searched for.
         failures: Failures of query expansion, whose topics were searched for with their own query
             only.
@@ -89,7 +89,7 @@ class Candidates:
     rankings: Mapping[str, list[Candidate]]
     depth: int
     source: str = "candidates"
-    are_pairs: bool = False
+    are_made: bool = False
     queries: Sequence[Queries] = ()
     failures: Sequence[Failure] = ()
 
@@ -102,13 +102,14 @@ class Candidates:
 
     def __repr__(self) -> str:
         count = sum(map(len, self.rankings.values()))
-        return f"<Candidates: {count:,} {'pairs' if self.are_pairs else 'candidates'} of {len(self.topics):,} topics>"
+        noun = self.task.kind if self.are_made else "candidates"
+        return f"<Candidates: {count:,} {noun} of {len(self.topics):,} topics>"
 
     @property
     def documents(self) -> Documents:
         """Source of the candidates' texts; raises UsageError without a corpus."""
         corpus = self.require_corpus()
-        return corpus.documents if self.are_pairs else corpus.candidates
+        return corpus.documents if self.are_made else corpus.candidates
 
     def require_corpus(self) -> Corpus:
         """Return the corpus; raise UsageError if the candidates have none."""
@@ -129,7 +130,7 @@ class Candidates:
         await corpus.fetch(
             candidate.document_id for ranking in self.rankings.values() for candidate in ranking
         )
-        corpus.check(self.rankings.values(), self.source, ranked=self.are_pairs)
+        corpus.check(self.rankings.values(), self.source, ranked=self.are_made)
 
     def write(self, path: Path | str, *, tag: str = "touche-llm", overwrite: bool = False) -> None:
         """Write a TREC run with `Q0` as stance, atomically.

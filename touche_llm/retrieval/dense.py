@@ -308,7 +308,7 @@ def find_dense_problem(task: Task) -> str:
 
     Those of all sentences would be too many.
     """
-    if task.sentence_question is None:
+    if not task.sentence_aspects:
         return ""
     return (
         f"{task.name} retrieves sentences, and dense and hybrid search whole documents; use bm25, and "

@@ -140,5 +140,5 @@ def find_engine_problem(task: Task) -> str:
     """Return why a task cannot be searched in a search engine with documents; empty if it can."""
     if not task.reads_arguments:
         return ""
-    what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
-    return f"{task.name} ranks {what}; use bm25"
+    what = "sentences" if task.sentence_aspects else "arguments"
+    return f"{task.name} retrieves {what} of args.me; use bm25"

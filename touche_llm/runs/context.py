@@ -171,7 +171,7 @@ class RunContext:
         return {name: self._prompts[name] for name in wanted}
 
     def read_candidates(
-        self, path: Path, depth: int | None = None, *, are_pairs: bool = False
+        self, path: Path, depth: int | None = None, *, are_made: bool = False
     ) -> Candidates:
         """Read up to `depth` candidates of each chosen topic, or all, from a run file.
 
@@ -181,7 +181,7 @@ class RunContext:
         check_topics(path, found, self.file_topics)
         rankings = {topic.id: found[topic.id] for topic in self.topics if topic.id in found}
         return Candidates(
-            self.task, self.topics, None, rankings, self.config.depth, str(path), are_pairs
+            self.task, self.topics, None, rankings, self.config.depth, str(path), are_made
         )
 
     def check_sources(self) -> None:

@@ -24,6 +24,7 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.grades import mean_off_label_mass
 from touche_llm.judging.queries import QueryExpander
 from touche_llm.judging.result import Judgments
+from touche_llm.kinds.known import get_kind
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.llm.model import ModelClient
@@ -92,9 +93,10 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
 
 
 async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments:
-    """Judge the candidates of the folder, or sentences and the pairs made of them.
+    """Judge the candidates of the folder, or the documents that are made of them.
 
-    NoCandidates without a pair.
+    Raises:
+        NoCandidates: No document can be made.
     """
     started = time.monotonic()
     before = count_requests(context.model)
@@ -122,7 +124,7 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
         pairs=pairs,
     )
     record_stage(context, directory, record)
-    _check_pairs(judgments, directory)
+    _check_made(judgments, directory)
     return judgments
 
 
@@ -185,7 +187,7 @@ async def compute_stage(
             else:
                 candidates = read_first_stage(context, directory)
             judgments = await _judge_candidates(context, candidates)
-            _check_pairs(judgments, directory)
+            _check_made(judgments, directory)
             return judgments
         case "rank":
             if isinstance(earlier, Judgments):
@@ -203,7 +205,7 @@ async def _judge_candidates(context: RunContext, candidates: Candidates) -> Judg
         context.builder,
         context.progress,
         stance=context.config.stance,
-        pairs=context.config.pairs,
+        judging_settings=context.config.judging_settings,
     )
 
 
@@ -236,13 +238,11 @@ def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates
     return candidates
 
 
-def _check_pairs(judgments: Judgments, directory: RunDirectory) -> None:
-    """Raise NoCandidates if pairs were to be made and none was."""
-    if judgments.sentences is not None and not any(judgments.candidates.list_rankings()):
-        raise NoCandidates(
-            f"{directory.sentences_file}: no topic has two sentences on one side, so there is no pair; read the "
-            "judgments of the sentences there, or set pairs.no_side_above higher"
-        )
+def _check_made(judgments: Judgments, directory: RunDirectory) -> None:
+    """Raise NoCandidates if documents were to be made of sentences, and none was."""
+    kind = get_kind(judgments.candidates.task)
+    if kind.makes_documents and not any(judgments.candidates.list_rankings()):
+        raise NoCandidates(f"{directory.sentences_file}: {kind.nothing_made}")
 
 
 def count_requests(model: ModelClient | None) -> Counts:

@@ -89,7 +89,7 @@ class Option:
         metavar: Name of the value in the help; by default that of its type.
         key: Key that the option sets if the field is a dictionary.
         is_file: Whether the option names a file that holds the value.
-        is_pairs: Whether the option sets whole numbers of a section, as `judge=512,stance=0`.
+        is_split: Whether the option sets several whole numbers of a section, as `judge=512,stance=0`.
         is_text: Whether a list is given as one text, which the field's validator splits; by default
             the option repeats.
     """
@@ -101,7 +101,7 @@ class Option:
     key: str = ""
     is_file: bool = False
     is_text: bool = False
-    is_pairs: bool = False
+    is_split: bool = False
 
 
 def set_values(values: dict[str, Any], given: Mapping[str, Any], source: str) -> None:

@@ -20,7 +20,7 @@ MAX_LABELS = 20
 # Objective of a ranking.
 Objective = Literal["relevance", "quality", "both"]
 # What needs code; docs/reference/tasks.md describes each.
-Feature = Literal["objects", "stance_prompt", "pairs", "excerpts"]
+Feature = Literal["objects", "stance_prompt", "excerpts"]
 # Whether the topics of a TIRA collection name the two objects that they compare.
 TiraTopics = Literal["objects", "no_objects"]
 # Label of a sentence that takes no side, beside the labels of the task.

@@ -57,12 +57,6 @@ from touche_llm.tasks.questions import (
 
 _INSTALLED = Path(__file__).parent.parent / "_prompts"
 _CHECKOUT = Path(__file__).parents[2] / "prompts"
-# The feature that needs the template of a purpose.
-_TEMPLATES_OF_FEATURES: Mapping[str, Feature] = {
-    "objects": "objects",
-    "stance": "stance_prompt",
-    "sentence": "pairs",
-}
 
 
 class Task(Model, strict=True):
@@ -71,13 +65,14 @@ class Task(Model, strict=True):
     Attributes:
         name: Name of the task, also of the folder of its templates below `prompts.folder`.
         title: Title for people.
+        kind: Name of the kind of task, as `kinds` registers it.
         features: Features that need code.
         templates: Task of the project whose templates are used where the folder has none.
         corpus: Reader and file names of the corpus.
         aspects: Scale of each aspect that the judge prompt grades, in the order of the answer.
         qrels: Scale of the human judgments of each aspect where it is another than that of the
             prompt.
-        sentence_aspects: Aspects that are graded for single sentences, with the feature `pairs`.
+        sentence_aspects: Aspects that are graded for single sentences, if the kind judges these.
         stance: Stance labels; None if documents have no stance, so that runs have `Q0` in its
             place.
         documents_per_topic: Limits of a ranking.
@@ -88,6 +83,7 @@ class Task(Model, strict=True):
 
     name: Name
     title: Line
+    kind: Name = "documents"
     features: list[Feature] = []
     templates: Name | None = None
     corpus: CorpusDefinition = CorpusDefinition(reader="json_lines")
@@ -135,13 +131,10 @@ class Task(Model, strict=True):
             raise ValueError("weights.both: missing; it is the default objective")
 
     def _check_features(self) -> None:
-        if "pairs" in self.features and not self._can_have_pairs():
+        if self.sentence_aspects and not self.reads_arguments:
             raise ValueError(
-                "features: pairs needs no other feature, `corpus.reader: args_me`, `sentence_aspects`, and stance "
-                f"labels that all take a side, without {NO_SIDE}"
+                "sentence_aspects: needs `corpus.reader: args_me`, whose arguments have sentences"
             )
-        if self.sentence_aspects and "pairs" not in self.features:
-            raise ValueError("sentence_aspects: only with the feature pairs; leave it out")
         if "excerpts" in self.features and self.reads_arguments:
             raise ValueError(
                 "features: excerpts are of web pages, not of arguments (args_me); leave it out"
@@ -152,12 +145,6 @@ class Task(Model, strict=True):
             )
         if self.swapped_stances and "objects" not in self.features:
             raise ValueError("stance.swapped: only with the feature objects; leave it out")
-
-    def _can_have_pairs(self) -> bool:
-        """Return whether pairs of sentences can be made and judged."""
-        if self.features != ["pairs"] or not self.reads_arguments or not self.sentence_aspects:
-            return False
-        return bool(self.stances) and not self.no_stances and NO_SIDE not in self.stances
 
     @property
     def folder(self) -> Path:
@@ -285,14 +272,6 @@ class Task(Model, strict=True):
         return objectives
 
     @property
-    def before_judging(self) -> str:
-        """Name of the content of `candidates.run.txt`.
-
-        Pairs consist of judged sentences, so they are no first stage.
-        """
-        return "pairs before they are judged" if "pairs" in self.features else "first stage"
-
-    @property
     def reads_arguments(self) -> bool:
         """Whether the corpus is args.me, whose arguments have a conclusion and a side.
 
@@ -303,7 +282,7 @@ class Task(Model, strict=True):
     @property
     def document_kind(self) -> DocumentKind:
         """What a document of the corpus is."""
-        if "pairs" in self.features:
+        if self.sentence_aspects:
             return "sentences"
         if self.reads_arguments:
             return "argument"
@@ -364,21 +343,23 @@ class Task(Model, strict=True):
         return self._make_question(answer, position_answer)
 
     @cached_property
-    def stance_question(self) -> Question | None:
-        """Question of the stance prompt; None if there is no such prompt.
+    def questions(self) -> Mapping[str, Question]:
+        """Questions about documents, by the purpose of the prompt.
 
-        It is whether the document takes a `position` (YES or NO, the first of `no_stances`), and
-        which of the other labels is its `stance`.
+        `judge` is about a document. `sentence` is about a sentence of one, if the task has
+        `sentence_aspects`. `stance`, if there is a stance prompt, is whether the document takes a
+        `position` (YES or NO, the first of `no_stances`), and which other label is its `stance`.
         """
-        if "stance_prompt" not in self.features:
-            return None
-        return self._make_question(create_answer("Stance", **self._position_and_side))
+        questions = {"judge": self.question}
+        if self.sentence_aspects:
+            questions["sentence"] = self._make_sentence_question()
+        if "stance_prompt" in self.features:
+            answer = create_answer("Stance", **self._position_and_side)
+            questions["stance"] = self._make_question(answer)
+        return questions
 
-    @cached_property
-    def sentence_question(self) -> Question | None:
-        """Question about a sentence, if the documents are pairs of sentences; else None."""
-        if "pairs" not in self.features:
-            return None
+    def _make_sentence_question(self) -> Question:
+        """Return the question about a sentence."""
         grades = {
             name: scale.grades
             for name, scale in self.aspects.items()
@@ -464,9 +445,12 @@ def load_task(folder: Path) -> Task:
     task = load_yaml(folder / TASK_FILE, Task)
     task._folder = folder
     _require_template(task, "judge", "aspects")
-    for purpose, feature in _TEMPLATES_OF_FEATURES.items():
-        if feature in task.features:
-            _require_template(task, purpose, f"features: {feature}")
+    if "objects" in task.features:
+        _require_template(task, "objects", "features: objects")
+    if "stance_prompt" in task.features:
+        _require_template(task, "stance", "features: stance_prompt")
+    if task.sentence_aspects:
+        _require_template(task, "sentence", "sentence_aspects")
     return task
 
 
