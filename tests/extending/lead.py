@@ -12,9 +12,9 @@ from pydantic import Field
 from touche_llm.data.records import Document
 from touche_llm.judging.result import Judgments
 from touche_llm.kinds.documents import DocumentKind
-from touche_llm.kinds.registry import JudgingInputs, KindSection, register
+from touche_llm.kinds.registry import JudgingInputs, register
 from touche_llm.retrieval.corpus import Documents
-from touche_llm.settings.section import AnswerKey, Option, Section
+from touche_llm.settings.section import AnswerKey, NamedSection, Option, Section
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
@@ -56,7 +56,7 @@ class LeadKind(DocumentKind):
     name = "lead"
     help = "documents, each judged by its first paragraphs"
     reference = "https://doi.org/10.1145/290941.290947"
-    judging_section = KindSection(name="lead", settings=LeadSettings)
+    judging_section = NamedSection(name="lead", settings=LeadSettings)
     order = 100
 
     async def judge(self, inputs: JudgingInputs) -> Judgments:

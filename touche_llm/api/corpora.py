@@ -271,7 +271,7 @@ class DenseCorpus(LocalCorpus):
             UsageError: The retriever cannot search the documents of the task.
         """
         problem = corpus.retriever.kind.find_problem(corpus.task)
-        if problem:
+        if problem is not None:
             raise UsageError(f"retriever.name: {problem}")
 
         super().__init__(

@@ -150,7 +150,10 @@ def _open_search_engine(
         UsageError: No search engine does.
     """
     for kind in RETRIEVERS.values():
-        if kind.open_engine is not None and kind.settings is type(settings):
+        section = kind.section
+        if section is None or kind.open_engine is None:
+            continue
+        if section.settings is type(settings):
             inputs = EngineInputs(task=task, bm25=retriever.bm25, settings=settings, warn=warn)
             return kind.open_engine(inputs)
     raise UsageError(
@@ -165,9 +168,9 @@ def _complete_settings(retriever: RetrieverConfig, settings: Section | None) -> 
     Raises:
         UsageError: The settings are of another type.
     """
-    declared = retriever.kind.settings
-    if declared is not None:
-        return read_settings(declared, settings, "retriever_settings")
+    section = retriever.kind.section
+    if section is not None:
+        return read_settings(section.settings, settings, "retriever_settings")
     if settings is not None:
         raise UsageError(
             f"retriever_settings: the retriever {retriever.name} has no settings of its own"

@@ -18,7 +18,7 @@ from touche_llm.errors import ExtensionError, list_fields
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.kinds.known import KINDS, get_kind
 from touche_llm.kinds.pairs.settings import PairSettings
-from touche_llm.kinds.registry import Kind, KindSection
+from touche_llm.kinds.registry import Kind
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import PromptsConfig
@@ -38,7 +38,7 @@ from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
 from touche_llm.retrieval.first_stages import SECTIONS, RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import ExpansionSettings, to_texts
-from touche_llm.settings.section import AnswerKey, Option, Scope, Section
+from touche_llm.settings.section import AnswerKey, NamedSection, Option, Scope, Section
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.parts import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task
@@ -276,20 +276,21 @@ class BaseConfig(Section):
         name = self.retriever.name
         chosen = self.retriever.kind
         problem = chosen.find_problem(task)
-        if problem:
+        if problem is not None:
             raise ValueError(f"retriever.name: {problem}")
         if chosen.has_documents and (self.corpus or self.index):
             problem = f"{name} has its own documents; leave out corpus and index"
             if chosen.load_corpus is not None:
                 problem += f" (`touche-llm index --retriever {name}` loads a corpus there)"
             raise ValueError(f"retriever.name: {problem}")
-        if chosen.bm25_method not in ("", self.retriever.method):
+        if chosen.bm25_method not in (None, self.retriever.method):
             raise ValueError(
                 f"retriever.method: {name} scores like {chosen.bm25_method}; use {chosen.bm25_method}"
             )
+        needed = None if chosen.section is None else chosen.section.name
         for section in SECTIONS:
             has_section = getattr(self, section) is not None
-            if has_section is not (section == chosen.section):
+            if has_section != (section == needed):
                 raise ValueError(
                     f"{section}: settings of a retriever that is not the chosen one; see `retriever.name`"
                 )
@@ -317,8 +318,7 @@ class BaseConfig(Section):
     @property
     def retriever_settings(self) -> Any:
         """The section of the chosen first stage; None if it has none."""
-        section = self.retriever.kind.section
-        return getattr(self, section) if section else None
+        return self._get_section(self.retriever.kind.section)
 
     @property
     def has_chosen_topics(self) -> bool:
@@ -341,9 +341,12 @@ class BaseConfig(Section):
         """The section that the kind of the task declares for its judging; None if it declares none."""
         return self._get_section(get_kind(get_task(self.task)).judging_section)
 
-    def _get_section(self, section: KindSection | None) -> Section | None:
-        """Return a section that a kind of task declares."""
-        return None if section is None else getattr(self, section.name)
+    def _get_section(self, section: NamedSection | None) -> Section | None:
+        """Return a section that a first stage or a kind of task declares; None if it declares none."""
+        if section is None:
+            return None
+        settings: Section | None = getattr(self, section.name)
+        return settings
 
     @property
     def fitted_on(self) -> tuple[str, ...]:

@@ -227,8 +227,9 @@ def _complete_first_stage(values: dict[str, Any], source: str) -> None:
     retriever = values.get("retriever")
     name = retriever.get("name") if isinstance(retriever, dict) else None
     chosen = RETRIEVERS.get(name) if isinstance(name, str) else None
-    if chosen is not None and chosen.section:
-        values[chosen.section] = values.get(chosen.section) or {}
+    if chosen is not None and chosen.section is not None:
+        section = chosen.section.name
+        values[section] = values.get(section) or {}
     if isinstance(retriever, dict) and chosen is not None and chosen.bm25_method:
         retriever.setdefault("method", chosen.bm25_method)
     if not (chosen is not None and chosen.has_documents) and not values.get("index"):

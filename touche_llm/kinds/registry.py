@@ -19,21 +19,8 @@ from touche_llm.kinds.search_space import SearchSpace
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Documents
-from touche_llm.settings.section import Section, read_settings
+from touche_llm.settings.section import NamedSection, Section, read_settings
 from touche_llm.tasks.task import Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindSection:
-    """A section of the configuration that a kind of task declares.
-
-    Attributes:
-        name: Name of the section.
-        settings: Type of the section.
-    """
-
-    name: str
-    settings: type[Section]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +125,8 @@ class Kind(ABC):
     noun: ClassVar[str] = "documents"
     candidate_noun: ClassVar[str] = "documents"
     makes_documents: ClassVar[bool] = False
-    search_section: ClassVar[KindSection | None] = None
-    judging_section: ClassVar[KindSection | None] = None
+    search_section: ClassVar[NamedSection | None] = None
+    judging_section: ClassVar[NamedSection | None] = None
     length_setting: ClassVar[str] = "depth"
     pool_setting: ClassVar[str] = "depth"
     dry_run_note: ClassVar[str | None] = None

@@ -39,6 +39,19 @@ class Section(Model, metaclass=_SectionType, hide_input_in_errors=True):
     """Section of a configuration."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedSection:
+    """A section that an extension declares.
+
+    Attributes:
+        name: Name of the section in the configuration.
+        settings: Type of the section.
+    """
+
+    name: str
+    settings: type[Section]
+
+
 class Scope(StrEnum):
     """What a setting decides, attached to its field with `Annotated`.
 

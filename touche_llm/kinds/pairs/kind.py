@@ -11,10 +11,10 @@ from touche_llm.kinds.pairs.documents import find_pair_problem, split_pair
 from touche_llm.kinds.pairs.judging import PairJudge
 from touche_llm.kinds.pairs.search_space import PairSpace
 from touche_llm.kinds.pairs.settings import PairSettings
-from touche_llm.kinds.registry import JudgingInputs, Kind, KindSection, register
+from touche_llm.kinds.registry import JudgingInputs, Kind, register
 from touche_llm.retrieval.candidates import normalise_rankings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.settings.section import Section
+from touche_llm.settings.section import NamedSection, Section
 from touche_llm.tasks.parts import NO_SIDE
 from touche_llm.tasks.task import Task
 
@@ -28,8 +28,8 @@ class PairKind(Kind):
     noun = "pairs"
     candidate_noun = "sentences"
     makes_documents = True
-    search_section = KindSection(name="sentences", settings=SentenceSettings)
-    judging_section = KindSection(name="pairs", settings=PairSettings)
+    search_section = NamedSection(name="sentences", settings=SentenceSettings)
+    judging_section = NamedSection(name="pairs", settings=PairSettings)
     length_setting = "pairs.most"
     pool_setting = "sentences.pool"
     dry_run_note = "The number of sentences and pairs depends on the answers too; here every sentence takes a side."
