@@ -390,26 +390,32 @@ async def rank(
             does not have.
         ReplayMiss: The cache of a replay lacks an answer.
     """
-    assert progress is not None
-    task, options = candidates.task, read_settings(RankOptions, options, "options")
-    if (judged := judgments.candidates.task.name) != task.name:
+    assert progress is not None, "the decorator gives one"
+    options = read_settings(RankOptions, options, "options")
+    task = candidates.task
+    judged_task = judgments.candidates.task.name
+    if judged_task != task.name:
         raise UsageError(
-            f"judgments: of the task {judged}, not of {task.name}; give the judgments of these candidates"
+            f"judgments: of the task {judged_task}, not of {task.name}; give the judgments of these candidates"
         )
     check_judgments(judgments.judgments, task.question, "judgments")
-    parsed = read_steps(steps, task)
-    weights = {**task.objectives[options.objective], **options.weights}
-    if unknown := [name for name in weights if name not in task.weight_names]:
-        raise UsageError(
-            f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}"
-        )
+
     if judgments.sentences is None:
         topics = add_objects(candidates.topics, judgments.objects)
         judgments = replace(judgments, candidates=replace(candidates, topics=topics))
-    plan = RankingPlan(task, weights, parsed, options.settings, objective=options.objective)
+    parsed = read_steps(steps, task)
+    plan = RankingPlan(
+        task=task,
+        weights=_complete_weights(options, task),
+        steps=parsed,
+        settings=options.settings,
+        objective=options.objective,
+    )
     if needs_texts(parsed):
         plan = replace(plan, documents=judgments.candidates.documents)
-    if kinds := list_comparison_kinds(parsed):
+
+    kinds = list_comparison_kinds(parsed)
+    if kinds:
         if model is None:
             raise UsageError(
                 f"model: missing; the steps {', '.join(map(str, parsed))} compare documents"
@@ -423,11 +429,27 @@ async def rank(
             progress=progress,
         )
         plan = replace(plan, prompts=loaded, builder=model.builder)
+
     async with AsyncExitStack() as stack:
         if any(step.name == CROSS_ENCODER for step in parsed):
             opened = open_pooling("score", options.settings.cross_encoder, options.cache)
             plan = replace(plan, reranker=await stack.enter_async_context(opened))
         return await ranking.rank(judgments, plan, progress, stance=options.stance)
+
+
+def _complete_weights(options: RankOptions, task: Task) -> dict[str, float]:
+    """Return the weights of a ranking: those of the objective, but for the given ones.
+
+    Raises:
+        UsageError: The task has no weight of a given name.
+    """
+    weights = {**task.objectives[options.objective], **options.weights}
+    unknown = [name for name in weights if name not in task.weight_names]
+    if unknown:
+        raise UsageError(
+            f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}"
+        )
+    return weights
 
 
 def read_steps(steps: Sequence[str], task: Task) -> tuple[Step, ...]:
