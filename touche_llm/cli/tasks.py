@@ -79,7 +79,7 @@ def data(
     rows = []
     with CommandProgress().stage("checking files", len(files)) as step:
         for file in files:
-            rows.append(check_file(file))
+            rows.append(check_file(file)._asdict())
             step()
     emit(output, rows, _CHECKED)
     problems = [f"{row['file']}: {row['problem']}" for row in rows if row["problem"]]

@@ -195,7 +195,7 @@ async def record(config: Config, run: Path, target: Path) -> Recording:
         RunContext(config, SilentProgress()) as context,
     ):
         documents = await _write_documents(context, directory, folder)
-        note = describe_restriction(documents)
+        note = describe_restriction(documents) or ""
         # Paths of templates are relative to the final folder.
         write_config(config, target, folder, note)
         copy_task(context.task, folder)

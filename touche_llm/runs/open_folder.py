@@ -95,7 +95,8 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
         ):
             if corpus is not None:
                 ranked = (line.document_id for ranking in run.rankings.values() for line in ranking)
-                if restriction := describe_restriction(ranked):
+                restriction = describe_restriction(ranked)
+                if restriction is not None:
                     notes.append(f"This page {restriction}.")
             yield RunFolder(
                 directory, context, run, judgments, stages, failures, corpus, answers, notes
