@@ -9,9 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
+from pydantic.fields import FieldInfo
 
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import ExtensionError, list_fields
@@ -43,8 +44,11 @@ from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.parts import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task
 
+DeclarationT = TypeVar("DeclarationT")
+
 
 def _require_one_word(tag: str) -> str:
+    """Return a tag; raise ValueError unless it is one printable word."""
     if tag.split() != [tag] or not tag.isprintable():
         raise ValueError("must be one word: a run line has six columns")
     return tag
@@ -64,7 +68,7 @@ class ActorConfig(Section):
 
 
 class BaseConfig(Section):
-    """The configuration of a run without the sections of first stages of other packages."""
+    """The configuration of a run without the sections that other packages declare."""
 
     task: Annotated[
         str,
@@ -217,18 +221,11 @@ class BaseConfig(Section):
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
+        """Raise ValueError unless the settings fit the task and each other."""
         task = get_task(self.task)
         kind = get_kind(task)
         self._check_length(task, kind)
-        for name in self.weights:
-            if name not in task.weight_names:
-                raise ValueError(
-                    f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}"
-                )
-        if not sum(self.weights.values()):
-            raise ValueError(
-                f"weights: {', '.join(self.weights)} are all 0; give at least one above 0"
-            )
+        self._check_weights(task)
         check_balance(self.steps, task.sides, "rank")
         self._check_kind_sections(task, kind)
         if self.depth > self.first_stage_depth:
@@ -250,6 +247,18 @@ class BaseConfig(Section):
         if length is not None and length > longest:
             raise ValueError(
                 f"{kind.length_setting}: {task.name} takes at most {longest} {kind.noun} per topic"
+            )
+
+    def _check_weights(self, task: Task) -> None:
+        """Raise ValueError if the task lacks the name of a weight, or all are 0."""
+        for name in self.weights:
+            if name not in task.weight_names:
+                raise ValueError(
+                    f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}"
+                )
+        if sum(self.weights.values()) == 0:
+            raise ValueError(
+                f"weights: {', '.join(self.weights)} are all 0; give at least one above 0"
             )
 
     def _check_kind_sections(self, task: Task, kind: Kind) -> None:
@@ -299,13 +308,12 @@ class BaseConfig(Section):
         """Raise ValueError if the task has no stances to choose, no prompt for them, or no label of a threshold."""
         if self.stance is None:
             return
+        if not task.stances:
+            raise ValueError(f"stance: {task.name} has no stances; leave the section out")
         if not task.no_stances:
-            why = (
-                f"every document of {task.name} takes a side"
-                if task.stances
-                else f"{task.name} has no stances"
+            raise ValueError(
+                f"stance: every document of {task.name} takes a side; leave the section out"
             )
-            raise ValueError(f"stance: {why}; leave the section out")
         if self.stance.depth and "stance" not in task.questions:
             raise ValueError(f"stance.depth: {task.name} has no stance prompt; leave it out")
         for label in self.stance.thresholds:
@@ -351,9 +359,9 @@ class BaseConfig(Section):
     @property
     def fitted_on(self) -> tuple[str, ...]:
         """Topics that the stance thresholds were fitted on; none if there are no thresholds."""
-        return (
-            self.stance.calibrated_on if self.stance is not None and self.stance.thresholds else ()
-        )
+        if self.stance is None or not self.stance.thresholds:
+            return ()
+        return self.stance.calibrated_on
 
     @property
     def criterion(self) -> str:
@@ -450,15 +458,22 @@ else:
 def find_settings(scope: Scope) -> tuple[str, ...]:
     """Return the dotted names of the settings of a scope, and of the sections that have it themselves."""
     scopes: dict[str, Scope] = {}
-    own: set[str] = set()
+    declared: set[str] = set()
     for name, field in list_fields(Config):
-        given = next((item for item in field.metadata if isinstance(item, Scope)), None)
-        scopes[name] = given or scopes.get(name.rpartition(".")[0], Scope.RANK)
-        own |= {name} if given else set()
-    sections = {name.rpartition(".")[0] for name in scopes}
-    return tuple(
-        name for name in scopes if scopes[name] is scope and (name in own or name not in sections)
-    )
+        own_scope = _find_declaration(field, Scope)
+        if own_scope is not None:
+            declared.add(name)
+        # A setting without a scope has that of its section.
+        section_scope = scopes.get(_get_section_name(name), Scope.RANK)
+        scopes[name] = own_scope or section_scope
+
+    sections = {_get_section_name(name) for name in scopes}
+    found: list[str] = []
+    for name, scope_of_name in scopes.items():
+        is_listed = name in declared or name not in sections
+        if scope_of_name is scope and is_listed:
+            found.append(name)
+    return tuple(found)
 
 
 def list_key_declarations() -> dict[str, AnswerKey | None]:
@@ -468,10 +483,24 @@ def list_key_declarations() -> dict[str, AnswerKey | None]:
     """
     declarations: dict[str, AnswerKey | None] = {}
     for name, field in list_fields(Config):
-        own = next((item for item in field.metadata if isinstance(item, AnswerKey)), None)
-        declarations[name] = own or declarations.get(name.rpartition(".")[0])
-    sections = {name.rpartition(".")[0] for name in declarations}
+        of_section = declarations.get(_get_section_name(name))
+        declarations[name] = _find_declaration(field, AnswerKey) or of_section
+
+    sections = {_get_section_name(name) for name in declarations}
     return {name: found for name, found in declarations.items() if name not in sections}
+
+
+def _find_declaration(field: FieldInfo, kind: type[DeclarationT]) -> DeclarationT | None:
+    """Return what a field declares with `Annotated` by an object of this type; None for nothing."""
+    for item in field.metadata:
+        if isinstance(item, kind):
+            return item
+    return None
+
+
+def _get_section_name(name: str) -> str:
+    """Return the dotted name of the section of a setting; empty for one of the top level."""
+    return name.rpartition(".")[0]
 
 
 def is_one_of(name: str, places: Collection[str]) -> bool:
@@ -490,12 +519,17 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def _list_prompt_purposes(scope: Scope) -> tuple[str, ...]:
+    """Return the purposes of the prompts of a scope."""
+    purposes: list[str] = []
+    for name in find_settings(scope):
+        section, _, purpose = name.rpartition(".")
+        if section == "prompts" and purpose != "folder":
+            purposes.append(purpose)
+    return tuple(purposes)
+
+
 # Purposes of the prompts that a stage may use. Those of the ranking depend on its steps.
 PURPOSES: Mapping[str, tuple[str, ...]] = {
-    scope: tuple(
-        purpose
-        for name in find_settings(scope)
-        if (purpose := name.removeprefix("prompts.")) != name and purpose != "folder"
-    )
-    for scope in (Scope.RETRIEVE, Scope.JUDGE)
+    scope: _list_prompt_purposes(scope) for scope in (Scope.RETRIEVE, Scope.JUDGE)
 }

@@ -19,6 +19,7 @@ from touche_llm.kinds.known import get_kind
 from touche_llm.kinds.registry import Kind
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.retrieval.first_stages import RETRIEVERS, SECTIONS
+from touche_llm.retrieval.registry import Retriever
 from touche_llm.settings.section import set_values
 from touche_llm.settings.yaml_text import read_yaml, to_yaml
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
@@ -223,26 +224,44 @@ def _complete_dataset(values: dict[str, Any], given_origins: Origins, file: Path
 
 
 def _complete_first_stage(values: dict[str, Any], source: str) -> None:
-    """Add the settings of the chosen retriever, and the default index of a corpus that no search engine holds."""
-    retriever = values.get("retriever")
-    name = retriever.get("name") if isinstance(retriever, dict) else None
-    chosen = RETRIEVERS.get(name) if isinstance(name, str) else None
+    """Add what the chosen retriever needs: its section, its variant of BM25, and an index on disk.
+
+    Raises:
+        UsageError: There is no corpus, and the retriever has no documents of its own.
+    """
+    settings = values.get("retriever")
+    chosen: Retriever | None = None
+    if isinstance(settings, dict):
+        name = settings.get("name")
+        chosen = RETRIEVERS.get(name) if isinstance(name, str) else None
+        if chosen is not None and chosen.bm25_method is not None:
+            settings.setdefault("method", chosen.bm25_method)
+
     if chosen is not None and chosen.section is not None:
         section = chosen.section.name
         values[section] = values.get(section) or {}
-    if isinstance(retriever, dict) and chosen is not None and chosen.bm25_method:
-        retriever.setdefault("method", chosen.bm25_method)
-    if not (chosen is not None and chosen.has_documents) and not values.get("index"):
-        if isinstance(values.get("dataset"), str):
-            values["index"] = dataset_index(values["dataset"])
-            return
-        if not values.get("corpus"):
-            topics = "" if values.get("topics") else "the topics (`topics: FILE`), and "
-            raise UsageError(
-                f"{source}: give {topics}the corpus (`corpus: FILE`), an index of it (`index: FOLDER`) or, "
-                "for web documents, `retriever.name: chatnoir`; or give `dataset: ID` for both"
-            )
-        values["index"] = index_folder(Path(str(values["corpus"])))
+
+    has_own_documents = chosen is not None and chosen.has_documents
+    if not has_own_documents and not values.get("index"):
+        values["index"] = _find_default_index(values, source)
+
+
+def _find_default_index(values: Mapping[str, Any], source: str) -> Path:
+    """Return the default folder of the index of a dataset or a corpus.
+
+    Raises:
+        UsageError: There is neither of them.
+    """
+    if isinstance(values.get("dataset"), str):
+        return dataset_index(values["dataset"])
+    if values.get("corpus"):
+        return index_folder(Path(str(values["corpus"])))
+
+    topics = "" if values.get("topics") else "the topics (`topics: FILE`), and "
+    raise UsageError(
+        f"{source}: give {topics}the corpus (`corpus: FILE`), an index of it (`index: FOLDER`) or, "
+        "for web documents, `retriever.name: chatnoir`; or give `dataset: ID` for both"
+    )
 
 
 def _complete_weights(
