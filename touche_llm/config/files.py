@@ -15,7 +15,7 @@ from touche_llm.config.origins import ARGUMENT, LoadedConfig, OriginKind, Origin
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError, describe_first_problem
-from touche_llm.kinds.known import get_kind
+from touche_llm.kinds.known import KINDS, get_kind
 from touche_llm.kinds.registry import Kind
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.retrieval.first_stages import RETRIEVERS, SECTIONS
@@ -28,6 +28,22 @@ from touche_llm.tasks.task import Task
 # Names in the folder of a run.
 CONFIG = "config.yaml"
 METADATA = "ir-metadata.yml"
+
+
+def _list_declared_paths() -> list[str]:
+    """Return the settings of first stages and kinds of task that are files or folders."""
+    sections = dict(SECTIONS)
+    for kind in KINDS.values():
+        sections.update(kind.sections)
+
+    paths: list[str] = []
+    for section, settings in sections.items():
+        for name, field in settings.model_fields.items():
+            if Path in (field.annotation, *get_args(field.annotation)):
+                paths.append(f"{section}.{name}")
+    return paths
+
+
 # Settings that are files or folders. The folder of a task has a copy in the folder of a run.
 _PATHS = (
     *(
@@ -40,12 +56,7 @@ _PATHS = (
         "prompts.folder",
     ),
     *(f"prompts.{purpose}" for purpose in PromptsConfig.model_fields if purpose != "folder"),
-    *(
-        f"{section}.{name}"
-        for section, settings in SECTIONS.items()
-        for name, field in settings.model_fields.items()
-        if Path in (field.annotation, *get_args(field.annotation))
-    ),
+    *_list_declared_paths(),
 )
 
 
