@@ -151,6 +151,27 @@ assert "180 euros" in text and "books" not in text
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("section", "is_shared"), [("lead", True), ("ranking", False), ("depth", False)]
+)
+def test_kinds_share_a_section_only_with_the_same_settings(
+    section: str, is_shared: bool, extended: Extended
+) -> None:
+    program = f"""
+import tests.extending.lead as lead
+from touche_llm.kinds.registry import register
+from touche_llm.settings.section import NamedSection
+class OtherKind(lead.LeadKind):
+    name = "other"
+    judging_section = NamedSection(name="{section}", settings=lead.LeadSettings)
+register(OtherKind())
+import touche_llm.config.configuration
+"""
+    done = extended(program=program)
+    assert (done.returncode == 0) is is_shared, done.stderr
+    assert (f"ExtensionError: {section}: " in done.stderr) is not is_shared
+
+
 def test_a_kind_that_comes_too_late_is_an_error(extended: Extended) -> None:
     done = extended(program="import touche_llm.config.configuration, tests.extending.lead")
     assert "ExtensionError: lead: " in done.stderr and done.returncode == 1

@@ -397,7 +397,7 @@ class _DeclaredSection:
 
 
 def _list_declared_sections() -> list[_DeclaredSection]:
-    """Return the sections of all first stages and kinds of task, each once."""
+    """Return the sections that first stages and kinds of task declare; several may share one."""
     sections: list[_DeclaredSection] = []
     for name, settings in SECTIONS.items():
         sections.append(
@@ -431,12 +431,16 @@ def _make_config_type() -> type[BaseConfig]:
         ExtensionError: A section has the name of another setting.
     """
     fields: dict[str, Any] = {}
+    declared: dict[str, type[Section]] = {}
     for section in _list_declared_sections():
-        known = BaseConfig.model_fields.get(section.name)
-        if known is None and section.name not in fields:
+        own_field = BaseConfig.model_fields.get(section.name)
+        if own_field is not None:
+            is_same = section.settings in get_args(own_field.annotation)
+        else:
+            is_same = declared.setdefault(section.name, section.settings) is section.settings
             annotation = Annotated[section.settings | None, section.scope, AnswerKey.STAYS_OUT]  # type: ignore[name-defined]
             fields[section.name] = (annotation, None)
-        elif known is None or section.settings not in get_args(known.annotation):
+        if not is_same:
             raise ExtensionError(
                 f"{section.name}: section of {section.owner} with the name of another setting; name it otherwise"
             )
