@@ -29,6 +29,7 @@ from touche_llm.api.language_model import LanguageModel
 from touche_llm.api.rank import list_result_columns
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
+from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.data.topics.reading import make_topic
 from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra, shorten
 from touche_llm.judging.result import Judgments
@@ -57,17 +58,17 @@ class FrameCorpus(Corpus):
         Raises:
             DataError: A document has no text, or differs between two rows.
         """
-        self.task, self.candidates, self.documents = task, self, self
+        self.task = task
+        self.candidates = self
+        self.documents = self
         self.description = CorpusRecord(source="frame")
         self._documents: dict[str, Document] = {}
-        rows = (
-            frame.reindex(columns=["docno", *list_text_columns(task)])
-            .astype(object)
-            .fillna({"title": "", "side": ""})
-        )
-        for row in (
-            rows.drop_duplicates().itertuples(index=False, name=None) if "text" in frame else ()
-        ):
+        if "text" not in frame:
+            return
+
+        rows = frame.reindex(columns=["docno", *list_text_columns(task)]).astype(object)
+        rows = rows.fillna({"title": "", "side": ""}).drop_duplicates()
+        for row in rows.itertuples(index=False, name=None):
             document = Document(*row)
             if not isinstance(document.text, str) or document.id in self._documents:
                 raise DataError(
@@ -106,10 +107,8 @@ def read_topics(frame: pd.DataFrame) -> list[Topic]:
     """
     names = [name for name in ("qid", "query", *TOPIC_COLUMNS) if name in frame]
     rows = frame.drop_duplicates("qid")[names].rename(columns={"qid": "number"}).astype(object)
-    return [
-        make_topic(row, row["number"], "frame")
-        for row in rows.where(rows.notna(), None).to_dict("records")
-    ]
+    records = rows.where(rows.notna(), None).to_dict("records")
+    return [make_topic(record, record["number"], "frame") for record in records]
 
 
 def read_candidates(
@@ -129,21 +128,26 @@ def read_candidates(
 
 def read_judgments(frame: pd.DataFrame, task: Task) -> list[Judgment]:
     """Return the judgments that `LLMJudge` wrote to a frame; rows without grades have none."""
-    judgments = []
+    judgments: list[Judgment] = []
     for row in frame.to_dict("records"):
         # Documents that inherit the grades of their sentences may lack some.
-        if grades := {
-            name: float(row[name]) for name in task.question.grades if not pd.isna(row[name])
-        }:
-            judgment = Judgment(
-                topic_id=row["qid"],
-                document_id=row["docno"],
-                grades=grades,
-                stance=row["stance"] if task.stances else task.run_labels[0],
-                source="inherited" if row.get("stance_source") == "inherited" else "value",
-                prompt="frame",
-            )
-            judgments.append(judgment)
+        grades: dict[str, float] = {}
+        for name in task.question.grades:
+            if not pd.isna(row[name]):
+                grades[name] = float(row[name])
+        if not grades:
+            continue
+
+        is_inherited = row.get("stance_source") == "inherited"
+        judgment = Judgment(
+            topic_id=row["qid"],
+            document_id=row["docno"],
+            grades=grades,
+            stance=row["stance"] if task.stances else NO_STANCE_COLUMN,
+            source="inherited" if is_inherited else "value",
+            prompt="frame",
+        )
+        judgments.append(judgment)
     return judgments
 
 
@@ -246,36 +250,33 @@ class LLMJudge(pt.Transformer):
             inp, extra_columns=["query", *_list_needed(self.source)], context=self
         )
         if inp.empty:
-            objects = ["objects"] if task.objects_answer is not None else []
-            return _make_empty(
-                inp,
-                [*_rename(pd.DataFrame(columns=list_result_columns(task))), FIRST_STAGE, *objects],
-            )
+            return _make_empty(inp, _list_judged_columns(task))
+
         frame = use_text_ids(inp)
         candidates = read_candidates(frame, self.source, depth=self.depth)
-        stance = self.options.stance
         judgments = library.judge(
             candidates,
             self.model,
             prompts=self.prompts,
-            stance=stance,
+            stance=self.options.stance,
             judging_settings=self.judging_settings,
         )
         ranking = library.rank(candidates, judgments, options=self.options)
         _warn_of_failures(self, len(judgments.failures))
+
         judged = judgments.candidates
         before = _rename(judged.to_frame()).rename(columns={"score": FIRST_STAGE})
         results = _rename(ranking.to_frame()).merge(before.drop(columns="rank"), on=KEYS)
         if task.objects_answer is not None:
-            results["objects"] = results["qid"].map(
-                {topic.id: topic.objects for topic in judged.topics}
-            )
+            objects = {topic.id: topic.objects for topic in judged.topics}
+            results["objects"] = results["qid"].map(objects)
         if not judged.are_made:
             return _merge(frame, results, KEYS)
-        topics = frame[
-            [*pt.model.query_columns(frame), *(name for name in TOPIC_COLUMNS if name in frame)]
-        ]
-        return _merge(topics.drop_duplicates("qid"), _add_texts(results, judged), ["qid"])
+
+        # The rows of the frame are of sentences; only what they say of the topics stays.
+        present = [name for name in TOPIC_COLUMNS if name in frame]
+        topics = frame[[*pt.model.query_columns(frame), *present]].drop_duplicates("qid")
+        return _merge(topics, _add_texts(results, judged), ["qid"])
 
 
 @dataclass(repr=False, eq=False)
@@ -321,24 +322,30 @@ class LLMRerank(pt.Transformer):
         Raise as `LLMJudge`.
         """
         task = _find_task(self.source)
-        judged_columns = [*task.question.grades, *(["stance"] if task.stances else [])]
-        by_judgments = self.steps[0] == JUDGE
-        needed = judged_columns if by_judgments else []
-        if self._reads_texts:
-            needed = [
-                *needed,
-                *_list_needed(self.source),
-                *(["objects"] if task.objects_answer else []),
-            ]
-        pt.validate.result_frame(inp, extra_columns=["query", *needed], context=self)
+        judged_columns = [*task.question.grades]
+        if task.stances:
+            judged_columns.append("stance")
         is_judged = set(judged_columns) <= set(inp.columns)
-        added = ["score", "rank", *(["stance"] if task.stances and not is_judged else [])]
+        by_judgments = self.steps[0] == JUDGE
+
+        needed = ["query"]
+        if by_judgments:
+            needed.extend(judged_columns)
+        if self._reads_texts:
+            needed.extend(_list_needed(self.source))
+            if task.objects_answer is not None:
+                needed.append("objects")
+        pt.validate.result_frame(inp, extra_columns=needed, context=self)
+
+        added = ["score", "rank"]
+        if task.stances and not is_judged:
+            added.append("stance")
         if inp.empty:
             return _make_empty(inp, added)
+
         frame = use_text_ids(inp)
-        candidates = read_candidates(
-            frame, self.source, FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
-        )
+        score = FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
+        candidates = read_candidates(frame, self.source, score)
         candidates = replace(candidates, are_made=get_kind(task).makes_documents)
         lacking = [topic.id for topic in candidates.topics if topic.objects is None]
         if self.model is not None and task.objects_answer is not None and lacking:
@@ -359,6 +366,14 @@ class LLMRerank(pt.Transformer):
         return _merge(frame, _rename(ranking.to_frame())[[*KEYS, *added]], KEYS)
 
 
+def _list_judged_columns(task: Task) -> list[str]:
+    """Return the columns that `LLMJudge` adds."""
+    columns = [*_rename(pd.DataFrame(columns=list_result_columns(task))), FIRST_STAGE]
+    if task.objects_answer is not None:
+        columns.append("objects")
+    return columns
+
+
 def _find_task(source: str | Corpus) -> Task:
     """Return the task of a name or a corpus; raise UsageError if the task needs a corpus."""
     task = source.task if isinstance(source, Corpus) else get_task(source)
@@ -371,6 +386,7 @@ def _find_task(source: str | Corpus) -> Task:
 
 
 def _list_needed(source: str | Corpus) -> list[str]:
+    """Return the columns that a frame needs for the texts of its documents."""
     return [] if isinstance(source, Corpus) else ["text"]
 
 
@@ -394,12 +410,11 @@ def _merge(frame: pd.DataFrame, results: pd.DataFrame, keys: list[str]) -> pd.Da
     """Return the columns of a frame with those of the results, which replace others of the same name."""
     replaced = [name for name in results.columns if name in frame and name not in keys]
     merged = frame.drop(columns=replaced).merge(results, on=keys)
+
+    # Topics keep the order of the frame.
     places = {qid: place for place, qid in enumerate(frame["qid"].unique())}
-    order = (
-        merged.assign(place=merged["qid"].map(places))
-        .sort_values(["place", "rank"], kind="stable")
-        .index
-    )
+    placed = merged.assign(place=merged["qid"].map(places))
+    order = placed.sort_values(["place", "rank"], kind="stable").index
     return merged.loc[order].reset_index(drop=True)
 
 
