@@ -23,7 +23,7 @@ from tests.faults import reply_bodies, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
-from touche_llm.doctor.card import Survey
+from touche_llm.doctor.card import ServerUnderTest
 from touche_llm.doctor.examination import connect
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
@@ -113,7 +113,9 @@ async def connected(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     client = ChatServer(fuzz.url, concurrency=8, request_timeout=timeout, chat_template_kwargs={})
     async with client as server:
-        yield server, await connect(Survey(server, EngineConfig(), SamplingConfig()))
+        examined = await connect(ServerUnderTest(server, EngineConfig(), SamplingConfig()))
+        server.dialect = examined.dialect
+        yield server, examined.info
     assert problems == []
 
 

@@ -220,7 +220,7 @@ async def _open_server(
 ) -> _OpenedEngine:
     """Open the client of a server, after its start-up check unless that can wait."""
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
-    from touche_llm.doctor.card import Survey
+    from touche_llm.doctor.card import ServerUnderTest
     from touche_llm.doctor.checks import list_checks
     from touche_llm.doctor.examination import connect
     from touche_llm.doctor.registry import Occasion
@@ -238,9 +238,18 @@ async def _open_server(
             )
         settings = engine.model_copy(update={"model": engine.model_name, "context": context})
         with progress.stage("checking the server", len(list_checks(Occasion.START_UP))) as step:
-            facts = await connect(Survey(server, settings, sampling, schemas, progress.warn, step))
-        store_engine_info(facts, cache)
-        return facts
+            subject = ServerUnderTest(
+                server=server,
+                engine=settings,
+                sampling=sampling,
+                schemas=schemas,
+                warn=progress.warn,
+                step=step,
+            )
+            examined = await connect(subject)
+        server.dialect = examined.dialect
+        store_engine_info(examined.info, cache)
+        return examined.info
 
     server = await stack.enter_async_context(
         ChatServer(

@@ -1,51 +1,39 @@
-"""A server under examination, and what was found."""
+"""A server under test, and what was found out about it before the checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-from touche_llm.engines.chat import ChatReply, ChatServer
-from touche_llm.engines.identification import ServerCheck
+from touche_llm.engines.chat import ChatReply, ChatServer, Dialect, read_completion, render_prompt
+from touche_llm.engines.dialects import (
+    PROBE_MESSAGES,
+    PROBE_SCHEMA,
+    EnforcedSchema,
+    Logprobs,
+    NoLogprobs,
+    NoTokenCount,
+    ProbeClient,
+    Refusal,
+    TokenCount,
+    UnenforcedSchema,
+)
 from touche_llm.engines.settings import EngineConfig
-from touche_llm.errors import Rejected, Warn
-from touche_llm.llm.answer_schema import AnswerModel, Layout, build_schema
-from touche_llm.llm.protocol import EngineInfo
-from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
+from touche_llm.errors import Warn
+from touche_llm.llm.protocol import Completion, EngineInfo
+from touche_llm.llm.request import Message, Request
 from touche_llm.llm.settings import SamplingConfig
 
-# Max probability of the tokens that the alternatives leave out, where one of these could be a
-# label's.
-MAX_UNSEEN = 0.05
 
-
-class _Word(AnswerModel):
-    """Answer that no model gives unless the schema is enforced."""
-
-    word: Literal["quokka-7351"]
-
-
-PROBE_WORD = "quokka-7351"
-PROBE_ANSWER = '{"word":"quokka-7351"}'
-PROBE_MESSAGES = (Message("user", "Say hello."),)
-_PROBE_SCHEMA = build_schema(_Word)
-PROBE_LAYOUT = Layout.of_schema(_PROBE_SCHEMA)
-
-
-@dataclass(slots=True)
-class Survey:
-    """Server under examination, and what was found so far.
+@dataclass(frozen=True, slots=True)
+class ServerUnderTest:
+    """A server, and the settings of the run that is to use it.
 
     Attributes:
-        server: The server; the probes make it send requests in the way that works.
         schemas: Schemas of the answers that the run requests, as far as they are known.
         warn: Receives what is missing if a run is possible.
-        step: Called after each probe.
-        info: Description of the engine, complete after all probes.
-        probe: Reply in which the schema was enforced, if there was one.
-        top_logprobs: Number of alternatives to request; 0 if the server sends none.
-        is_renormalised: Whether only tokens that a schema allows have a probability.
+        step: Called after each check.
     """
 
     server: ChatServer
@@ -54,50 +42,92 @@ class Survey:
     schemas: Sequence[Mapping[str, Any]] = ()
     warn: Warn = lambda _: None
     step: Callable[[], None] = lambda: None
-    checks: list[ServerCheck] = field(default_factory=list)
-    info: EngineInfo = EngineInfo(model="", revision="", context=0, overhead=0, engine="")
-    probe: ChatReply | None = None
-    top_logprobs: int = 0
-    is_renormalised: bool = False
 
-    def is_blocked(self, name: str = "") -> bool:
-        """Return whether a check, or any if none is named, makes a run impossible."""
-        return any(check.is_blocking for check in self.checks if name in ("", check.name))
 
-    async def send(self, request: Request) -> ChatReply | str:
-        """Return the reply to a request, or why the server refuses it.
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was found out about a server before the checks, and the way to send it more requests.
 
-        Raise Rejected if it refuses all requests.
-        """
-        try:
-            return await self.server.exchange(request)
-        except Rejected as error:
-            if error.is_fatal:
-                raise
-            return str(error)
+    Attributes:
+        subject: Server, and the settings of the run.
+        info: Description of the engine, without the tokens of its chat template.
+        dialect: Dialect in which the server is sent requests.
+        schema: Whether a schema was enforced.
+        token_count: Whether the server counts the tokens of messages.
+        logprobs: Log-probabilities of the server; None if the run needs none or no schema was
+            enforced.
+    """
+
+    subject: ServerUnderTest
+    info: EngineInfo
+    dialect: Dialect
+    schema: EnforcedSchema | UnenforcedSchema
+    token_count: TokenCount | NoTokenCount
+    logprobs: Logprobs | NoLogprobs | None = None
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """Settings of the requests of the run."""
+        return self.subject.sampling
+
+    @property
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        """Schemas of the answers that the run requests, as far as they are known."""
+        return self.subject.schemas
+
+    @property
+    def top_logprobs(self) -> int:
+        """Number of alternatives to request; 0 if log-probabilities cannot be read."""
+        return self.logprobs.top_logprobs if isinstance(self.logprobs, Logprobs) else 0
+
+    @property
+    def is_renormalised(self) -> bool:
+        """Whether only tokens that a schema allows have a probability."""
+        return isinstance(self.logprobs, Logprobs) and self.logprobs.is_renormalised
 
     def build(
         self,
         messages: tuple[Message, ...] = PROBE_MESSAGES,
-        schema: Mapping[str, Any] = _PROBE_SCHEMA,
+        schema: Mapping[str, Any] = PROBE_SCHEMA,
         top_logprobs: int = 0,
     ) -> Request:
-        """Return a request of a check, which no cache stores.
+        """Build a request of a check; that of the defaults allows one answer."""
+        return self._client.build(messages, schema, top_logprobs)
 
-        That of the defaults allows one answer.
+    async def send(self, request: Request) -> ChatReply | Refusal:
+        """Return the reply to a request, or its refusal.
+
+        Raises:
+            Rejected: The server refuses all requests.
+            Transient: There is no reply, or it is malformed.
         """
-        if messages[0].role == "system":
-            messages = place_system_message(messages, self.sampling.system_message)
-        sampling, origin = (
-            Sampling(top_logprobs=top_logprobs),
-            Origin("check of the server", 0, "", "", None),
-        )
-        return Request(
-            messages,
-            schema,
-            sampling,
-            self.server.model,
-            "",
-            self.server.chat_template_kwargs,
-            origin,
-        )
+        return await self._client.send(request, self.dialect)
+
+    async def exchange(self, request: Request) -> ChatReply:
+        """Return the reply to a request.
+
+        Raises:
+            Rejected: The server refuses the request.
+            Transient: There is no reply, or it is malformed.
+        """
+        return await self.subject.server.exchange(request, self.dialect)
+
+    async def complete(self, request: Request) -> Completion:
+        """Return the completion of a request; raise as `exchange` does."""
+        layout = request.layout if request.sampling.top_logprobs else None
+        return read_completion(await self.exchange(request), layout)
+
+    async def render(self, request: Request) -> str | None:
+        """Return the text of a prompt as the server renders it; None if it does not show it.
+
+        Raises:
+            Rejected: The chat template refuses the messages.
+            Transient: There is no reply.
+        """
+        if isinstance(self.token_count, NoTokenCount):
+            return None
+        return await render_prompt(self.token_count.counter, request)
+
+    @property
+    def _client(self) -> ProbeClient:
+        return ProbeClient(self.subject.server, self.info.model, self.sampling)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -16,8 +17,9 @@ from touche_llm.llm.label_probabilities import LOGPROB_ROUNDING, overlaps
 from touche_llm.llm.protocol import Completion, TokenCounter
 from touche_llm.llm.request import Message, Request, to_prompt
 
-# Fields of a request's body of which one makes a server enforce a JSON schema.
-DELIVERIES = ("structured_outputs", "response_format")
+# Parameters of a request of which one makes a server enforce a JSON schema.
+ConstraintParameter = Literal["structured_outputs", "response_format"]
+CONSTRAINT_PARAMETERS: tuple[ConstraintParameter, ...] = get_args(ConstraintParameter)
 CHAT_PATH = "/v1/chat/completions"
 # Alternatives below e^-25 change no stored probability; masked tokens have -9999.
 _MIN_LOGPROB = -25.0
@@ -92,8 +94,15 @@ class ChatReply(msgspec.Struct, gc=False):
     system_fingerprint: str | None = None
 
 
-def build_chat_body(request: Request, delivery: str = DELIVERIES[0]) -> dict[str, Any]:
-    """Return the body of a request to `CHAT_PATH`, with the schema in the field that the server knows."""
+def build_chat_body(
+    request: Request, constraint_parameter: ConstraintParameter = "structured_outputs"
+) -> dict[str, Any]:
+    """Return the body of a request to `CHAT_PATH`.
+
+    Args:
+        request: Request to send.
+        constraint_parameter: Parameter in which the server takes the schema.
+    """
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": request.model,
@@ -114,7 +123,9 @@ def build_chat_body(request: Request, delivery: str = DELIVERIES[0]) -> dict[str
             "type": "json_schema",
             "json_schema": {"name": "answer", "schema": schema, "strict": True},
         }
-        body[delivery] = strict if delivery == "response_format" else {"json": schema}
+        body[constraint_parameter] = (
+            strict if constraint_parameter == "response_format" else {"json": schema}
+        )
     if sampling.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
     if request.stop:
@@ -314,15 +325,28 @@ class LlamaCppTokenCounter(VllmTokenCounter):
         return (await self._client.post("/detokenize", {"tokens": tokens}, _Content)).content
 
 
-class ChatServer(HttpClient):
-    """Engine that sends requests to a server.
-
-    Use as an asynchronous context manager, and see `doctor.examination.connect`.
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a server wants its requests, where servers differ; `engines.dialects` finds it out.
 
     Attributes:
-        delivery: Field with which the server enforces a schema.
-        alternatives: Number of alternatives to request in place of fewer, if the server needs more
-            to show the labels.
+        constraint_parameter: Parameter with which the server enforces a schema.
+        counter: Counter of tokens that works with the server.
+        min_alternatives: Number of alternatives to request in place of fewer, since the server
+            shows all labels only among so many.
+    """
+
+    constraint_parameter: ConstraintParameter
+    counter: TokenCounter
+    min_alternatives: int = 0
+
+
+class ChatServer(HttpClient):
+    """Engine that sends requests to a server. Use as an asynchronous context manager.
+
+    Attributes:
+        chat_template_kwargs: Switches of the chat template, for counts of tokens.
+        dialect: Dialect of the server; None until `doctor.examination.connect` has found it.
     """
 
     def __init__(
@@ -336,42 +360,50 @@ class ChatServer(HttpClient):
         """Initialise the client like an `HttpClient`; nothing is sent yet."""
         super().__init__(base_url, concurrency=concurrency, request_timeout=request_timeout)
         self.chat_template_kwargs = dict(chat_template_kwargs)
-        self.delivery = DELIVERIES[0]
-        self.alternatives = 0
-        self.choose("")
+        self.dialect: Dialect | None = None
 
-    def choose(self, model: str) -> None:
-        """Send requests to this model, and count tokens with the server."""
-        self.model = model
-        self.counter: TokenCounter = VllmTokenCounter(self, model, self.chat_template_kwargs)
+    @property
+    def counter(self) -> TokenCounter:
+        """Counter of tokens of the dialect, which must be known."""
+        return self._get_dialect().counter
 
     async def complete(self, request: Request) -> Completion:
-        """Return the completion of a request.
+        """Return the completion of a request in the dialect, which must be known.
 
-        Raise as `post` does, and EngineError if another model answers.
+        Raises:
+            EngineError: Another model answers than before.
+            Rejected: The server refuses the request.
+            Transient: There is no reply, or it is malformed.
         """
         layout = request.layout if request.sampling.top_logprobs else None
-        return read_completion(await self.exchange(request), layout)
+        return read_completion(await self.exchange(request, self._get_dialect()), layout)
 
-    async def exchange(self, request: Request) -> ChatReply:
-        """Return the unprocessed reply to a request."""
-        body = build_chat_body(request, self.delivery)
+    async def exchange(self, request: Request, dialect: Dialect) -> ChatReply:
+        """Return the unprocessed reply to a request in a dialect; raise as `complete` does."""
+        body = build_chat_body(request, dialect.constraint_parameter)
         if request.sampling.top_logprobs:
-            body["top_logprobs"] = max(request.sampling.top_logprobs, self.alternatives)
+            body["top_logprobs"] = max(request.sampling.top_logprobs, dialect.min_alternatives)
         reply = await self.post(CHAT_PATH, body, ChatReply)
-        self.check_model(reply.model, self.model)
+        self.check_model(reply.model, request.model)
         return reply
 
-    async def render(
-        self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]
-    ) -> str | None:
-        """Return the text of a prompt as the server renders it.
+    def _get_dialect(self) -> Dialect:
+        assert self.dialect is not None, "connect to the server first"
+        return self.dialect
 
-        None if the server does not show it.
-        """
-        try:
-            return await self.counter.render(messages, chat_template_kwargs)
-        except (BrokenReply, Rejected) as error:
-            if isinstance(error, Rejected) and error.status != 404:
-                raise
-            return None
+
+async def render_prompt(counter: TokenCounter, request: Request) -> str | None:
+    """Return the text of a prompt as the server renders it; None if the server does not show it.
+
+    Raises:
+        Rejected: The chat template refuses the messages.
+        Transient: There is no reply.
+    """
+    try:
+        return await counter.render(request.messages, request.chat_template_kwargs)
+    except BrokenReply:
+        return None
+    except Rejected as error:
+        if error.status != 404:
+            raise
+        return None
