@@ -16,8 +16,8 @@ from tests.faults.tally import Tally
 from tests.faults.test_replies import is_short
 from tests.sample_runs import Silent, config_for
 from touche_llm.config.configuration import Config
-from touche_llm.doctor.card import ServerUnderTest
 from touche_llm.doctor.examination import connect
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError, ReplayMiss

@@ -23,8 +23,8 @@ from tests.faults import reply_bodies, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
-from touche_llm.doctor.card import ServerUnderTest
 from touche_llm.doctor.examination import connect
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError

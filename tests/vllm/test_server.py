@@ -16,8 +16,8 @@ from tests.vllm.make_tiny_model import SPECIAL_TOKENS
 from tests.vllm.real_data import input_of
 from tests.vllm.server import token_ids
 from touche_llm.data.records import Topic
-from touche_llm.doctor.card import ServerUnderTest
 from touche_llm.doctor.examination import connect
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.judging.grades import compute_expected_grade

@@ -220,10 +220,10 @@ async def _open_server(
 ) -> _OpenedEngine:
     """Open the client of a server, after its start-up check unless that can wait."""
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
-    from touche_llm.doctor.card import ServerUnderTest
     from touche_llm.doctor.checks import list_checks
     from touche_llm.doctor.examination import connect
     from touche_llm.doctor.registry import Occasion
+    from touche_llm.doctor.survey import ServerUnderTest
     from touche_llm.engines.chat import ChatServer
     from touche_llm.engines.managed import serve
 

@@ -75,10 +75,10 @@ async def _examine(
 ) -> Examination:
     """Examine a server."""
     # Imported here because the HTTP libraries are slow to load.
-    from touche_llm.doctor.card import ServerUnderTest
     from touche_llm.doctor.checks import list_checks
     from touche_llm.doctor.examination import examine
     from touche_llm.doctor.registry import Occasion
+    from touche_llm.doctor.survey import ServerUnderTest
     from touche_llm.engines.chat import ChatServer
 
     async with ChatServer(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from touche_llm.doctor.card import ServerUnderTest, Survey
 from touche_llm.doctor.checks import label_tokens, list_checks, system_message
 from touche_llm.doctor.registry import CHECKS, Check, Occasion
+from touche_llm.doctor.survey import ServerUnderTest, Survey
 from touche_llm.engines.chat import Dialect
 from touche_llm.engines.dialects import (
     EnforcedSchema,

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, reply, says, spell
-from touche_llm.doctor.card import ServerUnderTest
 from touche_llm.doctor.examination import examine
 from touche_llm.doctor.registry import Occasion
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig

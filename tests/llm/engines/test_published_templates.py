@@ -11,10 +11,10 @@ import pytest
 
 from tests.chat_templates import FOLDER, read_template, render
 from touche_llm.data.records import decode_json
-from touche_llm.doctor.card import ServerUnderTest, Survey
 from touche_llm.doctor.checks.open_thought import check_open_thought
 from touche_llm.doctor.checks.system_message import check_system_message
 from touche_llm.doctor.checks.thinking import check_thinking
+from touche_llm.doctor.survey import ServerUnderTest, Survey
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.dialects import (
     PROBE_ANSWER,

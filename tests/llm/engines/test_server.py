@@ -28,8 +28,8 @@ from tests.fake_server import (
     says,
     status,
 )
-from touche_llm.doctor.card import ServerUnderTest
 from touche_llm.doctor.examination import connect as connect_to
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError

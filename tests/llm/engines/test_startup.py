@@ -23,8 +23,8 @@ from tests.other_servers import (
     FakeOllama,
     FakeSglang,
 )
-from touche_llm.doctor.card import ServerUnderTest
 from touche_llm.doctor.examination import connect
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines import dialects
 from touche_llm.engines.chat import CONSTRAINT_PARAMETERS, ChatServer
 from touche_llm.engines.settings import EngineConfig

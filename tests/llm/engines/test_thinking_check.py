@@ -10,8 +10,8 @@ from aiohttp import web
 
 from tests.fake_server import FakeServer, good, reply
 from tests.other_servers import FakeLlamaCpp, FakeSglang
-from touche_llm.doctor.card import ServerUnderTest
 from touche_llm.doctor.examination import examine
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import PASSAGE, build_request
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request

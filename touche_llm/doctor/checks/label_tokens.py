@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 
 from touche_llm.data.records import Reading
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import build_request
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.chat import read_completion
 from touche_llm.engines.dialects import MAX_UNSEEN, Refusal
 from touche_llm.engines.identification import ServerCheck

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import uuid4
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import build_request
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.identification import ServerCheck
 
 

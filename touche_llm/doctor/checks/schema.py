@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.checks import white_space
 from touche_llm.doctor.registry import Check, Feature, Occasion, register
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.chat import read_completion
 from touche_llm.engines.dialects import PROBE_ANSWER, EnforcedSchema, NoLogprobs
 from touche_llm.engines.identification import ServerCheck

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import PROBE_SYSTEM, PROBE_USER
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.dialects import Refusal
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.llm.request import Message

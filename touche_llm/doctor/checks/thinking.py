@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.chat import read_completion
 from touche_llm.engines.dialects import PROBE_ANSWER, Refusal
 from touche_llm.engines.identification import ServerCheck

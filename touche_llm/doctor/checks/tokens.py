@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.dialects import EnforcedSchema, NoTokenCount
 from touche_llm.engines.identification import ServerCheck
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import PASSAGE, build_request
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.identification import ServerCheck
 
 # Logarithm of a probability below which a token counts as forbidden; vLLM sends -9999 for those.
