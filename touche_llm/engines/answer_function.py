@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from touche_llm.engines.recorder import EstimatingTokenizer, estimate_tokens
+from touche_llm.engines.label_tokens import make_label_token
+from touche_llm.engines.token_estimates import EstimatingTokenizer, estimate_tokens
 from touche_llm.errors import UsageError
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import list_fields
@@ -98,7 +99,8 @@ def _make_label_tokens(answer: FunctionAnswer, request: Request) -> list[Token]:
 
     content = answer.text.encode("utf-8", errors="replace")
     tokens: list[Token] = []
-    for name, (start, end) in layout.find_values(answer.text).items():
+    for name, span in layout.find_values(answer.text).items():
+        start, end = span
         value = content[start:end].decode("utf-8", errors="replace")
         if value not in labels.get(name, ()):
             continue
@@ -109,11 +111,7 @@ def _make_label_tokens(answer: FunctionAnswer, request: Request) -> list[Token]:
             raise _refuse(
                 request, f"{name}: {value} has no probability", "that of the label in the text too"
             )
-        # With the character after the value, no label is the beginning of another.
-        after = content[end : end + 1].decode("utf-8", errors="replace")
-        top = [(label + after, math.log(share)) for label, share in shares.items()]
-        token = Token(at=start, token=value + after, logprob=math.log(shares[value]), top=top)
-        tokens.append(token)
+        tokens.append(make_label_token(answer.text, span, shares))
     return tokens
 
 

@@ -13,8 +13,9 @@ from touche_llm.api.opening import StoredAnswers, open_client
 from touche_llm.config.configuration import Config
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Document, Reading, Topic
-from touche_llm.engines.recorder import TOKEN_CHARS, count_shared, make_dry_engine
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.engines.settings import EngineConfig
+from touche_llm.engines.token_estimates import TOKEN_CHARS, count_shared
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.judging.objects import read_objects, request_objects
@@ -202,7 +203,7 @@ async def open_offline(config: Config) -> AsyncIterator[OfflineBuilders]:
     engine, sampling, cache = config.engine, config.sampling, reused.read_only
     async with (
         open_client(engine, sampling, cache, answers=StoredAnswers()) as known,
-        open_client(engine, sampling, cache, answers=make_dry_engine()) as dry,
+        open_client(engine, sampling, cache, answers=DryRunEngine()) as dry,
     ):
         yield OfflineBuilders(known=make_request_builder(known), dry=make_request_builder(dry))
 
@@ -330,7 +331,7 @@ class _Changed:
 async def open_dry_builder() -> AsyncIterator[RequestBuilder]:
     """Open a builder of requests that sends, truncates and stores nothing."""
     cache = CacheConfig(mode=CacheMode.OFF)
-    answers = make_dry_engine()
+    answers = DryRunEngine()
     async with open_client(EngineConfig(), SamplingConfig(), cache, answers=answers) as client:
         yield make_request_builder(client)
 
