@@ -32,7 +32,7 @@ from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.label_probabilities import read_label
+from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.parsing import parse_answer
 from touche_llm.llm.protocol import EngineInfo
@@ -171,9 +171,8 @@ def check(sent: list[Sent], result: Result) -> str:
         assert json.loads(source.text) == result.value.model_dump()
     for name, labels in LABELS.items():
         label = getattr(result.value, name)
-        reading = read_label(
-            result.answer.text, result.answer.tokens, result.layout, name, labels, label
-        )
+        answer = TokenizedAnswer(result.answer.text, result.answer.tokens, result.layout)
+        reading = read_label(answer, name, labels, label)
         if reading.probabilities is not None:
             assert sum(reading.probabilities.values()) == pytest.approx(1.0, abs=1e-6)
             assert all(0.0 <= share <= 1.0 for share in reading.probabilities.values())

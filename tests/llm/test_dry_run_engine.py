@@ -14,7 +14,7 @@ from touche_llm.data.records import Topic
 from touche_llm.engines.dry_run import DryRunEngine, Usage
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.label_probabilities import read_label
+from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
@@ -66,11 +66,10 @@ def probabilities(
     result: AnsweredRequest[Any], model: type[AnswerModel]
 ) -> Mapping[str, Mapping[str, float]]:
     found = {}
+    answer = TokenizedAnswer(result.answer.text, result.answer.tokens, result.layout)
     for field, labels in get_labels(model).items():
         value = getattr(result.value, field)
-        reading = read_label(
-            result.answer.text, result.answer.tokens, result.layout, field, labels, value
-        )
+        reading = read_label(answer, field, labels, value)
         assert reading.probabilities is not None
         assert (reading.off_label_mass, reading.shared) == (0.0, 0.0)
         found[field] = reading.probabilities

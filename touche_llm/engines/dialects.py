@@ -24,7 +24,7 @@ from touche_llm.engines.chat import (
 from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import BrokenReply, MissingLogprobs, Rejected, Unusable
 from touche_llm.llm.answer_schema import AnswerModel, Layout, build_schema
-from touche_llm.llm.label_probabilities import check_logprobs, read_label, squeeze
+from touche_llm.llm.label_probabilities import TokenizedAnswer, check_logprobs, read_label, squeeze
 from touche_llm.llm.protocol import TokenCounter
 from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
 from touche_llm.llm.settings import SamplingConfig
@@ -262,14 +262,8 @@ def read_logprobs(schema: EnforcedSchema, top_logprobs: int) -> Logprobs | NoLog
             ),
         )
 
-    reading = read_label(
-        completion.text,
-        completion.tokens,
-        _PROBE_LAYOUT,
-        "word",
-        (_PROBE_WORD,),
-        _PROBE_WORD,
-    )
+    answer = TokenizedAnswer(completion.text, completion.tokens, _PROBE_LAYOUT)
+    reading = read_label(answer, "word", labels=(_PROBE_WORD,), answered=_PROBE_WORD)
     if reading.off_label_mass is None:
         return NoLogprobs("sends log-probabilities that do not spell its answer")
     return Logprobs(top_logprobs, is_renormalised=reading.off_label_mass <= MAX_UNSEEN)

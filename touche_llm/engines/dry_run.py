@@ -16,8 +16,7 @@ from touche_llm.engines.token_estimates import (
     join_contents,
 )
 from touche_llm.llm.answer import Token
-from touche_llm.llm.answer_schema import AnswerForm, Layout, list_fields
-from touche_llm.llm.label_probabilities import Label
+from touche_llm.llm.answer_schema import AnswerForm, Label, Layout, list_fields
 from touche_llm.llm.protocol import Completion, Counter
 from touche_llm.llm.request import Request
 

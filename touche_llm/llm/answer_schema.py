@@ -15,6 +15,8 @@ from pydantic.fields import FieldInfo
 
 from touche_llm.data.records import Model
 
+# Label of a field, as the schema lists it: a grade, or a word.
+Label = int | str
 _ELEMENT = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s\[\],"]+')
 
 
@@ -141,7 +143,7 @@ MAX_ALTERNATIVES = 20
 
 
 @lru_cache(maxsize=256)
-def get_labels(model: type[AnswerModel]) -> Mapping[str, tuple[int | str, ...]]:
+def get_labels(model: type[AnswerModel]) -> Mapping[str, tuple[Label, ...]]:
     """Return the labels that each field of an answer model allows, in order.
 
     Fields with a pattern are left out.

@@ -17,7 +17,12 @@ from touche_llm.llm.answer import MAX_CHARS, OUTCOMES, Answer, UnusableAnswer
 from touche_llm.llm.answer_schema import AnswerForm, AnswerT, FreeText, Layout, get_labels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.client import EngineClient, FailedRequest, describe_entry
-from touche_llm.llm.label_probabilities import check_logprobs, read_fields, select_label_tokens
+from touche_llm.llm.label_probabilities import (
+    TokenizedAnswer,
+    check_logprobs,
+    read_fields,
+    select_label_tokens,
+)
 from touche_llm.llm.label_statistics import LabelCounts, LabelInformation, get_most_probable
 from touche_llm.llm.parsing import parse_answer
 from touche_llm.llm.protocol import Completion, Engine
@@ -71,7 +76,8 @@ class AnsweredRequest(Generic[AnswerT]):
         """Labels of each field that has labels; without probabilities if any field lacks them."""
         labels = get_labels(type(self.value))
         answered = self.value.model_dump(include=set(labels))
-        return read_fields(self.answer.text, self.answer.tokens, self.layout, labels, answered)
+        answer = TokenizedAnswer(self.answer.text, self.answer.tokens, self.layout)
+        return read_fields(answer, labels, answered)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -435,7 +441,8 @@ def _parse_completion(
         raise Unusable("not_json", reason, completion.reasoning)
 
     value = parse_answer(text, model, layout.form)
-    tokens = select_label_tokens(text, completion.tokens, layout, get_labels(model))
+    tokenized = TokenizedAnswer(text, completion.tokens, layout)
+    tokens = select_label_tokens(tokenized, get_labels(model))
     check_logprobs(text, tokens)
     answer = Answer(
         text=text,

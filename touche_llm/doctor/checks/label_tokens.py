@@ -15,8 +15,8 @@ from touche_llm.engines.chat import read_completion
 from touche_llm.engines.dialects import MAX_UNSEEN, Refusal
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.errors import MissingLogprobs
-from touche_llm.llm.answer_schema import list_fields
-from touche_llm.llm.label_probabilities import Label, read_label
+from touche_llm.llm.answer_schema import Label, list_fields
+from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
 from touche_llm.llm.request import Request
 
 # Max probability of tokens that several labels share, since it is split between these.
@@ -62,11 +62,10 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
         value = f"could not be checked: the answer is {completion.text.strip()[:40]!r}"
         return ServerCheck(CHECK.name, None, value)
 
+    answer = TokenizedAnswer(completion.text, completion.tokens, request.layout)
     readings: list[Reading] = []
     for field, labels in by_field.items():
-        reading = read_label(
-            completion.text, completion.tokens, request.layout, field, labels, labels[0]
-        )
+        reading = read_label(answer, field, labels, answered=labels[0])
         problem = _find_problem(survey, field, labels, reading, completion.text)
         if problem is not None:
             return CHECK.fail(problem)
