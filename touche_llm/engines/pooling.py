@@ -20,6 +20,7 @@ from touche_llm.llm.cache import EntryMetadata, describe_resume
 from touche_llm.llm.client import EngineClient, FailedRequest
 from touche_llm.llm.protocol import EngineInfo, PoolingEngine, TokenCounter
 from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.truncation import TruncatedDocument
 from touche_llm.text.passages import RankedPassages
 
 if TYPE_CHECKING:  # takes a while to load
@@ -120,9 +121,9 @@ class PoolingClient(EngineClient):
         whole, info = wrap(text), self.engine_info
         # The model may add as many tokens as the overhead to those that the server counts.
         fitted = await self.truncate_document(wrap, whole, document, info.context - info.overhead)
-        if not isinstance(fitted, FailedRequest):
-            return fitted[0]
-        if fitted.attempts:
+        if isinstance(fitted, TruncatedDocument):
+            return fitted.text
+        if isinstance(fitted, FailedRequest):
             reason = fitted.attempts[-1].reason
             raise self._fail_with(
                 f"{whole.origin.subject}: too long, and its tokens cannot be counted: {reason}"

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from touche_llm.data.records import Attempt, Cut
+from touche_llm.data.records import Attempt
 from touche_llm.errors import EngineError, Rejected, Transient, Unreachable
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.protocol import CountingEngine, EngineInfo
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.retries import retry
-from touche_llm.llm.truncation import Fitting, Truncation, apply_truncation
+from touche_llm.llm.truncation import Fitting, TruncatedDocument, Truncation, apply_truncation
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
@@ -23,11 +23,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """Request without a usable answer.
+    """Request to which no usable answer came.
 
     Attributes:
         request: Request as it would be or was sent.
-        attempts: Attempts to get an answer; none of a replay, whose cache lacks the answer.
+        attempts: Attempts to get an answer, at least one.
         is_unmeasured: Whether the failure came before: the tokens of its document, which may be too
             long, could not be counted.
     """
@@ -36,12 +36,23 @@ class FailedRequest:
     attempts: list[Attempt]
     is_unmeasured: bool = False
 
-    @property
-    def is_miss(self) -> bool:
-        """Whether it is a replay whose cache lacks the answer."""
-        return not self.attempts
+
+@dataclass(frozen=True, slots=True)
+class MissingAnswer:
+    """Request of a replay whose answer the cache lacks.
+
+    Attributes:
+        request: Request as it would be sent.
+        is_unmeasured: Whether the cache already lacks the tokens of its document, which may be too
+            long.
+    """
+
+    request: Request
+    is_unmeasured: bool = False
 
 
+# Request without a usable answer.
+UnansweredRequest = FailedRequest | MissingAnswer
 _ResultT = TypeVar("_ResultT")
 
 # Connects to an engine.
@@ -82,7 +93,7 @@ class EngineClient:
         whole: Request,
         document: str | RankedPassages,
         room: int,
-    ) -> tuple[str, Cut | None] | FailedRequest:
+    ) -> TruncatedDocument | UnansweredRequest:
         """Truncate a document so that its prompt has at most `room` tokens.
 
         Args:
@@ -91,14 +102,11 @@ class EngineClient:
             document: Text, or passages in the order in which they are kept.
             room: Max number of prompt tokens.
 
-        Returns:
-            The text, and its truncation, None if it is complete.
-
         Raises:
             PromptError: The prompt alone leaves no room for the document.
         """
         bound = await self.bound_tokens(whole)
-        if isinstance(bound, FailedRequest):
+        if isinstance(bound, UnansweredRequest):
             return bound
         if bound <= room:
             return apply_truncation(document, Truncation(prompt_tokens=0))
@@ -119,14 +127,14 @@ class EngineClient:
             # A number of passages is meaningful only with the passages and their order.
             parameters["passages"] = document.preference
         truncation = await self._measure(whole, fit, **parameters)
-        if isinstance(truncation, FailedRequest):
+        if isinstance(truncation, UnansweredRequest):
             return truncation
 
         if not truncation.is_complete:
             self.counts.cut += 1
         return apply_truncation(document, truncation)
 
-    async def count_tokens(self, request: Request) -> int | FailedRequest:
+    async def count_tokens(self, request: Request) -> int | UnansweredRequest:
         """Return the number of prompt tokens of a request, as the engine counts them."""
 
         async def count(engine: CountingEngine) -> Truncation:
@@ -134,21 +142,21 @@ class EngineClient:
             return Truncation(prompt_tokens=tokens)
 
         counted = await self._measure(request, count)
-        return counted if isinstance(counted, FailedRequest) else counted.prompt_tokens
+        return counted if isinstance(counted, UnansweredRequest) else counted.prompt_tokens
 
     async def _measure(
         self,
         request: Request,
         measure: Callable[[CountingEngine], Awaitable[Truncation]],
         **parameters: Any,
-    ) -> Truncation | FailedRequest:
+    ) -> Truncation | UnansweredRequest:
         """Return the measurement of a request from the cache or from the engine."""
         key = request.make_key("fit", **parameters)
         cached = self.cache.get(key, Truncation)
         if cached is not None:
             return cached
         if self.engine is None:
-            return replace(self._miss(request), is_unmeasured=True)
+            return self._miss(request, is_unmeasured=True)
         try:
             measured = await measure(self.engine)
         except Rejected as rejected:
@@ -157,19 +165,19 @@ class EngineClient:
             attempt = self._record_lost(transient, 0)
         else:
             return await self.cache.store(describe_entry("fit", request, key), measured)
-        return replace(self._fail(request, [attempt]), is_unmeasured=True)
+        return self._fail(request, [attempt], is_unmeasured=True)
 
-    async def bound_tokens(self, request: Request) -> int | FailedRequest:
+    async def bound_tokens(self, request: Request) -> int | UnansweredRequest:
         """Return an upper bound of the prompt tokens of a request: no token is shorter than a byte."""
         overhead = await self._count_overhead(request)
-        if isinstance(overhead, FailedRequest):
+        if isinstance(overhead, UnansweredRequest):
             return overhead
         content_bytes = 0
         for message in request.messages:
             content_bytes += len(message.content.encode("utf-8", "replace"))
         return overhead + content_bytes
 
-    async def _count_overhead(self, request: Request) -> int | FailedRequest:
+    async def _count_overhead(self, request: Request) -> int | UnansweredRequest:
         """Return the tokens that the chat template adds.
 
         They are known for a lone question, and counted once for longer chats of a length.
@@ -185,20 +193,22 @@ class EngineClient:
                 short = tuple(Message(message.role, "x") for message in request.messages)
                 origin = replace(request.origin, topic_id="", document_id=None)
                 counted = await self.count_tokens(replace(request, messages=short, origin=origin))
-                if isinstance(counted, FailedRequest):
+                if isinstance(counted, UnansweredRequest):
                     return counted
                 self._overheads[size] = counted
             return self._overheads[size]
 
-    def _miss(self, request: Request) -> FailedRequest:
-        """Record a request whose answer the cache of a replay lacks."""
+    def _miss(self, request: Request, *, is_unmeasured: bool = False) -> MissingAnswer:
+        """Record and return a request whose answer the cache of a replay lacks."""
         self.misses.append(request)
-        return FailedRequest(request, attempts=[])
+        return MissingAnswer(request, is_unmeasured=is_unmeasured)
 
-    def _fail(self, request: Request, attempts: list[Attempt]) -> FailedRequest:
+    def _fail(
+        self, request: Request, attempts: list[Attempt], *, is_unmeasured: bool = False
+    ) -> FailedRequest:
         """Count and return a failure."""
         self.counts.failures += 1
-        return FailedRequest(request, attempts)
+        return FailedRequest(request, attempts, is_unmeasured=is_unmeasured)
 
     def _record_lost(self, transient: Transient, sample: int) -> Attempt:
         """Return the attempt of a request without a reply.

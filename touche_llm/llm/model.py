@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 from touche_llm.data.records import Attempt, Cut, Reading
 from touche_llm.errors import DataError, EngineError, Rejected, ReplayMiss, Transient, Unusable
 from touche_llm.llm.answer import MAX_CHARS, OUTCOMES, Answer, UnusableAnswer
 from touche_llm.llm.answer_schema import AnswerForm, AnswerT, FreeText, Layout, get_labels
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.client import EngineClient, FailedRequest, describe_entry
+from touche_llm.llm.client import EngineClient, FailedRequest, UnansweredRequest, describe_entry
 from touche_llm.llm.label_probabilities import (
     TokenizedAnswer,
     check_logprobs,
@@ -80,6 +80,18 @@ class AnsweredRequest(Generic[AnswerT]):
         return read_fields(answer, labels, answered)
 
 
+class DocumentResult(NamedTuple, Generic[AnswerT]):
+    """Result of a request about a document.
+
+    Attributes:
+        result: Answer, if a usable one came.
+        cut: Truncation of the document; None if it is complete or its length is unknown.
+    """
+
+    result: AnsweredRequest[AnswerT] | UnansweredRequest
+    cut: Cut | None
+
+
 @dataclass(slots=True, kw_only=True)
 class ModelClient(EngineClient):
     """Client of one model with one answer cache; `open_client` makes it.
@@ -101,13 +113,13 @@ class ModelClient(EngineClient):
     # Keys whose cache entries this run has removed or stored: equal requests use what a replay will
     # find.
     _settled: set[str] = field(default_factory=set)
-    _in_flight: dict[str, asyncio.Task[AnsweredRequest[Any] | FailedRequest]] = field(
+    _in_flight: dict[str, asyncio.Task[AnsweredRequest[Any] | UnansweredRequest]] = field(
         default_factory=dict
     )
 
     async def request(
         self, request: Request, model: type[AnswerT]
-    ) -> AnsweredRequest[AnswerT] | FailedRequest:
+    ) -> AnsweredRequest[AnswerT] | UnansweredRequest:
         """Return the answer to a request, after reasoning if it requests that.
 
         A replay miss is added to `misses`.
@@ -121,7 +133,7 @@ class ModelClient(EngineClient):
             return await self.request_one(request, model)
 
         reasoned = await self.request_one(request_thought(request), FreeText)
-        if isinstance(reasoned, FailedRequest):
+        if isinstance(reasoned, UnansweredRequest):
             return reasoned
 
         build_request = partial(continue_thought, request)
@@ -129,26 +141,25 @@ class ModelClient(EngineClient):
         # Encoded again, a text can have more tokens than the model generated.
         room = self.engine_info.context - request.sampling.max_tokens
         fitted = await self.truncate_document(build_request, build_request(thought), thought, room)
-        if isinstance(fitted, FailedRequest):
+        if isinstance(fitted, UnansweredRequest):
             return fitted
 
-        text, _ = fitted
-        result = await self.request_one(build_request(text), model)
-        if isinstance(result, FailedRequest):
+        result = await self.request_one(build_request(fitted.text), model)
+        if isinstance(result, UnansweredRequest):
             return result
-        return replace(result, thought=text, thought_key=reasoned.key)
+        return replace(result, thought=fitted.text, thought_key=reasoned.key)
 
     async def request_truncated(
         self,
         build_request: Callable[[str], Request],
         document: str | RankedPassages,
         model: type[AnswerT],
-    ) -> tuple[AnsweredRequest[AnswerT] | FailedRequest, Cut | None]:
+    ) -> DocumentResult[AnswerT]:
         """Return the answer to a request about a document, truncated if it does not fit the context.
 
         The engine counts tokens only if the number of bytes may be too large: no token is shorter
         than a byte. A text is truncated at a sentence end if one is near; of ranked passages, as
-        many of the best as fit are kept. The truncation is None if the document is complete.
+        many of the best as fit are kept.
 
         Raises:
             EngineError: As `request`.
@@ -158,16 +169,16 @@ class ModelClient(EngineClient):
         whole = build_request(complete)
         room = self.engine_info.context - whole.max_tokens
         fitted = await self.truncate_document(build_request, whole, document, room)
-        if isinstance(fitted, FailedRequest):
-            return fitted, None
+        if isinstance(fitted, UnansweredRequest):
+            return DocumentResult(fitted, cut=None)
 
-        text, cut = fitted
-        request = whole if text == complete else build_request(text)
-        return await self.request(request, model), cut
+        is_complete = fitted.text == complete
+        request = whole if is_complete else build_request(fitted.text)
+        return DocumentResult(await self.request(request, model), fitted.cut)
 
     async def request_one(
         self, request: Request, model: type[AnswerT]
-    ) -> AnsweredRequest[AnswerT] | FailedRequest:
+    ) -> AnsweredRequest[AnswerT] | UnansweredRequest:
         """Return the answer to a request that is sent as it is.
 
         Equal requests at the same time are sent once.
@@ -180,16 +191,16 @@ class ModelClient(EngineClient):
             sending.add_done_callback(lambda _: self._in_flight.pop(key))
             return await sending
 
-        result: AnsweredRequest[AnswerT] | FailedRequest = await asyncio.shield(shared)
+        result: AnsweredRequest[AnswerT] | UnansweredRequest = await asyncio.shield(shared)
         if isinstance(result, AnsweredRequest):
             self.counts.cache_hits += 1
-        elif not result.is_miss:
+        elif isinstance(result, FailedRequest):
             self.counts.failures += 1
         return result
 
     async def _request_samples(
         self, request: Request, model: type[AnswerT]
-    ) -> AnsweredRequest[AnswerT] | FailedRequest:
+    ) -> AnsweredRequest[AnswerT] | UnansweredRequest:
         """Return the answer of the first usable sample, each from the cache or from the engine."""
         is_settled = request.key in self._settled
         if not is_settled and self.cache.mode is CacheMode.REFRESH:

@@ -36,7 +36,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm import retries
 from touche_llm.llm.answer_schema import build_schema
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
@@ -82,7 +82,7 @@ def question(text: str = "A question.") -> Request:
 
 async def send_question(
     server: FakeServer, path: Path, **options: Any
-) -> tuple[AnsweredRequest[Any] | FailedRequest, ModelClient]:
+) -> tuple[AnsweredRequest[Any] | UnansweredRequest, ModelClient]:
     async with server.running(), model_of(server, path, **options) as model:
         return await model.request(question(), ComparativeJudgment), model
 
