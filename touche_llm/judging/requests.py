@@ -71,7 +71,11 @@ class RequestBuilder:
         """Read the labels of an answer, and count answers whose labels cannot be read."""
         readings = read_labels(result, question)
         if self.sampling.top_logprobs:
-            self.model.count_labels(origin, readings, describe_unread(result))
+            problem = describe_unread(result)
+            if problem:
+                self.model.labels.add_unread(origin, problem)
+            else:
+                self.model.labels.add_read(origin, readings)
         return readings
 
 

@@ -23,17 +23,14 @@ from touche_llm.llm.label_probabilities import (
     read_fields,
     select_label_tokens,
 )
-from touche_llm.llm.label_statistics import LabelCounts, LabelInformation, get_most_probable
+from touche_llm.llm.label_statistics import LabelTally
 from touche_llm.llm.parsing import parse_answer
 from touche_llm.llm.protocol import Completion, Engine
-from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
+from touche_llm.llm.request import MAX_SAMPLES, Request, continue_thought, request_thought
 from touche_llm.llm.settings import DEFAULT_CONCURRENCY, SamplingConfig
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
-# So many answers to a prompt, none of whose labels can be read, are a fault of the server, not of
-# the answers.
-_MAX_UNREAD = 32
 
 
 @dataclass(frozen=True)
@@ -101,15 +98,14 @@ class ModelClient(EngineClient):
         concurrency: Max number of requests at a time.
         retry_failures: Whether to send requests again for which the cache holds only unusable
             answers.
-        labels: Counts of the answers whose labels are to be read from log-probabilities, by prompt.
+        labels: Tally of the answers whose labels are to be read from log-probabilities.
     """
 
     engine: Engine | None
     sampling: SamplingConfig
     concurrency: int = DEFAULT_CONCURRENCY
     retry_failures: bool = False
-    labels: dict[str, LabelCounts] = field(default_factory=dict)
-    _information: dict[tuple[str, str], LabelInformation] = field(default_factory=dict)
+    labels: LabelTally = field(default_factory=LabelTally)
     # Keys whose cache entries this run has removed or stored: equal requests use what a replay will
     # find.
     _settled: set[str] = field(default_factory=set)
@@ -349,42 +345,6 @@ class ModelClient(EngineClient):
         yield request
         for number in range(1, MAX_SAMPLES):
             yield request.resample(number, self.sampling.resample_temperature)
-
-    def count_labels(self, origin: Origin, readings: Mapping[str, Reading], problem: str) -> None:
-        """Count an answer whose labels are to be read from log-probabilities.
-
-        Raise EngineError if none of many can be.
-
-        `problem` says why the labels cannot be read; it is empty if they can.
-        """
-        counts = self.labels.setdefault(origin.prompt, LabelCounts())
-        counts.answers += 1
-        counts.unread += bool(problem)
-        if problem and not counts.first:
-            counts.first = f"{origin.subject}: {problem}"
-        if "stance" in readings:
-            counts.overruled += get_most_probable(readings["stance"]) != str(
-                readings["stance"].answered
-            )
-        for name, reading in readings.items():
-            if reading.probabilities is not None:
-                information = self._information.setdefault(
-                    (origin.prompt, name), LabelInformation()
-                )
-                information.add(reading.probabilities)
-                counts.bits[name] = information.bits
-        if counts.unread >= _MAX_UNREAD:
-            self.raise_on_unread()
-
-    def raise_on_unread(self) -> None:
-        """Raise EngineError if the labels of no answer to a prompt can be read from log-probabilities."""
-        for prompt, counts in self.labels.items():
-            if counts.answers == counts.unread > 0:
-                raise EngineError(
-                    f"prompt {prompt}: {counts.describe_unread()}; request plain grades with "
-                    "`sampling.logprobs: false`, or repair the server and request all answers again with "
-                    "`cache.mode: refresh`"
-                )
 
     def raise_on_misses(self) -> None:
         """Raise ReplayMiss if a replay needed answers that the cache lacks."""

@@ -155,7 +155,7 @@ class PromptComparison:
                 self.context, variant, pairs, builder
             )
         builder.model.raise_on_misses()
-        builder.model.raise_on_unread()
+        builder.model.labels.raise_on_unread()
 
     async def measure(
         self, kind: Kind, part: str, variants: Sequence[Variant], builder: RequestBuilder
