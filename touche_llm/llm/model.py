@@ -28,9 +28,13 @@ from touche_llm.llm.parsing import parse_answer
 from touche_llm.llm.protocol import Completion, Engine
 from touche_llm.llm.request import MAX_SAMPLES, Request, continue_thought, request_thought
 from touche_llm.llm.settings import DEFAULT_CONCURRENCY, SamplingConfig
+from touche_llm.llm.truncation import TruncatedDocument, get_complete_text
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
+# Kinds of attempts after which no other sample is requested: the server refused the request, or did
+# not reply.
+_SERVER_KINDS = ("server_error", "timeout")
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,11 @@ class ModelClient(EngineClient):
     ) -> AnsweredRequest[AnswerT] | UnansweredRequest:
         """Return the answer to a request, after reasoning if it requests that.
 
-        A replay miss is added to `misses`.
+        A request whose answer a replay lacks is added to `misses`.
+
+        Args:
+            request: Request, with the schema of `model`.
+            model: Model of the answer.
 
         Raises:
             DataError: A stored answer is unusable.
@@ -132,18 +140,31 @@ class ModelClient(EngineClient):
         if isinstance(reasoned, UnansweredRequest):
             return reasoned
 
-        build_request = partial(continue_thought, request)
-        thought = request.thinking.clean(reasoned.value.text)
-        # Encoded again, a text can have more tokens than the model generated.
-        room = self.engine_info.context - request.sampling.max_tokens
-        fitted = await self.truncate_document(build_request, build_request(thought), thought, room)
+        fitted = await self._truncate_thought(request, reasoned.value.text)
         if isinstance(fitted, UnansweredRequest):
             return fitted
 
-        result = await self.request_one(build_request(fitted.text), model)
+        result = await self.request_one(continue_thought(request, fitted.text), model)
         if isinstance(result, UnansweredRequest):
             return result
         return replace(result, thought=fitted.text, thought_key=reasoned.key)
+
+    async def _truncate_thought(
+        self, request: Request, completion: str
+    ) -> TruncatedDocument | UnansweredRequest:
+        """Return the thought in a completion, truncated so that an answer fits after it.
+
+        Raises:
+            EngineError: The engine failed.
+            PromptError: The prompt alone leaves no room for the answer.
+        """
+        assert request.thinking is not None, "the request asked for a thought"
+        thought = request.thinking.clean(completion)
+
+        # Encoded again, a text can have more tokens than the model generated.
+        room = self.engine_info.context - request.sampling.max_tokens
+        build_request = partial(continue_thought, request)
+        return await self.truncate_document(build_request, build_request(thought), thought, room)
 
     async def request_truncated(
         self,
@@ -153,23 +174,30 @@ class ModelClient(EngineClient):
     ) -> DocumentResult[AnswerT]:
         """Return the answer to a request about a document, truncated if it does not fit the context.
 
-        The engine counts tokens only if the number of bytes may be too large: no token is shorter
-        than a byte. A text is truncated at a sentence end if one is near; of ranked passages, as
-        many of the best as fit are kept.
+        A text is truncated at a sentence end if one is near; of ranked passages, as many of the
+        best as fit are kept.
+
+        Args:
+            build_request: Builds the request with a text in place of the document.
+            document: Text, or passages in the order in which they are kept.
+            model: Model of the answer.
 
         Raises:
-            EngineError: As `request`.
-            PromptError: The prompt alone leaves no room for the document.
+            DataError: A stored answer is unusable.
+            EngineError: The engine failed.
+            PromptError: The prompt alone leaves no room for the document, or it and the reasoning
+                leave none for the answer.
         """
-        complete = document if isinstance(document, str) else document.whole.text
-        whole = build_request(complete)
-        room = self.engine_info.context - whole.max_tokens
-        fitted = await self.truncate_document(build_request, whole, document, room)
+        complete_text = get_complete_text(document)
+        complete_request = build_request(complete_text)
+        room = self.engine_info.context - complete_request.max_tokens
+        fitted = await self.truncate_document(build_request, complete_request, document, room)
         if isinstance(fitted, UnansweredRequest):
             return DocumentResult(fitted, cut=None)
 
-        is_complete = fitted.text == complete
-        request = whole if is_complete else build_request(fitted.text)
+        request = complete_request
+        if fitted.text != complete_text:
+            request = build_request(fitted.text)
         return DocumentResult(await self.request(request, model), fitted.cut)
 
     async def request_one(
@@ -178,16 +206,20 @@ class ModelClient(EngineClient):
         """Return the answer to a request that is sent as it is.
 
         Equal requests at the same time are sent once.
+
+        Raises:
+            DataError: A stored answer is unusable.
+            EngineError: The engine failed.
         """
         key = request.key
-        shared = self._in_flight.get(key)
-        if shared is None:
+        in_flight = self._in_flight.get(key)
+        if in_flight is None:
             sending = asyncio.create_task(self._request_samples(request, model))
             self._in_flight[key] = sending
             sending.add_done_callback(lambda _: self._in_flight.pop(key))
             return await sending
 
-        result: AnsweredRequest[AnswerT] | UnansweredRequest = await asyncio.shield(shared)
+        result: AnsweredRequest[AnswerT] | UnansweredRequest = await asyncio.shield(in_flight)
         if isinstance(result, AnsweredRequest):
             self.counts.cache_hits += 1
         elif isinstance(result, FailedRequest):
@@ -199,21 +231,21 @@ class ModelClient(EngineClient):
     ) -> AnsweredRequest[AnswerT] | UnansweredRequest:
         """Return the answer of the first usable sample, each from the cache or from the engine."""
         is_settled = request.key in self._settled
-        if not is_settled and self.cache.mode is CacheMode.REFRESH:
+        is_retried = not is_settled and self.retry_failures and self._has_failed(request)
+        if is_retried:
+            self._forget(request, kind="unusable")
+        elif not is_settled and self.cache.mode is CacheMode.REFRESH:
             # Otherwise a replay would find an old first sample before the new second one.
             self._forget(request)
-        is_repeated = not is_settled and self.retry_failures and self._has_failed(request)
-        if is_repeated:
-            self._forget(request, kind="unusable")
 
         attempts: list[Attempt] = []
         is_sent = False
         for sample in self._iterate_samples(request):
-            # The cache of a dry run cannot forget.
-            stored = (
-                None if is_repeated else self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
-            )
-            result: AnsweredRequest[AnswerT] | UnusableAnswer
+            stored: Answer | UnusableAnswer | None = None
+            # The cache of a dry run cannot forget what is retried.
+            if not is_retried:
+                stored = self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
+
             if stored is not None:
                 self._count_stored(stored)
                 result = _read_stored(stored, sample, model, is_cached=True)
@@ -221,23 +253,12 @@ class ModelClient(EngineClient):
                 return self._miss(request)
             else:
                 is_sent = True
-                try:
-                    result = await self._send(self.engine, sample, model)
-                except Transient as transient:
-                    attempts.append(self._record_lost(transient, sample.sample))
-                    break
+                result = await self._send(self.engine, sample, model)
 
             if isinstance(result, AnsweredRequest):
                 return result
-            attempts.append(
-                Attempt(
-                    sample=sample.sample,
-                    kind=result.kind,
-                    reason=result.reason,
-                    text=result.text,
-                )
-            )
-            if result.kind == "server_error":
+            attempts.append(result)
+            if result.kind in _SERVER_KINDS:
                 break
 
         if is_sent:
@@ -261,38 +282,44 @@ class ModelClient(EngineClient):
             stored = self.cache.get(sample.key, OUTCOMES)
             if not isinstance(stored, UnusableAnswer):
                 return False
-            if stored.kind == "server_error":
+            if stored.kind in _SERVER_KINDS:
                 break
         return True
 
     def _forget(self, request: Request, kind: str | None = None) -> None:
-        """Remove the cache entries of all samples, once per run."""
-        self.cache.forget((sample.key for sample in self._iterate_samples(request)), kind=kind)
+        """Remove the cache entries of all samples, once per run.
+
+        Args:
+            request: Request of the samples.
+            kind: Kind of the entries to remove; None for all.
+        """
+        keys = [sample.key for sample in self._iterate_samples(request)]
+        self.cache.forget(keys, kind=kind)
         self._settled.add(request.key)
 
     async def _send(
         self, engine: Engine, sample: Request, model: type[AnswerT]
-    ) -> AnsweredRequest[AnswerT] | UnusableAnswer:
-        """Send the request of one sample and store the result.
+    ) -> AnsweredRequest[AnswerT] | Attempt:
+        """Send the request of one sample, and store the result unless there is no reply.
 
         Raises:
-            Transient: There is no reply.
+            EngineError: The engine refuses all requests, or does not reply any more.
         """
         self.counts.requests += 1
         if sample.sample > 0:
             self.counts.resamples += 1
+
         started = time.monotonic()
         try:
             result = await self._complete(engine, sample, model)
+        except Transient as transient:
+            return self._record_lost(transient, sample.sample)
         finally:
             self.counts.ended += 1
-
         self._lost_in_a_row = 0
-        value: Answer | UnusableAnswer
-        if isinstance(result, AnsweredRequest):
-            kind, value = "answer", result.answer
-        else:
-            kind, value = "unusable", result
+
+        value = result.answer if isinstance(result, AnsweredRequest) else result
+        kind = "answer" if isinstance(result, AnsweredRequest) else "unusable"
         _LOG.debug(
             "%s, sample %d: %s in %.1f s",
             sample.origin.location,
@@ -300,17 +327,21 @@ class ModelClient(EngineClient):
             kind,
             time.monotonic() - started,
         )
-        metadata = describe_entry(kind, sample, sample.key)
-        stored = await self.cache.store(metadata, value, OUTCOMES)
-        if stored is value:
+        stored = await self.cache.store(describe_entry(kind, sample, sample.key), value, OUTCOMES)
+        if isinstance(result, AnsweredRequest) and stored is value:
             return result
-        # Another process stored its answer first, which a replay will find.
+        # Another process may have stored its answer first, which a replay will find.
         return _read_stored(stored, sample, model, is_cached=False)
 
     async def _complete(
         self, engine: Engine, sample: Request, model: type[AnswerT]
     ) -> AnsweredRequest[AnswerT] | UnusableAnswer:
-        """Send the request of one sample, and parse and count the completion."""
+        """Send the request of one sample, and parse and count the completion.
+
+        Raises:
+            EngineError: The engine refuses all requests.
+            Transient: There is no reply.
+        """
         try:
             completion = await self._retry(partial(engine.complete, sample))
         except Rejected as rejected:
@@ -342,12 +373,17 @@ class ModelClient(EngineClient):
             self.counts.prefix_reports += 1
 
     def _iterate_samples(self, request: Request) -> Iterator[Request]:
+        """Yield the requests of all samples, the first as it is."""
         yield request
         for number in range(1, MAX_SAMPLES):
             yield request.resample(number, self.sampling.resample_temperature)
 
     def raise_on_misses(self) -> None:
-        """Raise ReplayMiss if a replay needed answers that the cache lacks."""
+        """Raise an error if a replay needed answers that the cache lacks.
+
+        Raises:
+            ReplayMiss: There are such answers.
+        """
         if self.misses:
             raise make_replay_miss(self.cache.path, self.misses)
 
@@ -369,14 +405,25 @@ def make_replay_miss(cache: Path, missing: Sequence[Request]) -> ReplayMiss:
 
 def _read_stored(
     stored: Answer | UnusableAnswer, sample: Request, model: type[AnswerT], *, is_cached: bool
-) -> AnsweredRequest[AnswerT] | UnusableAnswer:
-    """Parse a stored answer; return an unusable one as it is.
+) -> AnsweredRequest[AnswerT] | Attempt:
+    """Parse a stored answer; return an unusable one as an attempt.
+
+    Args:
+        stored: Answer in the cache.
+        sample: Request of the sample.
+        model: Model of the answer.
+        is_cached: Whether the answer was stored before it was requested.
 
     Raises:
         DataError: The stored answer is not one that the program would have stored.
     """
     if isinstance(stored, UnusableAnswer):
-        return stored
+        return Attempt(
+            sample=sample.sample,
+            kind=stored.kind,
+            reason=stored.reason,
+            text=stored.text,
+        )
     try:
         value = parse_answer(stored.text, model, sample.layout.form)
         check_logprobs(stored.text, stored.tokens)
@@ -393,26 +440,17 @@ def _parse_completion(
 ) -> AnsweredRequest[AnswerT]:
     """Parse a completion, and select what is stored of it.
 
+    Args:
+        completion: Completion of the request.
+        sample: Request of the sample.
+        model: Model of the answer.
+
     Raises:
         Unusable: The completion is no answer to the request.
     """
-    if completion.refusal or completion.finish_reason == "content_filter":
-        raise Unusable("refused", "the model refused", completion.refusal or completion.text)
-
-    layout = sample.layout
-    text = completion.text
-    if layout.form is AnswerForm.TEXT:
-        # A server with a reasoning parser returns a thought in a field of its own.
-        text = (completion.reasoning or "") + text
-    elif completion.finish_reason == "length":
-        reason = f"the answer did not end within {completion.completion_tokens} tokens"
-        raise Unusable("cut_off", reason, text)
-    if completion.reasoning and not text.strip():
-        reason = "the answer is empty and the reasoning is not: switch thinking off"
-        raise Unusable("not_json", reason, completion.reasoning)
-
-    value = parse_answer(text, model, layout.form)
-    tokenized = TokenizedAnswer(text, completion.tokens, layout)
+    text = _get_text(completion, sample.layout)
+    value = parse_answer(text, model, sample.layout.form)
+    tokenized = TokenizedAnswer(text, completion.tokens, sample.layout)
     tokens = select_label_tokens(tokenized, get_labels(model))
     check_logprobs(text, tokens)
     answer = Answer(
@@ -424,3 +462,27 @@ def _parse_completion(
         fingerprint=completion.fingerprint,
     )
     return AnsweredRequest(request=sample, answer=answer, value=value)
+
+
+def _get_text(completion: Completion, layout: Layout) -> str:
+    """Return the text of the answer in a completion.
+
+    Raises:
+        Unusable: The model refused, or the answer is empty or not complete.
+    """
+    if completion.refusal or completion.finish_reason == "content_filter":
+        raise Unusable("refused", "the model refused", completion.refusal or completion.text)
+
+    text = completion.text
+    reasoning = completion.reasoning or ""
+    if layout.form is AnswerForm.TEXT:
+        # A server with a reasoning parser returns a thought in a field of its own.
+        text = reasoning + text
+    elif completion.finish_reason == "length":
+        reason = f"the answer did not end within {completion.completion_tokens} tokens"
+        raise Unusable("cut_off", reason, text)
+
+    if reasoning and not text.strip():
+        reason = "the answer is empty and the reasoning is not: switch thinking off"
+        raise Unusable("not_json", reason, reasoning)
+    return text

@@ -49,6 +49,11 @@ class TruncatedDocument(NamedTuple):
     cut: Cut | None
 
 
+def get_complete_text(document: str | RankedPassages) -> str:
+    """Return what a request shows of a document that is not truncated."""
+    return document if isinstance(document, str) else document.whole.text
+
+
 def apply_truncation(document: str | RankedPassages, truncation: Truncation) -> TruncatedDocument:
     """Return what a request shows of a document."""
     if isinstance(document, str):
@@ -123,8 +128,7 @@ class Fitting:
         Raises:
             PromptError: The prompt alone leaves no room for the document.
         """
-        complete_text = document if isinstance(document, str) else document.whole.text
-        complete_tokens = await self.count(complete_text)
+        complete_tokens = await self.count(get_complete_text(document))
         if complete_tokens <= self.room:
             return Truncation(prompt_tokens=complete_tokens)
         if isinstance(document, str):
