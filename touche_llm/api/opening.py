@@ -310,10 +310,10 @@ async def _look_at_server(
 
     try:
         async with asyncio.timeout(_LOOK_SECONDS):
-            served, _ = await identify(client, settings, get_section(purpose))
+            identification = await identify(client, settings, get_section(purpose))
     except (EngineError, Transient, Rejected, TimeoutError):
         return None
-    return served
+    return identification.info
 
 
 @asynccontextmanager

@@ -105,13 +105,14 @@ async def examine(subject: ServerUnderTest, occasion: Occasion = Occasion.START_
 async def _identify(subject: ServerUnderTest, checks: list[ServerCheck]) -> EngineInfo:
     """Return what a server says of itself, and add it to the results of the checks."""
     server = subject.server
-    info, context = await identify(server, subject.engine, "engine")
+    identification = await identify(server, subject.engine, "engine")
+    info = identification.info
     if waiting := await server.count_waiting():
         subject.warn(f"{server.base_url}: the server is busy: {waiting:,} requests wait")
     checks += [
         ServerCheck("server", True, info.engine),
         ServerCheck("model", True, info.model),
-        context,
+        identification.context_check,
     ]
     return info
 

@@ -284,10 +284,11 @@ class PoolingServer:
 
         client = self._client
         try:
-            info, context = await identify(client, self._settings, client.section)
+            identification = await identify(client, self._settings, client.section)
+            info = identification.info
             self._model = info.model
-            if context.is_blocking:
-                raise EngineError(f"{client.base_url}: {context}")
+            if identification.context_check.is_blocking:
+                raise EngineError(f"{client.base_url}: {identification.context_check}")
             await (
                 self._check_vectors(dimensions)
                 if self._purpose == "embedding"
