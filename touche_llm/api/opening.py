@@ -15,6 +15,7 @@ from touche_llm.engines.answer_function import FUNCTION, AnswerFunction, Functio
 from touche_llm.engines.pooling import PoolingClient, PoolingServer
 from touche_llm.engines.settings import (
     MAX_ROUND,
+    SECTIONS,
     EngineConfig,
     PoolingConfig,
     PoolingPurpose,
@@ -345,9 +346,15 @@ async def open_pooling(
         # Imported here because the HTTP libraries are slow to load.
         from touche_llm.engines.http import HttpClient
 
-        async with HttpClient(
-            settings.url, concurrency=settings.concurrency, request_timeout=settings.request_timeout
-        ) as client:
+        section = SECTIONS[purpose]
+        connection = HttpClient(
+            settings.url,
+            concurrency=settings.concurrency,
+            request_timeout=settings.request_timeout,
+            section=section,
+            address=f"`{section}.url`",
+        )
+        async with connection as client:
             server = PoolingServer(client, purpose, settings)
 
             async def start_up() -> EngineInfo:

@@ -86,8 +86,9 @@ async def _examine(
         concurrency=engine.concurrency,
         request_timeout=engine.request_timeout,
         chat_template_kwargs=sampling.chat_template_kwargs,
+        address="URL",
+        patience=1,
     ) as server:
-        server.address, server.patience = "URL", 1
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
         schemas, progress = list_schemas([prompt]), CommandProgress()
         occasion = Occasion.THOROUGH if is_thorough else Occasion.DOCTOR

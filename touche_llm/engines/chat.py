@@ -409,9 +409,17 @@ class ChatServer(HttpClient):
         concurrency: int,
         request_timeout: float,
         chat_template_kwargs: Mapping[str, Any],
+        address: str = "`engine.base_url`",
+        patience: int = 12,
     ) -> None:
         """Initialise the client like an `HttpClient`; nothing is sent yet."""
-        super().__init__(base_url, concurrency=concurrency, request_timeout=request_timeout)
+        super().__init__(
+            base_url,
+            concurrency=concurrency,
+            request_timeout=request_timeout,
+            address=address,
+            patience=patience,
+        )
         self.chat_template_kwargs = dict(chat_template_kwargs)
         self.dialect: Dialect | None = None
 

@@ -366,8 +366,6 @@ class PoolingServer:
         self, client: HttpClient, purpose: PoolingPurpose, settings: PoolingConfig
     ) -> None:
         """Initialise the engine with the client of a server; nothing is sent yet."""
-        client.section = SECTIONS[purpose]
-        client.address = f"`{client.section}.url`"
         self._client = client
         self._purpose: PoolingPurpose = purpose
         self._settings = settings

@@ -428,9 +428,8 @@ async def test_a_server_that_answers_other_requests_is_named_busy(server: FakeSe
     notes: list[str] = []
     async with server.running():
         async with ChatServer(
-            server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}
+            server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}, patience=1
         ) as client:
-            client.patience = 1
             with pytest.raises(EngineError, match="busy.*`engine.request_timeout`") as caught:
                 await connect(
                     ServerUnderTest(client, EngineConfig(), SamplingConfig(), warn=notes.append)
