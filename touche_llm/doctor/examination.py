@@ -90,7 +90,7 @@ async def examine(subject: ServerUnderTest, occasion: Occasion = Occasion.START_
     checks: list[ServerCheck] = []
     try:
         info = await _identify(subject, checks)
-        survey = await _survey(subject, info)
+        survey = await _make_survey(subject, info)
         await _make_checks(survey, occasion, checks)
         info = await _complete_info(survey, checks)
     except (Transient, Rejected) as error:
@@ -117,7 +117,7 @@ async def _identify(subject: ServerUnderTest, checks: list[ServerCheck]) -> Engi
     return info
 
 
-async def _survey(subject: ServerUnderTest, info: EngineInfo) -> Survey:
+async def _make_survey(subject: ServerUnderTest, info: EngineInfo) -> Survey:
     """Find out the dialect of a server, and what else its replies to test requests show.
 
     Raises:

@@ -123,14 +123,10 @@ class ProbeClient:
             return Refusal(str(error))
 
 
-def make_vllm_dialect(
-    server: ChatServer,
-    model: str,
-    constraint_parameter: ConstraintParameter = "structured_outputs",
-) -> Dialect:
+def make_vllm_dialect(server: ChatServer, model: str) -> Dialect:
     """Return the dialect of vLLM, with which the search begins."""
     return Dialect(
-        constraint_parameter=constraint_parameter,
+        constraint_parameter="structured_outputs",
         counter=VllmTokenCounter(server, model, server.chat_template_kwargs),
     )
 
@@ -189,10 +185,9 @@ async def _try_constraint_parameter(
     client: ProbeClient, dialect: Dialect
 ) -> EnforcedSchema | UnenforcedSchema:
     """Test whether a server enforces a schema with the constraint parameter of a dialect."""
-    settings = client.sampling
     logprobs_refusal: Refusal | None = None
-    reply = await client.send(client.build(top_logprobs=settings.top_logprobs), dialect)
-    if isinstance(reply, Refusal) and settings.logprobs:
+    reply = await client.send(client.build(top_logprobs=client.sampling.top_logprobs), dialect)
+    if isinstance(reply, Refusal) and client.sampling.logprobs:
         logprobs_refusal = reply
         reply = await client.send(client.build(), dialect)
     if isinstance(reply, Refusal):
@@ -205,7 +200,7 @@ async def _try_constraint_parameter(
 
     has_begun = PROBE_ANSWER.startswith(written) and '{"word"' in written
     if has_begun and completion.finish_reason == "length":
-        return UnenforcedSchema((), is_endless=True)
+        return UnenforcedSchema(problems=(), is_endless=True)
 
     problem = f"the model answered {completion.text[:80]!r}"
     if completion.reasoning:
@@ -289,7 +284,12 @@ async def find_min_alternatives(client: ProbeClient, dialect: Dialect, logprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """Count of the tokens of `PROBE_MESSAGES`, and the counter that counted them."""
+    """Count of the tokens of `PROBE_MESSAGES`.
+
+    Attributes:
+        counter: Counter that counted them.
+        prompt_tokens: Number of tokens, those of the chat template included.
+    """
 
     counter: TokenCounter
     prompt_tokens: int
@@ -297,7 +297,11 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class NoTokenCount:
-    """Reason why the tokens of messages cannot be counted."""
+    """Reason why the tokens of messages cannot be counted.
+
+    Attributes:
+        problem: What the server replied to the first attempt.
+    """
 
     problem: str
 

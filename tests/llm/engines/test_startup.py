@@ -344,6 +344,21 @@ async def test_llama_cpp_is_sent_arrays_that_it_takes_and_alternatives_that_show
     assert "items" not in schema_in(body) and body["top_logprobs"] > 20
 
 
+async def test_the_dialect_of_a_server_is_a_value_of_its_own() -> None:
+    sampling = SamplingConfig()
+    async with FakeLlamaCpp().running() as server:
+        async with ChatServer(
+            server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}
+        ) as client:
+            subject = ServerUnderTest(client, EngineConfig(), sampling, [TUPLE])
+            examined = await connect(subject)
+            assert client.dialect is None
+            without_labels = await connect(replace(subject, schemas=ARRAYS[:1]))
+    assert examined.dialect.constraint_parameter == "response_format"
+    assert examined.dialect.min_alternatives > sampling.top_logprobs
+    assert without_labels.dialect.min_alternatives == 0
+
+
 class DeafVllm(FakeServer):
     """vLLM with a template that has no place for a system message."""
 

@@ -70,7 +70,7 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
         if problem is not None:
             return CHECK.fail(problem)
         readings.append(reading)
-    return _summarise(survey, request, readings)
+    return _describe_labels(survey, request, readings)
 
 
 def _find_problem(
@@ -95,7 +95,7 @@ def _list_missing(reading: Reading) -> list[str]:
     return [label for label, share in reading.shares.items() if not share]
 
 
-def _summarise(survey: Survey, request: Request, readings: Sequence[Reading]) -> ServerCheck:
+def _describe_labels(survey: Survey, request: Request, readings: Sequence[Reading]) -> ServerCheck:
     """Return the result of a check whose labels can be read."""
     count = sum(len(reading.shares) for reading in readings)
     unread = sum(len(_list_missing(reading)) for reading in readings)
