@@ -50,24 +50,41 @@ def select_label_tokens(answer: TokenizedAnswer, fields: Container[str]) -> list
 
 
 def check_logprobs(text: str, tokens: Iterable[Token]) -> None:
-    """Raise Unusable if log-probabilities are not finite or positive, or if probabilities add up to more than 1."""
+    """Raise an error if the log-probabilities of an answer are impossible.
+
+    Args:
+        text: Text of the answer, for the error.
+        tokens: Tokens of the answer.
+
+    Raises:
+        Unusable: A log-probability is above 0 or no number, or the probabilities of a token and its
+            alternatives add up to more than 1.
+    """
     for token in tokens:
         logprobs = [logprob for _, logprob in _list_alternatives(token)]
         for logprob in (token.logprob, *logprobs):
-            if not (math.isfinite(logprob) and logprob <= LOGPROB_ROUNDING):
+            is_possible = math.isfinite(logprob) and logprob <= LOGPROB_ROUNDING
+            if not is_possible:
                 reason = f"a token has the log-probability {logprob:g}; none can be above 0"
                 raise Unusable("impossible_logprobs", reason, text)
-        total = sum(map(math.exp, logprobs))
+
+        total = sum(math.exp(logprob) for logprob in logprobs)
         if total > 1.0 + LOGPROB_ROUNDING:
             reason = f"the probabilities of a token and its alternatives add up to {total:g}; they cannot exceed 1"
             raise Unusable("impossible_logprobs", reason, text)
 
 
 def overlaps(at: int, token: str, spans: Iterable[tuple[int, int]]) -> bool:
-    """Return whether a token whose first byte is at `at` shares a byte with one of the spans."""
+    """Return whether a token shares a byte with one of some spans.
+
+    Args:
+        at: Offset of the first byte of the token.
+        token: Text of the token.
+        spans: Offsets of the first byte, and of the byte after the last one.
+    """
     end = at + len(token.encode("utf-8", errors="replace"))
-    for first, last in spans:
-        if at < last and first < end:
+    for span_start, span_end in spans:
+        if at < span_end and span_start < end:
             return True
     return False
 
@@ -324,5 +341,5 @@ def round_nine_digits(value: float) -> float:
 
 
 def squeeze(text: str) -> str:
-    """Return a text without white space."""
+    """Return a text without white space, also inside it."""
     return "".join(text.split())
