@@ -18,8 +18,8 @@ from touche_llm.corpus.ir_dataset import dataset_index
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics.reading import build_query
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.engines.recorder import RecordingEngine
 from touche_llm.engines.use import PoolingUse
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.kinds.known import get_kind
@@ -316,7 +316,7 @@ class DenseCorpus(LocalCorpus):
             queries = await self._embed_queries(client, topics, fields)
             self.usage = PoolingUse.from_client(client, self.settings, index.dimensions)
             has_sent = client.counts.requests > sent_before
-            if isinstance(client.engine, RecordingEngine) and has_sent:
+            if isinstance(client.engine, DryRunEngine) and has_sent:
                 # The vectors of a dry run are invented.
                 return [self._spread(topic, depth, done) for topic in topics]
 
@@ -365,7 +365,7 @@ class DenseCorpus(LocalCorpus):
             )
 
         with self._progress.stage("embedding documents", len(missing), client.counts) as done:
-            if isinstance(client.engine, RecordingEngine):
+            if isinstance(client.engine, DryRunEngine):
                 await _count_embeddings(index, client, missing, done)
             else:
                 await index.embed_missing(client, done)

@@ -95,7 +95,7 @@ def _show_stage(
     with progress.stage(title, total, model.counts) as done:
         yield done
     model.raise_on_misses()
-    model.raise_on_unread()
+    model.labels.raise_on_unread()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def _list_unnamed(topics: Iterable[Topic]) -> set[str]:
 def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
     """Warn of answers to prompts whose labels cannot be read, or say nothing."""
     for prompt in prompts.values():
-        counts = model.labels.get(prompt.name)
+        counts = model.labels.summarize(prompt.name)
         if counts is None:
             continue
         for problem in counts.list_problems():
