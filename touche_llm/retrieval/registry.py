@@ -21,7 +21,7 @@ class StageInputs:
     """Inputs of a first stage that scores documents on disk.
 
     Attributes:
-        table: Documents, or sentences if pairs are made.
+        table: Documents, or the sentences of documents.
         bm25: Settings of BM25.
         settings: Settings of its section; None if it declares none.
         warn: Receives notices; None if an index may be opened, but not built.
