@@ -214,7 +214,20 @@ class Cut(JsonStruct, frozen=True, kw_only=True):
     only_boilerplate: bool = False
 
 
-class Judgment(JsonStruct, frozen=True, kw_only=True):
+class _JudgmentFields(JsonStruct, frozen=True, kw_only=True):
+    """Fields of a judgment that have the same form in memory and in files."""
+
+    topic_id: str
+    document_id: str
+    grades: dict[str, Grade]
+    stance: str
+    readings: dict[str, Reading] = {}
+    source: Literal["probabilities", "value", "inherited"]
+    cut: Cut | None = None
+    prompt: str
+
+
+class Judgment(_JudgmentFields, frozen=True, kw_only=True):
     """Judgment of one document for one topic.
 
     Attributes:
@@ -225,32 +238,76 @@ class Judgment(JsonStruct, frozen=True, kw_only=True):
         source: "inherited" for a pair that was not judged or whose answer is unusable: it has the
             mean grades and the side of its sentences.
         cut: Truncation of the document, if any; the shortest of several.
-        key: Key of the answer in the cache; None if there are several.
-        keys: Keys of the answers to the requests for each field; left out if one request was about
-            all.
+        answer_keys: Keys of the answers in the cache: one, or one for each field of a prompt that
+            requests each by itself; none for an inherited judgment.
         sample: Index of the sample whose answer was usable; the highest of several.
-        thoughts: Keys of the thoughts before the answers; left out if the model did not reason.
+        thought_keys: Keys of the thoughts before the answers; none if the model did not reason.
     """
 
-    topic_id: str
-    document_id: str
-    grades: dict[str, Grade]
-    stance: str
-    readings: dict[str, Reading] = {}
-    source: Literal["probabilities", "value", "inherited"]
-    cut: Cut | None = None
-    prompt: str
+    answer_keys: list[str] = []
+    sample: int = 0
+    thought_keys: list[str] = []
+
+    @classmethod
+    def from_json(cls, content: bytes | str) -> Self:
+        """Parse a line of `judgments.jsonl`; raises Malformed."""
+        line = _JudgmentLine.from_json(content)
+        return cls(
+            topic_id=line.topic_id,
+            document_id=line.document_id,
+            grades=line.grades,
+            stance=line.stance,
+            readings=line.readings,
+            source=line.source,
+            cut=line.cut,
+            prompt=line.prompt,
+            answer_keys=line.list_answer_keys(),
+            sample=line.sample,
+            thought_keys=line.thoughts or [],
+        )
+
+    def to_json(self) -> bytes:
+        """Return the judgment as a line of `judgments.jsonl`, without line feed."""
+        has_one_answer = len(self.answer_keys) == 1
+        has_several_answers = len(self.answer_keys) > 1
+        line = _JudgmentLine(
+            topic_id=self.topic_id,
+            document_id=self.document_id,
+            grades=self.grades,
+            stance=self.stance,
+            readings=self.readings,
+            source=self.source,
+            cut=self.cut,
+            prompt=self.prompt,
+            key=self.answer_keys[0] if has_one_answer else None,
+            keys=self.answer_keys if has_several_answers else msgspec.UNSET,
+            sample=self.sample,
+            thoughts=self.thought_keys or msgspec.UNSET,
+        )
+        return line.to_json()
+
+
+class _JudgmentLine(_JudgmentFields, frozen=True, kw_only=True):
+    """Judgment as a line of `judgments.jsonl`.
+
+    Attributes:
+        key: Key of the answer; null if there are several, or none.
+        keys: Keys of the answers; left out unless there are several.
+        thoughts: Keys of the thoughts; left out if there are none.
+    """
+
     key: str | None = None
     keys: list[str] | msgspec.UnsetType = msgspec.UNSET
     sample: int = 0
     thoughts: list[str] | msgspec.UnsetType = msgspec.UNSET
 
-    @property
-    def answer_keys(self) -> list[str]:
-        """Keys of all answers; empty for an inherited judgment."""
-        if not isinstance(self.keys, msgspec.UnsetType):
+    def list_answer_keys(self) -> list[str]:
+        """Return the keys of all answers."""
+        if self.keys is not msgspec.UNSET:
             return self.keys
-        return [] if self.key is None else [self.key]
+        if self.key is not None:
+            return [self.key]
+        return []
 
 
 class Comparison(JsonStruct, frozen=True, kw_only=True):
@@ -298,13 +355,13 @@ class Queries(JsonStruct, frozen=True, kw_only=True):
     key: str
 
 
-class StanceReading(JsonStruct, frozen=True, kw_only=True):
+class StanceReading(JsonStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Stance of one document for one topic, from the stance prompt.
 
     Attributes:
         prompt: Prompt of the requests.
-        keys: Keys of the answers in the cache.
-        thoughts: Keys of the thoughts before them; left out if the model did not reason.
+        answer_keys: Keys of the answers in the cache, one for each order of the objects.
+        thought_keys: Keys of the thoughts before them; none if the model did not reason.
         probabilities: By label of the task, the mean over all orders; 0 and 1 if `source` is
             "value".
         source: "value" if the engine sent no logprobs, else "probabilities".
@@ -317,8 +374,8 @@ class StanceReading(JsonStruct, frozen=True, kw_only=True):
     source: Literal["probabilities", "value"]
     orders: Annotated[int, msgspec.Meta(ge=1)]
     prompt: str
-    keys: list[str]
-    thoughts: list[str] | msgspec.UnsetType = msgspec.UNSET
+    answer_keys: list[str] = msgspec.field(name="keys")
+    thought_keys: list[str] = msgspec.field(default_factory=list, name="thoughts")
 
 
 class UserLabels(JsonStruct, frozen=True, kw_only=True):

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from msgspec import UNSET
-
 from touche_llm.data.records import Failure, Judgment, Reading, Topic
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.judging.grades import compute_expected_grade
@@ -57,7 +55,6 @@ def _make_judgment(
         readings = {
             field: Reading(answered=reading.answered) for field, reading in readings.items()
         }
-    keys = [reply.key for reply in replies]
     graded = {
         field: reading for field, reading in readings.items() if isinstance(reading.answered, int)
     }
@@ -74,10 +71,9 @@ def _make_judgment(
             default=None,
         ),
         prompt=prompt,
-        key=keys[0] if len(keys) == 1 else None,
-        keys=keys if len(keys) > 1 else UNSET,
+        answer_keys=[reply.key for reply in replies],
         sample=max(reply.sample for reply in replies),
-        thoughts=[key for reply in replies for key in reply.thoughts] or UNSET,
+        thought_keys=[key for reply in replies for key in reply.thoughts],
     )
 
 

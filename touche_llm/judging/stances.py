@@ -7,8 +7,6 @@ from dataclasses import replace
 from itertools import groupby
 from statistics import fmean
 
-from msgspec import UNSET
-
 from touche_llm.data.records import Failure, StanceReading, Topic
 from touche_llm.judging.replies import DocumentReply, send_requests
 from touche_llm.judging.requests import RequestBuilder, Stage
@@ -83,6 +81,6 @@ def _average_replies(
         source="probabilities" if known else "value",
         orders=len(replies),
         prompt=prompt,
-        keys=[reply.key for reply in replies],
-        thoughts=[key for reply in replies for key in reply.thoughts] or UNSET,
+        answer_keys=[reply.key for reply in replies],
+        thought_keys=[key for reply in replies for key in reply.thoughts],
     )
