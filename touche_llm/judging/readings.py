@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from touche_llm.data.records import Reading
-from touche_llm.judging.stance_labels import combine_position
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.label_probabilities import have_probabilities
 from touche_llm.llm.model import AnsweredRequest
+from touche_llm.tasks.positions import combine_position
 from touche_llm.tasks.questions import Question
 
 

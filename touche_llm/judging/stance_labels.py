@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from touche_llm.data.files import open_atomic
-from touche_llm.data.records import Judgment, Reading, StanceReading
+from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import UsageError
 from touche_llm.settings.section import Option, Scope, Section
@@ -74,30 +74,6 @@ class StanceSettings(Section):
         if "prompt" in self.model_fields_set and "depth" not in self.model_fields_set:
             raise ValueError("prompt: of how many documents per topic? Give `depth` too")
         return self
-
-
-def combine_position(
-    position: Reading, side: Reading, labels: Sequence[str], without: str
-) -> Reading:
-    """Return the reading of a stance: the probability of YES times that of each side, or the probability of NO.
-
-    The side, one of the labels but `without`, is read after the position that the model wrote, so
-    for a document with an unlikely position it is the side to which the document leans.
-    """
-    answered = without if position.answered == "NO" else side.answered
-    if position.probabilities is None or side.probabilities is None:
-        return Reading(answered=answered)
-    yes, no = position.probabilities["YES"], position.probabilities["NO"]
-    shares = {
-        label: no if label == without else yes * side.probabilities[label] for label in labels
-    }
-    inside = (1.0 - (position.off_label_mass or 0.0)) * (1.0 - (side.off_label_mass or 0.0))
-    return Reading(
-        answered=answered,
-        probabilities={label: round(share, 9) for label, share in shares.items()},
-        off_label_mass=round(1.0 - inside, 9),
-        shared=max(position.shared or 0.0, side.shared or 0.0),
-    )
 
 
 def choose_stance(
