@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from touche_llm.data.records import Reading
-from touche_llm.llm.answer_schema import AnswerModel, get_labels
+from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.label_probabilities import have_probabilities
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.tasks.positions import combine_position
 from touche_llm.tasks.questions import Question
 
 
@@ -18,19 +17,9 @@ def read_labels(
     If the answer has a position, and that of `question` has none, position and side are combined
     into the stance.
     """
-    readings = dict(result.readings)
-    if question is None or "position" not in readings:
-        return readings
-    if "position" in question.answer.model_fields:
-        return readings
-    sides = get_labels(type(result.value))["stance"]
-    stances = get_labels(question.answer)["stance"]
-    (without,) = set(stances) - set(sides)
-    position = readings.pop("position")
-    readings["stance"] = combine_position(
-        position, readings["stance"], [str(label) for label in stances], str(without)
-    )
-    return readings
+    if question is None:
+        return dict(result.readings)
+    return question.combine(result.readings)
 
 
 def describe_unread(result: AnsweredRequest[AnswerModel]) -> str:
