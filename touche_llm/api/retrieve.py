@@ -47,7 +47,9 @@ async def retrieve(
     if expander is not None:
         model = expander.builder.model
         with progress.stage("finding queries", len(topics), model.counts) as done:
-            queries, failures = await find_queries(topics, expander.prompt, expander.builder, done)
+            outcomes = await find_queries(topics, expander.prompt, expander.builder, done)
+        queries = outcomes.results
+        failures = outcomes.failures
         model.raise_on_misses()
     with progress.stage("retrieving", len(topics)) as done:
         rankings = await corpus.search(topics, fields, depth, done)

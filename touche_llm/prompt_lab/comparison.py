@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import ForwardedProgress, Progress
+from touche_llm.api.retrieve import add_objects
 from touche_llm.config.configuration import Config
 from touche_llm.data.records import Failure, Topic
 from touche_llm.engines.recorder import make_dry_engine
@@ -14,7 +15,7 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.objects import find_objects
-from touche_llm.judging.requests import RequestBuilder, make_request_builder
+from touche_llm.judging.requests import RequestBuilder, TopicDocument, make_request_builder
 from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
@@ -126,9 +127,9 @@ class PromptComparison:
             return
         unnamed = sum(topic.objects is None for topic in self.topics)
         with self.context.progress.stage("finding objects", unnamed, builder.model.counts) as done:
-            topics, self.failures = await find_objects(
-                self.topics, self.task, self.objects_prompt, builder, done
-            )
+            outcomes = await find_objects(self.topics, self.objects_prompt, builder, done)
+        self.failures = outcomes.failures
+        topics = add_objects(self.topics, outcomes.results)
         builder.model.raise_on_misses()
         self.topics = [topic for topic in topics if topic.objects is not None]
         if lost := [topic.id for topic in topics if topic.objects is None]:
@@ -149,10 +150,12 @@ class PromptComparison:
     async def judge(self, part: str, variants: Sequence[Variant], builder: RequestBuilder) -> None:
         """Judge a part with each variant."""
         topics = {topic.id: topic for topic in self.topics}
-        pairs = [(topics[item.topic_id], item.document_id) for item in self.samples[part]]
+        work = [
+            TopicDocument(topics[item.topic_id], item.document_id) for item in self.samples[part]
+        ]
         for variant in variants:
             self.judged[part, variant.name] = await judge_variant(
-                self.context, variant, pairs, builder
+                self.context, variant, work, builder
             )
         builder.model.raise_on_misses()
         builder.model.raise_on_unread()

@@ -19,8 +19,12 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.judging.objects import read_objects, request_objects
 from touche_llm.judging.queries import request_queries
-from touche_llm.judging.readings import read_labels
-from touche_llm.judging.requests import RequestBuilder, make_request_builder, request_answer
+from touche_llm.judging.requests import (
+    DocumentRequest,
+    RequestBuilder,
+    make_request_builder,
+    request_answer,
+)
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.client import FailedRequest
@@ -129,7 +133,9 @@ class Trial:
         """Return the reading of each field that has labels; empty without a usable answer."""
         if not isinstance(self.result, AnsweredRequest):
             return {}
-        return read_labels(self.result, self.question)
+        if self.question is None:
+            return dict(self.result.readings)
+        return self.question.combine(self.result.readings)
 
     @cached_property
     def values(self) -> dict[str, float | str]:
@@ -168,7 +174,7 @@ async def make_subject(
     if purpose.question is None or task.objects_answer is None or topic.objects is not None:
         return subject
     prompt = load(task, purposes_of(task)["objects"], config.prompts.objects, config.prompts.folder)
-    result = await request_objects(topic, task, prompt, builder)
+    result = await request_objects(topic, prompt, builder)
     if isinstance(result, AnsweredRequest):
         return replace(subject, topic=replace(topic, objects=read_objects(result)))
     if not result.is_miss:
@@ -242,14 +248,8 @@ async def _send_part(prompt: Prompt, subject: Subject, builder: RequestBuilder) 
     question = purpose.question
 
     async def send(document_id: str) -> Trial:
-        result, cut = await request_answer(
-            subject.topic,
-            document_id,
-            subject.documents,
-            question,
-            prompt,
-            builder,
-        )
+        request = DocumentRequest(subject.topic, document_id, prompt)
+        result, cut = await request_answer(request, subject.documents, question, builder)
         return Trial(
             ids=(document_id,),
             result=result,
@@ -266,7 +266,7 @@ async def _request_about_topic(
     """Send a prompt that is about a topic alone."""
     if subject.purpose.name == "objects":
         topic = replace(subject.topic, objects=None)
-        return await request_objects(topic, subject.task, prompt, builder)
+        return await request_objects(topic, prompt, builder)
     return await request_queries(subject.topic, prompt, builder)
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from touche_llm.config.configuration import Config
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
-from touche_llm.data.records import Candidate, Failure, Judgment, ScoredDocument, Topic
+from touche_llm.data.records import Candidate, Failure, Judgment, ScoredDocument
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import UsageError
@@ -21,7 +21,7 @@ from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
 from touche_llm.judging.grades import mean_off_label_mass
 from touche_llm.judging.judgments import judge
-from touche_llm.judging.requests import RequestBuilder
+from touche_llm.judging.requests import RequestBuilder, TopicDocument
 from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, Sampled
 from touche_llm.prompts.prompt import Prompt
@@ -77,20 +77,18 @@ class VariantJudgments:
 
 
 async def judge_variant(
-    context: RunContext, variant: Variant, pairs: list[tuple[Topic, str]], builder: RequestBuilder
+    context: RunContext, variant: Variant, work: list[TopicDocument], builder: RequestBuilder
 ) -> VariantJudgments:
     """Judge documents of topics with a variant; misses of a replay are in the builder's model."""
     model, task, documents = builder.model, context.task, context.corpus.documents
-    before, total = replace(model.counts), len(pairs) * len(variant.prompt.sent)
+    before, total = replace(model.counts), len(work) * len(variant.prompt.sent)
     with context.progress.stage(f"judging with {variant.name}", total, model.counts) as done:
-        found, failures = await judge(
-            pairs, documents, task.question, variant.prompt, builder, done
-        )
+        outcomes = await judge(work, documents, task.question, variant.prompt, builder, done)
     judgments = {
         (judgment.topic_id, judgment.document_id): _convert_grades(judgment, task)
-        for judgment in found
+        for judgment in outcomes.results
     }
-    return VariantJudgments(judgments, failures, model.counts.since(before))
+    return VariantJudgments(judgments, outcomes.failures, model.counts.since(before))
 
 
 def _convert_grades(judgment: Judgment, task: Task) -> Judgment:
