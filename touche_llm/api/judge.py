@@ -179,7 +179,7 @@ async def _judge_documents(
         for topic, ranking in zip(topics, chosen.list_rankings(), strict=True)
         for candidate in ranking
     ]
-    with stage("judging", len(work) * len(prompts["judge"].sent)) as done:
+    with stage("judging", len(work) * prompts["judge"].requests_per_document) as done:
         judged = await judge_documents(
             work, documents, task.question, prompts["judge"], builder, done
         )

@@ -64,22 +64,22 @@ async def judge(
     judgments: list[Judgment] = []
     for document in work:
         document_replies = replies_by_document.get(document.key, [])
-        if len(document_replies) == len(prompt.sent):
+        if len(document_replies) == prompt.requests_per_document:
             judgments.append(_make_judgment(document, question, prompt, document_replies))
     return Outcomes(judgments, replies.failures)
 
 
 def _list_requests(work: Sequence[TopicDocument], prompt: Prompt) -> list[DocumentRequest]:
-    """Return the requests, those of a topic together and among them those of one part of the prompt.
+    """Return the requests, those of a topic together and among them those about one field.
 
     A server's prefix cache then holds what they share.
     """
     requests: list[DocumentRequest] = []
     for _, group in groupby(work, key=lambda document: document.topic.id):
         topic_documents = list(group)
-        for part in prompt.sent:
+        for request_prompt in prompt.request_prompts:
             requests += [
-                DocumentRequest(document.topic, document.document_id, part)
+                DocumentRequest(document.topic, document.document_id, request_prompt)
                 for document in topic_documents
             ]
     return requests

@@ -129,7 +129,7 @@ class PairJudge:
         documents = PairDocuments(self.parts) if of_pairs else self.parts
         question = self.task.question if of_pairs else self.task.sentence_question
         assert question is not None
-        with self.stage(title, len(work) * len(prompt.sent)) as done:
+        with self.stage(title, len(work) * prompt.requests_per_document) as done:
             outcomes = await judge(work, documents, question, prompt, self.builder, done)
         self.failures.extend(outcomes.failures)
         return outcomes.results

@@ -225,7 +225,7 @@ async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list
         ReplayMiss: The cache of a replay lacks an answer.
     """
     by_part: list[list[Trial]] = []
-    for part in prompt.sent:
+    for part in prompt.request_prompts:
         by_part.append(await _send_part(part, subject, builder))
 
     trials = [trial for of_document in zip(*by_part, strict=True) for trial in of_document]

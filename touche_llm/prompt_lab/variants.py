@@ -81,7 +81,7 @@ async def judge_variant(
 ) -> VariantJudgments:
     """Judge documents of topics with a variant; misses of a replay are in the builder's model."""
     model, task, documents = builder.model, context.task, context.corpus.documents
-    before, total = replace(model.counts), len(work) * len(variant.prompt.sent)
+    before, total = replace(model.counts), len(work) * variant.prompt.requests_per_document
     with context.progress.stage(f"judging with {variant.name}", total, model.counts) as done:
         outcomes = await judge(work, documents, task.question, variant.prompt, builder, done)
     judgments = {

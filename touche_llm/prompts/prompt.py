@@ -19,12 +19,11 @@ from pydantic import Field
 from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, Layout, can_be_letters
-from touche_llm.llm.parsing import parse_answer
+from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, can_be_letters
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
-from touche_llm.prompts.fields import group_fields, pick_fields, select_fields
-from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
+from touche_llm.prompts.fields import FieldSelection, group_fields, pick_fields
+from touche_llm.prompts.templates import HEADER, TemplateFiles, read_text, resolve_reference
 from touche_llm.settings.section import Option, Scope, Section
 from touche_llm.settings.yaml_text import load_yaml
 from touche_llm.tasks.questions import Question
@@ -126,13 +125,18 @@ class Prompt:
 
     Attributes:
         name: `task/name`.
+        path: File of the template.
+        header: Front matter.
         hash: Hash of the file's text and, if there are any, of the files that it references and of
             its examples.
+        files: Compiled template.
+        answer_for: Returns the answer model for a topic and a number of documents.
+        examples: Few-shot examples.
         shared: Variables that the examples take from the question, such as the comparison
             criterion.
-        parts: The prompts for each field that are sent in place of this one; empty if it is sent
-            itself.
-        whole: Of such a part, the answer model of the whole prompt.
+        field_prompts: Prompts for each field of the answer, which are sent in place of this one;
+            empty if it is sent itself.
+        selection: Fields that the prompt requests; None if it requests the whole answer.
     """
 
     name: str
@@ -143,81 +147,145 @@ class Prompt:
     answer_for: AnswerFor
     examples: tuple[FewShotExample, ...] = ()
     shared: tuple[str, ...] = ()
-    parts: tuple[Prompt, ...] = ()
-    whole: type[AnswerModel] | None = None
-    _turns: dict[tuple[Any, ...], tuple[Message, ...]] = field(
+    field_prompts: tuple[Prompt, ...] = ()
+    selection: FieldSelection | None = None
+    # Messages of the examples by the values of the shared variables.
+    _rendered_examples: dict[tuple[tuple[str, object], ...], tuple[Message, ...]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
-    def render(self, **variables: Any) -> tuple[Message, ...]:
-        """Render the system message, a user and an assistant message per example, and the user message.
-
-        Any failure of the template is a PromptError with its file and line.
-        """
-        system, user = (self._render(role, variables) for role in ROLES)
-        if self.whole is not None:
-            try:
-                system = select_fields(
-                    system, self.whole, self.answer_for(_ANY_TOPIC, 1), self.header.form
-                )
-            except ValueError as error:
-                raise PromptError(
-                    f"{self.path}: block system: {error}; with `judge_per: field` it needs a paragraph for each field, "
-                    "which begins with its name and a colon, and a last one that says how to answer"
-                ) from error
-        return (Message("system", system), *self._render_examples(variables), Message("user", user))
+    @property
+    def request_prompts(self) -> tuple[Prompt, ...]:
+        """Prompts that are sent about each document: the prompt itself, or one for each field."""
+        return self.field_prompts or (self,)
 
     @property
-    def sent(self) -> tuple[Prompt, ...]:
-        """The prompts that are sent about a document: the prompt itself, or its parts."""
-        return self.parts or (self,)
+    def requests_per_document(self) -> int:
+        """Number of requests about each document."""
+        return len(self.request_prompts)
+
+    @property
+    def label(self) -> str:
+        """Name, version, hash and the fields of a divided prompt in one word, as judgments have it."""
+        label = f"{self.name}@{self.header.version}-{self.hash}"
+        for prompt in self.request_prompts:
+            if prompt.selection is not None:
+                label += f":{prompt.selection.name}"
+        return label
+
+    def origin(self, topic_id: str, document_id: str | None) -> Origin:
+        """Return the origin of a request made from this prompt."""
+        return Origin(
+            prompt=self.name,
+            prompt_version=self.header.version,
+            prompt_hash=self.hash,
+            topic_id=topic_id,
+            document_id=document_id,
+        )
 
     def divide(self) -> Prompt:
-        """Return the prompt with a part for each field of its answer.
+        """Return the prompt with a prompt for each field of its answer.
 
-        Raise UsageError if that has one field only.
+        Raises:
+            UsageError: The answer has one field only.
         """
-        answer, form = self.answer_for(_ANY_TOPIC, 1), self.header.form
+        answer = self.answer_for(_ANY_TOPIC, 1)
         groups = group_fields(answer)
         if len(groups) < 2:
+            only_field = groups[0][-1]
             raise UsageError(
-                f"{self.path}: the answer has one field only, {groups[0][-1]}; give `judge_per: document`"
+                f"{self.path}: the answer has one field only, {only_field}; give `judge_per: document`"
             )
-        examples = [
-            (example, parse_answer(example.answer, answer, form).model_dump())
-            for example in self.examples
-        ]
-        parts = []
-        for fields in groups:
-            turns = tuple(
-                replace(example, answer=Layout(form, fields).spell(values))
-                for example, values in examples
-            )
-            picked = partial(_ignore, pick_fields(answer, fields))
-            parts.append(replace(self, answer_for=picked, examples=turns, whole=answer, _turns={}))
-        return replace(self, parts=tuple(parts))
 
-    def _render_examples(self, variables: Mapping[str, Any]) -> tuple[Message, ...]:
-        common = {name: variables[name] for name in self.shared if name in variables}
+        selections = [FieldSelection(answer, pick_fields(answer, fields)) for fields in groups]
+        return replace(self, field_prompts=tuple(map(self._select, selections)))
+
+    def _select(self, selection: FieldSelection) -> Prompt:
+        """Return the prompt for some fields of the answer."""
+        form = self.header.form
+        return replace(
+            self,
+            answer_for=lambda topic, documents: selection.answer,
+            examples=tuple(selection.select_example(example, form) for example in self.examples),
+            selection=selection,
+            _rendered_examples={},
+        )
+
+    def render(self, **variables: object) -> tuple[Message, ...]:
+        """Render the messages of a request.
+
+        Args:
+            variables: Variables of the template.
+
+        Returns:
+            The system message, a user and an assistant message per example, and the user message.
+
+        Raises:
+            PromptError: The template fails; names its file and line.
+        """
+        system = self._render("system", variables)
+        user = self._render("user", variables)
+        if self.selection is not None:
+            system = self._select_instructions(system, self.selection)
+
+        examples = self._render_examples(variables)
+        return (Message("system", system), *examples, Message("user", user))
+
+    def _select_instructions(self, system: str, selection: FieldSelection) -> str:
+        """Return the instructions for the selected fields alone.
+
+        Raises:
+            PromptError: The instructions have no paragraph for a field.
+        """
+        try:
+            return selection.select_instructions(system, self.header.form)
+        except ValueError as error:
+            raise PromptError(
+                f"{self.path}: block system: {error}; with `judge_per: field` it needs a paragraph for each field, "
+                "which begins with its name and a colon, and a last one that says how to answer"
+            ) from error
+
+    def check_examples(self) -> None:
+        """Raise PromptError if the template fails on an example; not done if they share variables."""
+        needs_question = not self.files.used.isdisjoint(self.shared)
+        if not needs_question:
+            self._render_examples({})
+
+    def _render_examples(self, variables: Mapping[str, object]) -> tuple[Message, ...]:
+        """Render the examples, with the values of the shared variables."""
+        shared = {name: variables[name] for name in self.shared if name in variables}
         # The examples are the same for all documents, and a document that is truncated is rendered
         # many times.
-        key = tuple(common.items())
-        if key not in self._turns:
-            turns: list[Message] = []
+        key = tuple(shared.items())
+        if key not in self._rendered_examples:
+            messages: list[Message] = []
             for number, example in enumerate(self.examples, start=1):
-                try:
-                    text = self._render(
-                        "user", {**example.variables, **common, "topic": example.topic}
-                    )
-                except PromptError as error:
-                    raise PromptError(
-                        f"{examples_path(self.path)}: example {number}: {error}"
-                    ) from error
-                turns += [Message("user", text), Message("assistant", example.answer)]
-            self._turns[key] = tuple(turns)
-        return self._turns[key]
+                messages.append(Message("user", self._render_example(number, example, shared)))
+                messages.append(Message("assistant", example.answer))
+            self._rendered_examples[key] = tuple(messages)
+        return self._rendered_examples[key]
 
-    def _render(self, role: str, variables: Mapping[str, Any]) -> str:
+    def _render_example(
+        self, number: int, example: FewShotExample, shared: Mapping[str, object]
+    ) -> str:
+        """Render the user message of an example.
+
+        Raises:
+            PromptError: The template fails; names the file and the number of the example.
+        """
+        variables = {**example.variables, **shared, "topic": example.topic}
+        try:
+            return self._render("user", variables)
+        except PromptError as error:
+            location = f"{examples_path(self.path)}: example {number}"
+            raise PromptError(f"{location}: {error}") from error
+
+    def _render(self, role: str, variables: Mapping[str, object]) -> str:
+        """Render a block of the template.
+
+        Raises:
+            PromptError: The template fails; names its file and line.
+        """
         try:
             return self.files.render(role, variables).strip("\n")
         # A template is a program of its author: any exception that it raises is an error in the
@@ -227,24 +295,6 @@ class Prompt:
             raise PromptError(
                 f"{self.path}: block {role}: {place}{type(error).__name__}: {error}"
             ) from error
-
-    def origin(self, topic_id: str, document_id: str | None) -> Origin:
-        """Return the origin of a request made from this prompt."""
-        return Origin(self.name, self.header.version, self.hash, topic_id, document_id)
-
-    @property
-    def label(self) -> str:
-        """Name, version and hash in one word, as judgments store it.
-
-        And the fields of a divided prompt.
-        """
-        divided = [part.answer_for(_ANY_TOPIC, 1) for part in self.sent if part.whole is not None]
-        fields = "".join(f":{list(answer.model_fields)[-1]}" for answer in divided)
-        return f"{self.name}@{self.header.version}-{self.hash}{fields}"
-
-
-def _ignore(answer: type[AnswerModel], topic: Topic, documents: int) -> type[AnswerModel]:
-    return answer
 
 
 def _sanitize_value(value: Any) -> str:
@@ -360,8 +410,8 @@ def load_prompt(
     prompt = Prompt(
         f"{task.name}/{path.stem}", path, header, digest, files, answers, examples, purpose.shared
     )
-    if not files.used.intersection(purpose.shared):
-        prompt._render_examples({})  # raises errors now rather than at the first question
+    # Errors are raised now rather than at the first question.
+    prompt.check_examples()
     return prompt
 
 

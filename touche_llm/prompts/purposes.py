@@ -91,8 +91,8 @@ def load(
         return prompt
     prompt = prompt.divide()
     variables = question.render(_TOPIC, Document("0", "TEXT", "TITLE", "PRO")).variables
-    for part in prompt.parts:
-        part.render(topic=_TOPIC, document="TEXT", **variables)
+    for field_prompt in prompt.field_prompts:
+        field_prompt.render(topic=_TOPIC, document="TEXT", **variables)
     return prompt
 
 

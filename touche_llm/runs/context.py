@@ -237,6 +237,7 @@ def list_schemas(
             continue
 
         documents = shown.get(purpose, 1)
-        for sent in prompt.sent:
-            schemas.append(build_schema(sent.answer_for(topic, documents), prompt.header.form))
+        for request_prompt in prompt.request_prompts:
+            answer = request_prompt.answer_for(topic, documents)
+            schemas.append(build_schema(answer, prompt.header.form))
     return schemas
