@@ -288,8 +288,9 @@ def load_named(
             task.name,
             {path.stem for path in (folder / task.name).glob("*.jinja")} or purposes,
         )
-    path, _, header = read_template(task, name, folder)
-    answer = name if name in purposes else header.answer
+    source = read_template(task, name, folder)
+    path = source.path
+    answer = name if name in purposes else source.header.answer
     if answer not in purposes:
         raise PromptError(
             f"{path}: front matter: {task.name} has no answer {answer!r:.40}; name one of {', '.join(purposes)}"
