@@ -102,6 +102,10 @@ class RunContext:
         """Configuration as the run records it, with what is known of its models."""
         return complete_config(self.config, self.known_models)
 
+    def note_embedding_model(self, record: ModelRecord) -> None:
+        """Keep what the server of the embedding model says about it."""
+        self.known_models = replace(self.known_models, embedding_model=record)
+
     @contextmanager
     def using(self, model: ModelClient) -> Iterator[Self]:
         """Use a model while the block runs; what its server says about it stays known."""
