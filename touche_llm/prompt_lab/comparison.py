@@ -305,10 +305,8 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs, notes: _Notes)
     variants = load_variants(inputs.names, context.config, task)
 
     await _fetch_judged(context, grades)
-    samples, sample_notes = choose_sample(
-        inputs.plan, grades, context.topics, context.corpus.documents
-    )
-    topics = _select_topics(context.topics, samples)
+    sample = choose_sample(inputs.plan, grades, context.topics, context.corpus.documents)
+    topics = _select_topics(context.topics, sample.parts)
     objects_prompt = _load_objects_prompt(context, topics)
 
     prompts = [variant.prompt for variant in variants]
@@ -317,10 +315,11 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs, notes: _Notes)
     for prompt in prompts:
         check_examples(prompt, topics, context.config.topics, context.progress.warn)
 
+    samples = dict(sample.parts)
     if not inputs.plan.confirm:
         samples.pop(HOLD_OUT, None)
     check_parts(samples)
-    for note in sample_notes:
+    for note in sample.notes:
         notes.add(note)
     return _Work(
         variants=variants,
