@@ -19,15 +19,21 @@ class Malformed(ValueError):
 
     def __init__(self, problem: str) -> None:
         # Names from the text may have any length, and the location comes last: cut the middle.
-        super().__init__(problem if len(problem) <= 400 else f"{problem[:200]} … {problem[-197:]}")
+        if len(problem) > 400:
+            problem = f"{problem[:200]} … {problem[-197:]}"
+        super().__init__(problem)
 
 
 class JsonRecord(Protocol):
-    """Record of either kind."""
+    """Record that is stored as a line of JSON, of pydantic or of msgspec."""
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """Parse a record; raises Malformed."""
+        """Parse a record.
+
+        Raises:
+            Malformed: The content is no JSON of this form.
+        """
 
     def to_json(self) -> bytes:
         """Return the record as one line, without line feed."""
@@ -40,7 +46,11 @@ class Model(BaseModel):
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """Parse a record; raises Malformed."""
+        """Parse a record.
+
+        Raises:
+            Malformed: The content is no JSON of this form.
+        """
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:
@@ -49,7 +59,8 @@ class Model(BaseModel):
     def to_json(self) -> bytes:
         """Return the record as one line, without line feed.
 
-        Raise DataError if a path is not UTF-8.
+        Raises:
+            DataError: A path is not UTF-8.
         """
         try:
             return self.model_dump_json().encode()
@@ -65,7 +76,11 @@ class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """Parse a record; raises Malformed."""
+        """Parse a record.
+
+        Raises:
+            Malformed: The content is no JSON of this form.
+        """
         return decode_json(content, cls)
 
     def to_json(self) -> bytes:
@@ -79,7 +94,15 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 def decode_json(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> ValueT:
-    """Decode JSON as a value of the type `form`; raises Malformed."""
+    """Decode JSON as a value of a type.
+
+    Args:
+        content: JSON.
+        form: Type of the value, as msgspec knows it.
+
+    Raises:
+        Malformed: The content is no JSON of this type.
+    """
     try:
         return msgspec.json.decode(content, type=form)
     # msgspec raises the last two for text that is not UTF-8 and for deep nesting.
@@ -88,7 +111,15 @@ def decode_json(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> Value
 
 
 def convert_plain(value: object, form: type[ValueT]) -> ValueT:
-    """Convert a value of plain types, as a YAML file has it, to the type `form`; raises Malformed."""
+    """Convert a value of plain types, as a YAML file has it, to a type.
+
+    Args:
+        value: Value to convert.
+        form: Type to convert to, as msgspec knows it.
+
+    Raises:
+        Malformed: The value is not of this form.
+    """
     try:
         return msgspec.convert(value, form)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -97,7 +128,11 @@ def convert_plain(value: object, form: type[ValueT]) -> ValueT:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Information need; `objects` are the two things compared, or None."""
+    """Information need.
+
+    Attributes:
+        objects: The two things that are compared; None if the topic names none.
+    """
 
     id: str
     title: str
@@ -190,9 +225,19 @@ class Reading(JsonStruct, frozen=True, kw_only=True):
     shared: float | None = None
 
     @property
+    def label(self) -> str:
+        """Label in the text of the answer, as `probabilities` names it."""
+        return str(self.answered)
+
+    @property
+    def is_grade(self) -> bool:
+        """Whether the labels are grades."""
+        return isinstance(self.answered, int)
+
+    @property
     def shares(self) -> dict[str, float]:
         """Probabilities of the labels; without logprobs, 1 for the label in the text."""
-        return self.probabilities or {str(self.answered): 1.0}
+        return self.probabilities or {self.label: 1.0}
 
 
 class Cut(JsonStruct, frozen=True, kw_only=True):
@@ -250,7 +295,11 @@ class Judgment(_JudgmentFields, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """Parse a line of `judgments.jsonl`; raises Malformed."""
+        """Parse a line of `judgments.jsonl`.
+
+        Raises:
+            Malformed: The content is no judgment.
+        """
         line = _JudgmentLine.from_json(content)
         return cls(
             topic_id=line.topic_id,
@@ -346,7 +395,10 @@ class Objects(JsonStruct, frozen=True, kw_only=True):
 class Queries(JsonStruct, frozen=True, kw_only=True):
     """Additional queries that the model wrote for a topic.
 
-    `key` is the key of the answer in the cache.
+    Attributes:
+        queries: Queries, in the order of the answer.
+        prompt: Prompt of the request.
+        key: Key of the answer in the cache.
     """
 
     topic_id: str
@@ -379,7 +431,12 @@ class StanceReading(JsonStruct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UserLabels(JsonStruct, frozen=True, kw_only=True):
-    """Labels of a document by the user of a run: grades by aspect and the stance, and a note."""
+    """Labels of a document by the user of a run.
+
+    Attributes:
+        labels: Grades by aspect, and the stance.
+        note: Note of the user; empty if there is none.
+    """
 
     topic_id: str
     document_id: str
@@ -388,7 +445,14 @@ class UserLabels(JsonStruct, frozen=True, kw_only=True):
 
 
 class Attempt(JsonStruct, frozen=True, kw_only=True):
-    """Unusable answer: the kind of failure, the reason and the shortened text."""
+    """Unusable answer.
+
+    Attributes:
+        sample: Index of the sample.
+        kind: Kind of the failure.
+        reason: Reason, in words.
+        text: Beginning of the answer; empty if there was none.
+    """
 
     sample: int
     kind: str
@@ -399,8 +463,12 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
 class Failure(JsonStruct, frozen=True, kw_only=True):
     """Request without usable answer.
 
-    `document_id` is None for a request about a topic; ids of several documents are separated by
-    spaces.
+    Attributes:
+        document_id: Id of the document, ids of several separated by spaces, or None for a request
+            about a topic.
+        kind: Kind of the last attempt's failure.
+        prompt: Prompt of the request.
+        attempts: Attempts to get an answer.
     """
 
     topic_id: str

@@ -101,7 +101,7 @@ class _AllowedValues:
             problems.append(f"stance {judgment.stance:.40}")
 
         for name, reading in judgment.readings.items():
-            labels = {str(reading.answered), *reading.shares}
+            labels = {reading.label, *reading.shares}
             unknown = labels.difference(self.labels.get(name, ()))
             problems += [f"{name} {label:.40}" for label in sorted(unknown)]
         return problems

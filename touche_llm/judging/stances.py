@@ -112,7 +112,7 @@ class StanceJudge:
 
         distributions: list[Mapping[str, float]] = []
         for reply, reading in zip(replies, readings, strict=True):
-            distribution = {str(reading.answered): 1.0} if is_certain else reading.shares
+            distribution = {reading.label: 1.0} if is_certain else reading.shares
             has_reversed_objects = reply.request.topic.objects != document.topic.objects
             if has_reversed_objects:
                 distribution = _exchange_labels(distribution, self.task.swapped_stances)

@@ -160,8 +160,7 @@ class Trial:
         labelled_fields = set(get_labels(type(answer)))
         values: dict[str, float | str] = answer.model_dump(exclude=labelled_fields)
         for name, reading in self.readings.items():
-            is_grade = isinstance(reading.answered, int)
-            if is_grade:
+            if reading.is_grade:
                 values[name] = compute_expected_grade(reading)
             else:
                 values[name] = get_most_probable(reading)

@@ -28,7 +28,7 @@ def combine_position(
     Returns:
         Reading of the stance; without probabilities if one of the two has none.
     """
-    takes_position = position.answered != "NO"
+    takes_position = position.label != "NO"
     answered = side.answered if takes_position else neutral_label
     if position.probabilities is None or side.probabilities is None:
         return Reading(answered=answered)
