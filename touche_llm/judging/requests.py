@@ -10,7 +10,7 @@ from typing import Any
 from touche_llm.data.records import Failure, Reading, Topic
 from touche_llm.judging.readings import describe_unread, read_labels
 from touche_llm.llm.answer_schema import AnswerModel, build_schema, count_alternatives
-from touche_llm.llm.client import MissingAnswer, UnansweredRequest
+from touche_llm.llm.client import UnansweredRequest, UncachedRequest
 from touche_llm.llm.model import AnsweredRequest, DocumentResult, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling, SystemPlace, place_system_message
 from touche_llm.llm.settings import ThinkingConfig
@@ -134,7 +134,7 @@ def make_failure(
 
     None for a replay miss.
     """
-    if isinstance(unanswered, MissingAnswer):
+    if isinstance(unanswered, UncachedRequest):
         return None
     attempts = unanswered.attempts
     return Failure(

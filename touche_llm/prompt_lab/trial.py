@@ -24,7 +24,7 @@ from touche_llm.judging.readings import read_labels
 from touche_llm.judging.requests import RequestBuilder, make_request_builder, request_answer
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.client import FailedRequest, MissingAnswer, UnansweredRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest, UncachedRequest
 from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.llm.model import AnsweredRequest, make_replay_miss
 from touche_llm.llm.request import Message, Request
@@ -214,7 +214,7 @@ async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list
         PromptError: The prompt is invalid, or leaves no room for a document.
         ReplayMiss: The cache of a replay lacks an answer.
     """
-    by_part: list[list[Trial | MissingAnswer]] = []
+    by_part: list[list[Trial | UncachedRequest]] = []
     for part in prompt.sent:
         by_part.append(await _send_part(part, subject, builder))
 
@@ -222,7 +222,7 @@ async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list
     misses: list[Request] = []
     for of_document in zip(*by_part, strict=True):
         for trial in of_document:
-            if isinstance(trial, MissingAnswer):
+            if isinstance(trial, UncachedRequest):
                 misses.append(trial.request)
             else:
                 trials.append(trial)
@@ -233,7 +233,7 @@ async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list
 
 async def _send_part(
     prompt: Prompt, subject: Subject, builder: RequestBuilder
-) -> list[Trial | MissingAnswer]:
+) -> list[Trial | UncachedRequest]:
     """Send one part of a prompt; return a trial for each document, or one for the topic."""
     purpose = subject.purpose
     if purpose.question is None:
@@ -245,7 +245,7 @@ async def _send_part(
 
     question = purpose.question
 
-    async def send(document_id: str) -> Trial | MissingAnswer:
+    async def send(document_id: str) -> Trial | UncachedRequest:
         result, cut = await request_answer(
             subject.topic,
             document_id,
@@ -269,9 +269,9 @@ def _make_trial(
     result: AnsweredRequest[AnswerModel] | UnansweredRequest,
     cut: dict[str, Cut],
     question: Question | None = None,
-) -> Trial | MissingAnswer:
+) -> Trial | UncachedRequest:
     """Return the trial with this result, or the request whose answer a replay lacks."""
-    if isinstance(result, MissingAnswer):
+    if isinstance(result, UncachedRequest):
         return result
     return Trial(ids=ids, result=result, cut=cut, question=question)
 
@@ -288,7 +288,7 @@ async def _request_about_topic(
 
 async def _compare_documents(
     prompt: Prompt, subject: Subject, question: Question, builder: RequestBuilder
-) -> Trial | MissingAnswer:
+) -> Trial | UncachedRequest:
     """Send a prompt that compares the documents."""
     kind: ComparisonKind = "best" if subject.purpose.name == "best" else "order"
     comparer = Comparer(
