@@ -9,7 +9,7 @@ from functools import partial
 
 from touche_llm.data.records import Failure, Topic
 from touche_llm.llm.answer_schema import AnswerModel, build_schema, count_alternatives
-from touche_llm.llm.client import MissingAnswer, UnansweredRequest
+from touche_llm.llm.client import UnansweredRequest, UncachedRequest
 from touche_llm.llm.model import DocumentResult, ModelClient
 from touche_llm.llm.request import Request, Sampling, SystemPlace, place_system_message
 from touche_llm.llm.settings import ThinkingConfig
@@ -182,7 +182,7 @@ def make_failure(
 
     None for a replay miss.
     """
-    if isinstance(unanswered, MissingAnswer):
+    if isinstance(unanswered, UncachedRequest):
         return None
 
     attempts = unanswered.attempts

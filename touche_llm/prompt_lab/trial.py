@@ -28,7 +28,7 @@ from touche_llm.judging.requests import (
 )
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.client import FailedRequest, MissingAnswer, UnansweredRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest, UncachedRequest
 from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.llm.model import AnsweredRequest, make_replay_miss
 from touche_llm.llm.request import Message
@@ -147,7 +147,7 @@ class Trial:
     @property
     def is_miss(self) -> bool:
         """Whether it is a replay whose cache lacks the answer."""
-        return isinstance(self.result, MissingAnswer)
+        return isinstance(self.result, UncachedRequest)
 
     @cached_property
     def readings(self) -> dict[str, Reading]:
@@ -235,7 +235,7 @@ async def _request_missing_objects(
     if isinstance(result, AnsweredRequest):
         return read_objects(result)
 
-    if isinstance(result, MissingAnswer):
+    if isinstance(result, UncachedRequest):
         raise UsageError(
             f"topic {topic.id} names no objects, and the cache {builder.model.cache.path} has no answer of "
             f"{prompt.label}; `touche-llm prompts try objects` requests them"
