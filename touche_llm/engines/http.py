@@ -8,6 +8,7 @@ import re
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import aiohttp
@@ -20,7 +21,14 @@ from touche_llm.engines.connections import (
     read_body,
     to_line,
 )
-from touche_llm.errors import BrokenReply, EngineError, Rejected, Transient, Unreachable
+from touche_llm.errors import (
+    BrokenReply,
+    EngineError,
+    FailureKind,
+    Rejected,
+    Transient,
+    Unreachable,
+)
 
 # Open files besides the connections: the cache, the index, outputs.
 _OTHER_FILES = 128
@@ -161,6 +169,23 @@ class HttpClient:
     async def _call(
         self, method: str, path: str, body: bytes | None, reply: type[ReplyT]
     ) -> ReplyT:
+        raw = await self._send(method, path, body)
+        if raw.status < 300:
+            return self._decode(raw, path, reply)
+        if raw.status < 400:
+            problem = f"a redirect to {raw.location!r:.200}; give the server's own address with {self.address}"
+        else:
+            problem = self._describe_refusal(raw)
+
+        if raw.status in (408, 429) or raw.status >= 500:
+            raise Transient("server_error", f"HTTP {raw.status}: {problem}", raw.retry_after)
+        raise Rejected(raw.status, f"HTTP {raw.status} from {path}: {problem}")
+
+    async def _send(self, method: str, path: str, body: bytes | None) -> _RawReply:
+        """Send a request once.
+
+        Raise Transient without a complete reply, or EngineError for no URL.
+        """
         assert self._session is not None, "use the client as an asynchronous context manager"
         try:
             # A redirect would send the prompts and the key to another server.
@@ -173,11 +198,12 @@ class HttpClient:
                 content = await read_body(response, _MAX_BODY)
                 if len(content) > _MAX_BODY:
                     raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
-                status, retry_after = (
-                    response.status,
-                    parse_retry_after(response.headers.get("Retry-After")),
+                return _RawReply(
+                    status=response.status,
+                    content=content,
+                    retry_after=parse_retry_after(response.headers.get("Retry-After")),
+                    location=response.headers.get("Location", ""),
                 )
-                location = response.headers.get("Location", "")
         except aiohttp.InvalidURL as error:
             raise EngineError(
                 f"{self.base_url}: not a URL; give {self.address} like http://127.0.0.1:8000"
@@ -186,28 +212,42 @@ class HttpClient:
             reason = describe_connection_error(error, self._seconds)
             if isinstance(error, aiohttp.ClientConnectorError):
                 raise Unreachable("server_error", reason) from error
-            raise Transient(
-                "timeout" if isinstance(error, TimeoutError) else "server_error", reason
-            ) from error
-        if status < 300:
-            try:
-                return decode_json(content, reply)
-            except Malformed as error:
-                raise BrokenReply(
-                    f"malformed reply from {path}: {error}: {_quote(content)!r}"
-                ) from error
-        if status < 400:
-            problem = f"a redirect to {location!r:.200}; give the server's own address with {self.address}"
-        else:
-            # Servers echo a key that they refuse, and messages are printed.
-            content = content.replace(self._key.encode(), b"[key]") if self._key else content
-            try:
-                problem = extract_message(orjson.loads(content))
-            except orjson.JSONDecodeError:
-                problem = _quote(content)
-        if status in (408, 429) or status >= 500:
-            raise Transient("server_error", f"HTTP {status}: {problem}", retry_after)
-        raise Rejected(status, f"HTTP {status} from {path}: {problem}")
+            kind: FailureKind = "timeout" if isinstance(error, TimeoutError) else "server_error"
+            raise Transient(kind, reason) from error
+
+    def _decode(self, raw: _RawReply, path: str, reply: type[ReplyT]) -> ReplyT:
+        try:
+            return decode_json(raw.content, reply)
+        except Malformed as error:
+            quoted = _quote(raw.content)
+            raise BrokenReply(f"malformed reply from {path}: {error}: {quoted!r}") from error
+
+    def _describe_refusal(self, raw: _RawReply) -> str:
+        content = raw.content
+        # Servers echo a key that they refuse, and messages are printed.
+        if self._key:
+            content = content.replace(self._key.encode(), b"[key]")
+        try:
+            return extract_message(orjson.loads(content))
+        except orjson.JSONDecodeError:
+            return _quote(content)
+
+
+@dataclass(frozen=True, slots=True)
+class _RawReply:
+    """Reply of a server.
+
+    Attributes:
+        status: HTTP status.
+        content: Body.
+        retry_after: Seconds to wait before a retry, as the server requests.
+        location: Target of a redirect; empty for other replies.
+    """
+
+    status: int
+    content: bytes
+    retry_after: float | None
+    location: str
 
 
 def extract_message(error: Any) -> str:
