@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from touche_llm.data.records import Count, Malformed, decode_json
+from touche_llm.engines.connections import to_line
 from touche_llm.engines.http import HttpClient
 from touche_llm.errors import BrokenReply, MissingLogprobs, Rejected
 from touche_llm.llm.answer import Token
@@ -133,7 +134,8 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
         raise BrokenReply("the reply has no choices")
     choice = reply.choices[0]
     if choice.finish_reason not in ("stop", "length", "content_filter"):
-        raise BrokenReply(f"the answer ended with {choice.finish_reason!r}")
+        reason = to_line(str(choice.finish_reason))
+        raise BrokenReply(f"the answer ended with {reason!r}")
     text = choice.message.content or ""
     is_answer = choice.finish_reason == "stop" and not choice.message.refusal and text.strip()
     if (

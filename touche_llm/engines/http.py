@@ -29,11 +29,10 @@ from touche_llm.errors import (
     Transient,
     Unreachable,
 )
+from touche_llm.text.quoting import MODEL_KEY_VARIABLE
 
 # Open files besides the connections: the cache, the index, outputs.
 _OTHER_FILES = 128
-# The server reads its key from the same variable. The key is never written to a file.
-API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
 _QUEUE = re.compile(r"^vllm:num_requests_waiting(?:\{[^}]*\})? (\d[\d.e+]*)", re.MULTILINE)
 # Max bytes of a reply of another form, such as a web page, that an error quotes.
@@ -81,7 +80,8 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
         # Name of the model in the first reply; it can be an alias of the requested name.
         self._reply_model: str | None = None
-        self._key = os.environ.get(API_KEY_VARIABLE, "").strip()
+        # The server reads its key from the same variable. The key is never written to a file.
+        self._key = os.environ.get(MODEL_KEY_VARIABLE, "").strip()
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -118,8 +118,10 @@ class HttpClient:
         """
         self._reply_model = self._reply_model or reply_model
         if reply_model not in (None, self._reply_model):
+            first = to_line(str(self._reply_model))
+            other = to_line(str(reply_model))
             raise EngineError(
-                f"{self.base_url}: {reply_model!r:.200} answers now, {self._reply_model!r:.200} answered before; its "
+                f"{self.base_url}: {other!r} answers now, {first!r} answered before; its "
                 f"answers are not stored under the name {requested!r}; serve one model and run the same command "
                 "again, or keep the new answers separate with `engine.revision`"
             )
@@ -173,9 +175,9 @@ class HttpClient:
         if raw.status < 300:
             return self._decode(raw, path, reply)
         if raw.status < 400:
-            problem = f"a redirect to {raw.location!r:.200}; give the server's own address with {self.address}"
+            problem = f"a redirect to {to_line(raw.location)!r}; give the server's own address with {self.address}"
         else:
-            problem = self._describe_refusal(raw)
+            problem = _describe_refusal(raw.content)
 
         if raw.status in (408, 429) or raw.status >= 500:
             raise Transient("server_error", f"HTTP {raw.status}: {problem}", raw.retry_after)
@@ -222,16 +224,6 @@ class HttpClient:
             quoted = _quote(raw.content)
             raise BrokenReply(f"malformed reply from {path}: {error}: {quoted!r}") from error
 
-    def _describe_refusal(self, raw: _RawReply) -> str:
-        content = raw.content
-        # Servers echo a key that they refuse, and messages are printed.
-        if self._key:
-            content = content.replace(self._key.encode(), b"[key]")
-        try:
-            return extract_message(orjson.loads(content))
-        except orjson.JSONDecodeError:
-            return _quote(content)
-
 
 @dataclass(frozen=True, slots=True)
 class _RawReply:
@@ -250,6 +242,13 @@ class _RawReply:
     location: str
 
 
+def _describe_refusal(content: bytes) -> str:
+    try:
+        return extract_message(orjson.loads(content))
+    except orjson.JSONDecodeError:
+        return _quote(content)
+
+
 def extract_message(error: Any) -> str:
     """Return the message of an error, shortened; its form differs between servers."""
     for name in ("error", "message"):
@@ -259,4 +258,4 @@ def extract_message(error: Any) -> str:
 
 
 def _quote(content: bytes) -> str:
-    return to_line(content[:_MAX_QUOTED].decode("utf-8", errors="replace"))
+    return to_line(content.decode("utf-8", errors="replace"))[:_MAX_QUOTED]

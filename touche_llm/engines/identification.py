@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import msgspec
 
 from touche_llm.data.records import Count
-from touche_llm.engines.http import API_KEY_VARIABLE, HttpClient
+from touche_llm.engines.connections import to_line
+from touche_llm.engines.http import HttpClient
 from touche_llm.engines.settings import EngineConfig, PoolingConfig
 from touche_llm.errors import BrokenReply, EngineError, Rejected, Transient
 from touche_llm.llm.protocol import EngineInfo
+from touche_llm.text.quoting import MODEL_KEY_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ async def identify(
     name = next(iter(by_name)) if settings.model is None and len(by_name) == 1 else settings.model
     if name is None or name not in by_name:
         other = "" if name is None else f", not {name!r}"
-        names = ", ".join(by_name) or "no model"
+        names = to_line(", ".join(by_name)) or "no model"
         raise EngineError(
             f"{server.base_url}: serves {names}{other}; choose one with `{section}.model`"
         )
@@ -95,7 +97,10 @@ async def identify(
         except (Rejected, BrokenReply):
             continue
         if number := version.version or version.build_info:
-            served, title = served or version.default_generation_settings.n_ctx, f"{kind} {number}"
+            served, title = (
+                served or version.default_generation_settings.n_ctx,
+                f"{kind} {to_line(number)}",
+            )
             break
     facts = {"root": model.root if model.root != name else None, "base model": model.parent}
     wanted = settings.context
@@ -136,7 +141,7 @@ def describe_failure(
             hint += f"`{server.section}.request_timeout`"
         return EngineError(f"{server.base_url}: {error.reason}; {hint}")
     remedy = (
-        f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else refused or hint
+        f"give its key in {MODEL_KEY_VARIABLE}" if error.status in (401, 403) else refused or hint
     )
     return EngineError(
         f"{server.base_url}: the server refused the start-up check: {error}; {remedy}"

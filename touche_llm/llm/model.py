@@ -24,6 +24,7 @@ from touche_llm.llm.protocol import Completion, Engine
 from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
 from touche_llm.llm.settings import DEFAULT_CONCURRENCY, SamplingConfig
 from touche_llm.text.passages import RankedPassages
+from touche_llm.text.quoting import quote
 
 _LOG = logging.getLogger(__name__)
 # So many answers to a prompt, none of whose labels can be read, are a fault of the server, not of
@@ -313,8 +314,8 @@ class ModelClient(EngineClient):
         except Unusable as unusable:
             return UnusableAnswer(
                 kind=unusable.kind,
-                reason=unusable.reason[:MAX_CHARS],
-                text=unusable.text[:MAX_CHARS],
+                reason=quote(unusable.reason, MAX_CHARS),
+                text=quote(unusable.text, MAX_CHARS),
             )
 
     def _count_completion(self, completion: Completion, sample: Request) -> None:

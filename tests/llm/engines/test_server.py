@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus, unquote
 
 import orjson
 import pytest
@@ -248,6 +250,71 @@ async def test_the_key_comes_from_the_environment_and_goes_into_the_header_alone
     await send_question(FakeServer(rest=look), tmp_path)
     assert seen == ["Bearer s3cret"]
     assert b"s3cret" not in (tmp_path / "answers.sqlite").read_bytes()
+
+
+KEY = 's3cret/"+key'
+ESCAPED = "".join(f"\\u{ord(character):04X}" for character in KEY)
+
+
+def send_back_key(form: str) -> Behaviour:
+    """Reply with the headers of the request, in one of several forms."""
+
+    async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        headers = dict(request.headers)
+        assert headers["Authorization"] == f"Bearer {KEY}"
+        code, body_form = form.split()
+        if body_form == "answer":
+            return reply(f"I got {headers}")
+        if body_form == "refusal":
+            return reply("", refusal=f"Not for {headers['Authorization']}")
+        if body_form == "label":
+            return reply(f'{{"relevance":2,"quality":1,"stance":{orjson.dumps(KEY).decode()}}}')
+        if body_form == "ending":
+            return reply(GOOD, finish_reason=headers["Authorization"])
+        if body_form == "redirect":
+            location = f"http://127.0.0.1:1/?{quote_plus(headers['Authorization'])}"
+            return web.Response(status=307, headers={"Location": location})
+        contents = {
+            "object": orjson.dumps({"authorization": headers["Authorization"]}),
+            "message": orjson.dumps({"error": {"message": headers["Authorization"]}}),
+            "escaped": f'{{"error": {{"message": "Bearer {ESCAPED}"}}}}'.encode(),
+            "nested": orjson.dumps({"error": f'{{"key": "{ESCAPED}"}}'}),
+            "words": f"{'x' * 85} Bearer {KEY}".encode(),
+            "URL": f"/?key={quote_plus(KEY)}".encode(),
+        }
+        return web.Response(
+            status=int(code), body=contents[body_form], content_type="application/json"
+        )
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("200 object", "200 message", "200 escaped", "200 nested", "200 words", "200 URL"),
+        *("400 object", "400 message", "400 escaped", "400 nested", "400 words", "400 URL"),
+        *("200 answer", "200 refusal", "200 label", "200 ending", "307 redirect"),
+    ],
+)
+async def test_a_key_that_a_server_sends_back_is_neither_reported_nor_stored(
+    form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    server = FakeServer(rest=send_back_key(form))
+    try:
+        result, _ = await send_question(server, tmp_path, retry_for=0.1)
+        assert isinstance(result, FailedRequest)
+        reported = " ".join(f"{attempt.reason} {attempt.text}" for attempt in result.attempts)
+    except EngineError as error:
+        reported = str(error)
+
+    stored = (tmp_path / "answers.sqlite").read_bytes().decode(errors="replace")
+    for text in (reported, stored):
+        # Not even its beginning, and not with escapes.
+        plain = re.sub(r"\\+u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), unquote(text))
+        assert "s3cre" not in plain, plain
+    assert reported.count("[key]") > 0
 
 
 async def test_a_server_that_has_ended_ends_the_run_after_the_retries(tmp_path: Path) -> None:
