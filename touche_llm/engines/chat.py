@@ -61,6 +61,7 @@ class _Message(msgspec.Struct, gc=False):
 
 class _Choice(msgspec.Struct, gc=False):
     message: _Message
+    index: int | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
@@ -91,6 +92,27 @@ class ChatReply(msgspec.Struct, gc=False):
     model: str | None = None
     usage: _Usage = msgspec.field(default_factory=_Usage)
     system_fingerprint: str | None = None
+
+    def select_choice(self) -> _Choice:
+        """Return the choice with index 0, or the only one if it has no index.
+
+        Raises:
+            BrokenReply: There is no such choice, or several.
+        """
+        if not self.choices:
+            raise BrokenReply("the reply has no choices")
+
+        has_lone_choice = len(self.choices) == 1 and self.choices[0].index is None
+        if has_lone_choice:
+            return self.choices[0]
+
+        firsts = [choice for choice in self.choices if choice.index == 0]
+        if len(firsts) != 1:
+            indexes = to_line(", ".join(str(choice.index) for choice in self.choices))
+            raise BrokenReply(
+                f"the reply has choices with the index {indexes}; expected one with index 0"
+            )
+        return firsts[0]
 
 
 def build_chat_body(request: Request, delivery: str = DELIVERIES[0]) -> dict[str, Any]:
@@ -127,12 +149,10 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
     """Return the completion in a reply, with the tokens of its values if their layout is given.
 
     Raises:
-        BrokenReply: The reply is incomplete; MissingLogprobs if it has no log-probabilities in
-            spite of a layout.
+        BrokenReply: The reply is incomplete, or it is unclear which of its choices counts;
+            MissingLogprobs if it has no log-probabilities in spite of a layout.
     """
-    if not reply.choices:
-        raise BrokenReply("the reply has no choices")
-    choice = reply.choices[0]
+    choice = reply.select_choice()
     if choice.finish_reason not in ("stop", "length", "content_filter"):
         reason = to_line(str(choice.finish_reason))
         raise BrokenReply(f"the answer ended with {reason!r}")

@@ -317,6 +317,43 @@ async def test_a_key_that_a_server_sends_back_is_neither_reported_nor_stored(
     assert reported.count("[key]") > 0
 
 
+def choose(*indexes: int | None) -> Behaviour:
+    """Reply with choices of these indexes, the first with relevance 0, the next with 1, and so on."""
+
+    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        choices: list[dict[str, Any]] = []
+        for relevance, index in enumerate(indexes):
+            text = f'{{"relevance":{relevance},"quality":1,"stance":"FIRST"}}'
+            choice = orjson.loads(reply(text).body)["choices"][0]  # type: ignore[arg-type]
+            del choice["index"]
+            choices.append(choice if index is None else choice | {"index": index})
+        return web.json_response({"choices": choices})
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    ("indexes", "relevance"), [((0,), 0), ((None,), 0), ((1, 0), 1), ((None, 2, 0), 2)]
+)
+async def test_the_choice_with_index_0_is_the_answer(
+    indexes: tuple[int | None, ...], relevance: int, tmp_path: Path
+) -> None:
+    result, _ = await send_question(FakeServer([choose(*indexes)]), tmp_path)
+    assert isinstance(result, AnsweredRequest) and result.value.relevance == relevance
+
+
+@pytest.mark.parametrize("indexes", [(1,), (0, 0), (None, None), (2, 1)])
+async def test_choices_without_a_definite_first_one_are_no_answer(
+    indexes: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    server = FakeServer(rest=choose(*indexes))
+    result, _ = await send_question(server, tmp_path)
+    assert isinstance(result, FailedRequest)
+    (attempt,) = result.attempts
+    assert attempt.kind == "server_error" and "index" in attempt.reason
+    assert all(str(index) in attempt.reason for index in indexes)
+
+
 async def test_a_server_that_has_ended_ends_the_run_after_the_retries(tmp_path: Path) -> None:
     server = FakeServer()
     async with AsyncExitStack() as running:
