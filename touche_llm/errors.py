@@ -17,6 +17,7 @@
     │   │       └── BrokenReply    malformed; tried a few times
     │   │           └── MissingLogprobs
     │   ├── Rejected               the engine refuses it; stored, unless it refuses all
+    │   │   └── OversizedReply     the reply is too long to be read
     │   └── Unusable               the answer cannot be used; another sample is requested
     └── ValueError
         ├── YamlError              a text is not YAML (settings.yaml_text)
@@ -210,6 +211,15 @@ class Rejected(RequestFailure):
     def is_fatal(self) -> bool:
         """Whether every other request would be rejected too: a redirect, an invalid key, an unknown path."""
         return self.status < 400 or self.status in (401, 403, 404)
+
+
+class OversizedReply(Rejected):
+    """Reply that is longer than what is read; the same request would get it again."""
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether every other request would get such a reply: replies are as long as their documents."""
+        return False
 
 
 class Unusable(RequestFailure):

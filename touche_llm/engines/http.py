@@ -25,6 +25,7 @@ from touche_llm.errors import (
     BrokenReply,
     EngineError,
     FailureKind,
+    OversizedReply,
     Rejected,
     Transient,
     Unreachable,
@@ -173,7 +174,7 @@ class HttpClient:
     ) -> ReplyT:
         raw = await self._send(method, path, body)
         if raw.status < 300:
-            return self._decode(raw, path, reply)
+            return _decode(raw, path, reply)
         if raw.status < 400:
             problem = f"a redirect to {to_line(raw.location)!r}; give the server's own address with {self.address}"
         else:
@@ -197,12 +198,9 @@ class HttpClient:
                     method, self.base_url + path, data=body, allow_redirects=False
                 ) as response,
             ):
-                content = await read_body(response, _MAX_BODY)
-                if len(content) > _MAX_BODY:
-                    raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
                 return _RawReply(
                     status=response.status,
-                    content=content,
+                    content=await read_body(response, _MAX_BODY),
                     retry_after=parse_retry_after(response.headers.get("Retry-After")),
                     location=response.headers.get("Location", ""),
                 )
@@ -217,13 +215,6 @@ class HttpClient:
             kind: FailureKind = "timeout" if isinstance(error, TimeoutError) else "server_error"
             raise Transient(kind, reason) from error
 
-    def _decode(self, raw: _RawReply, path: str, reply: type[ReplyT]) -> ReplyT:
-        try:
-            return decode_json(raw.content, reply)
-        except Malformed as error:
-            quoted = _quote(raw.content)
-            raise BrokenReply(f"malformed reply from {path}: {error}: {quoted!r}") from error
-
 
 @dataclass(frozen=True, slots=True)
 class _RawReply:
@@ -231,7 +222,7 @@ class _RawReply:
 
     Attributes:
         status: HTTP status.
-        content: Body.
+        content: Body, cut after `_MAX_BODY` bytes and one more.
         retry_after: Seconds to wait before a retry, as the server requests.
         location: Target of a redirect; empty for other replies.
     """
@@ -240,6 +231,17 @@ class _RawReply:
     content: bytes
     retry_after: float | None
     location: str
+
+
+def _decode(raw: _RawReply, path: str, reply: type[ReplyT]) -> ReplyT:
+    if len(raw.content) > _MAX_BODY:
+        problem = f"the reply from {path} has more than {_MAX_BODY:,} bytes"
+        raise OversizedReply(raw.status, f"{problem}; shorten the document, or check the server")
+    try:
+        return decode_json(raw.content, reply)
+    except Malformed as error:
+        quoted = _quote(raw.content)
+        raise BrokenReply(f"malformed reply from {path}: {error}: {quoted!r}") from error
 
 
 def _describe_refusal(content: bytes) -> str:

@@ -32,6 +32,7 @@ from tests.fake_server import (
 )
 from touche_llm.doctor.card import Survey
 from touche_llm.doctor.examination import connect as connect_to
+from touche_llm.engines import http
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
@@ -352,6 +353,20 @@ async def test_choices_without_a_definite_first_one_are_no_answer(
     (attempt,) = result.attempts
     assert attempt.kind == "server_error" and "index" in attempt.reason
     assert all(str(index) in attempt.reason for index in indexes)
+
+
+async def test_a_reply_that_is_too_long_is_a_failure_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(http, "_MAX_BODY", 20_000)
+    server = FakeServer(rest=says("x" * 30_000))
+    async with server.running(), model_of(server, tmp_path, retry_for=600) as model:
+        tokens = await model.count_tokens(question("long " * 5_000))
+        answer = await model.request(question(), ComparativeJudgment)
+    assert isinstance(tokens, FailedRequest) and isinstance(answer, FailedRequest)
+    for failed, path in ((tokens, "/tokenize"), (answer, "/v1/chat/completions")):
+        assert path in failed.attempts[0].reason and "20,000 bytes" in failed.attempts[0].reason
+    assert len(server.bodies) == 1 and model.counts.retries == 0
 
 
 async def test_a_server_that_has_ended_ends_the_run_after_the_retries(tmp_path: Path) -> None:
