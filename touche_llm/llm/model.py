@@ -204,7 +204,7 @@ class ModelClient(EngineClient):
             result: AnsweredRequest[AnswerT] | UnusableAnswer
             if stored is not None:
                 self._count_stored(stored)
-                result = _read_stored(stored, sample, model, is_cached=True)
+                result = self._read_stored(stored, sample, model, is_cached=True)
             elif self.engine is None:
                 return self._miss(request)
             else:
@@ -293,7 +293,7 @@ class ModelClient(EngineClient):
         if stored is value:
             return result
         # Another process stored its answer first, which a replay will find.
-        return _read_stored(stored, sample, model, is_cached=False)
+        return self._read_stored(stored, sample, model, is_cached=False)
 
     async def _complete(
         self, engine: Engine, sample: Request, model: type[AnswerT]
@@ -328,6 +328,31 @@ class ModelClient(EngineClient):
         if completion.cached_tokens is not None:
             self.counts.prefix_cached_tokens += completion.cached_tokens
             self.counts.prefix_reports += 1
+
+    def _read_stored(
+        self,
+        stored: Answer | UnusableAnswer,
+        sample: Request,
+        model: type[AnswerT],
+        *,
+        is_cached: bool,
+    ) -> AnsweredRequest[AnswerT] | UnusableAnswer:
+        """Parse a stored answer; return an unusable one as it is.
+
+        Raises:
+            DataError: The stored answer is not one that the program would have stored.
+        """
+        if isinstance(stored, UnusableAnswer):
+            return stored
+        try:
+            value = parse_answer(stored.text, model, sample.layout.form)
+            check_logprobs(stored.text, stored.tokens)
+        except Unusable as error:
+            raise DataError(
+                f"{self.cache.path}: entry {sample.key}: the answer is unusable ({error}); remove the entry with "
+                "`touche-llm cache forget`, or request all answers again with `cache.mode: refresh`"
+            ) from error
+        return AnsweredRequest(request=sample, answer=stored, value=value, is_cached=is_cached)
 
     def _iterate_samples(self, request: Request) -> Iterator[Request]:
         yield request
@@ -389,27 +414,6 @@ def make_replay_miss(cache: Path, missing: Sequence[Request]) -> ReplayMiss:
         f"{first.model} to {prompt} about {origin.subject}; no answer is stored for this prompt, model, "
         f"document and settings: {remedy}run with `cache.mode: reuse` and a server to request them"
     )
-
-
-def _read_stored(
-    stored: Answer | UnusableAnswer, sample: Request, model: type[AnswerT], *, is_cached: bool
-) -> AnsweredRequest[AnswerT] | UnusableAnswer:
-    """Parse a stored answer; return an unusable one as it is.
-
-    Raises:
-        DataError: The stored answer is not one that the program would have stored.
-    """
-    if isinstance(stored, UnusableAnswer):
-        return stored
-    try:
-        value = parse_answer(stored.text, model, sample.layout.form)
-        check_logprobs(stored.text, stored.tokens)
-    except Unusable as error:
-        raise DataError(
-            f"cache entry {sample.key}: the answer is unusable ({error}); delete the entry, or request all answers "
-            "again with `cache.mode: refresh`"
-        ) from error
-    return AnsweredRequest(request=sample, answer=stored, value=value, is_cached=is_cached)
 
 
 def _parse_completion(
