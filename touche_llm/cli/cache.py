@@ -69,7 +69,7 @@ def import_(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Add the entries of a cassette to a cache: all of them, or none if one does not fit."""
-    if not cassette.is_file():
+    if not cassette.exists() or cassette.is_dir():
         raise UsageError(f"{cassette}: no such file; give a cassette, a .jsonl file")
     with Cache(cache) as opened:
         new, known = opened.import_cassette(cassette)
@@ -89,7 +89,7 @@ def forget(
 
     Exit code 1 if the cache lacks a key.
     """
-    if not cache.is_file():
+    if not cache.exists():
         raise UsageError(f"{cache}: no such file; give a cache with --cache")
     with Cache(cache) as opened:
         missing = [key for key in dict.fromkeys(keys) if not opened.remove(key)]

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from touche_llm.data.files import (
     ID_FORM,
     MAX_LINE,
+    check_regular,
     is_word,
     parse_json_object,
     read_file_state,
@@ -64,8 +65,9 @@ class CorpusFile:
 
     def check(self) -> None:
         """Raise DataError if there is no file."""
-        if not self.path.is_file():
+        if not self.path.exists() or self.path.is_dir():
             raise DataError(f"{self.path}: no such corpus file")
+        check_regular(self.path)
 
     def has_changed(self, manifest: StoreManifest) -> bool:
         """Return whether the content differs.

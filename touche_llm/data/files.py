@@ -17,11 +17,13 @@ import re
 import secrets
 import shutil
 import sqlite3
+import stat
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeGuard, TypeVar, cast
 from urllib.parse import quote
@@ -43,19 +45,37 @@ ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
 RecordT = TypeVar("RecordT", bound=JsonRecord)
 
 
+def check_regular(path: Path) -> None:
+    """Raise OSError for a pipe, a socket or a device: some end only once, others never.
+
+    Files are read several times: to recognize them, to hash them and for their content.
+    """
+    mode = path.stat().st_mode
+    # Opening a folder raises an error of its own.
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        problem = "not a regular file; write its content to a file, and give that one"
+        raise OSError(errno.EINVAL, problem, str(path))
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; raise OSError as `check_regular`."""
+    check_regular(path)
+    return path.open("rb")
+
+
 def open_maybe_gzip(path: Path) -> IO[bytes]:
-    """Open a file for reading; gzip is detected by the first bytes, not by the name."""
-    with path.open("rb") as stream:
+    """Open a regular file for reading; gzip is detected by the first bytes, not by the name."""
+    with open_regular(path) as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
 
 
 def read_bounded(path: Path, limit: int, error: type[ToucheError] = DataError) -> bytes:
-    """Read a file of at most `limit` bytes.
+    """Read a regular file of at most `limit` bytes.
 
     Raise OSError, or an error of the given type if it is longer.
     """
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         content = stream.read(limit + 1)
     if len(content) > limit:
         raise error(f"{path}: larger than {limit:,} bytes; give another file")
@@ -196,8 +216,8 @@ def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> No
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as stream:
+    """Return the SHA-256 of a regular file, in hexadecimal."""
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
