@@ -145,20 +145,31 @@ def new(
         raise UsageError(f"{folder}: exists and is not an empty folder; give another FOLDER")
     folder.mkdir(parents=True, exist_ok=True)
     for file in EXAMPLE_FILES:
-        text = (EXAMPLE / file).read_text(encoding="utf-8")
-        if file == TASK_FILE:
-            text = text.replace(f"\nname: {EXAMPLE.name}\n", f"\nname: {name}\n")
         with open_atomic(folder / file) as stream:
-            stream.write(text.encode())
+            stream.write(_read_example(file, name))
     if output is not Format.TABLE:
         print_rows(output, [{"task": name, "file": folder / file} for file in EXAMPLE_FILES])
+    for line in _describe_next_steps(folder, name):
+        say(output, line)
+
+
+def _read_example(file: str, name: str) -> bytes:
+    """Return a file of the example, whose task is named `name`."""
+    text = (EXAMPLE / file).read_text(encoding="utf-8")
+    if file == TASK_FILE:
+        text = text.replace(f"\nname: {EXAMPLE.name}\n", f"\nname: {name}\n")
+    return text.encode()
+
+
+def _describe_next_steps(folder: Path, name: str) -> list[str]:
+    """Return the lines about a new task: its files, and the commands to run it and to change it."""
     topics, corpus, answers, qrels = (
         shlex.quote(str(folder / file)) for file in EXAMPLE_FILES[1:5]
     )
     # Without `./` the path would be read as a task of the project or an option.
     is_misread = str(folder) in TASKS or str(folder).startswith("-")
     place = shlex.quote(f"./{folder}" if is_misread else str(folder))
-    for line in (
+    return [
         f"{folder}: the task {name}, with {', '.join(EXAMPLE_FILES)}",
         "Its answers were invented; run it with them, then measure it with the example's judgments:",
         f"    touche-llm run --task {place} --topics {topics} --corpus {corpus} --cache {answers} --cache-mode replay "
@@ -167,8 +178,7 @@ def new(
         f"Then change {TASK_FILE} and judge.jinja there, and check them:",
         f"    touche-llm tasks show {place}",
         f"    touche-llm prompts check --task {place}",
-    ):
-        say(output, line)
+    ]
 
 
 def _choose_name(folder: Path) -> str:
