@@ -15,7 +15,7 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.show import show_facts
-from touche_llm.data.files import open_atomic
+from touche_llm.data.files import replace_folder
 from touche_llm.errors import UsageError
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.parts import TASK_FILE
@@ -89,7 +89,6 @@ def data(
 
 
 EXAMPLE = SAMPLES / "example"
-# The definition comes last, so that a folder that has it is complete.
 EXAMPLE_FILES = (
     "judge.jinja",
     "topics.xml",
@@ -143,10 +142,13 @@ def new(
     name = _choose_name(folder)
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: exists and is not an empty folder; give another FOLDER")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in EXAMPLE_FILES:
-        with open_atomic(folder / file) as stream:
-            stream.write(_read_example(file, name))
+    if folder.absolute().resolve() == Path.cwd():
+        raise UsageError(f"{folder}: the current folder would be replaced; give another FOLDER")
+
+    # A killed command leaves the complete folder or none.
+    with replace_folder(folder, own=()) as building:
+        for file in EXAMPLE_FILES:
+            (building / file).write_bytes(_read_example(file, name))
     if output is not Format.TABLE:
         print_rows(output, [{"task": name, "file": folder / file} for file in EXAMPLE_FILES])
     for line in _describe_next_steps(folder, name):
