@@ -57,6 +57,21 @@ def check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, problem, str(path))
 
 
+# Bytes of a file name, and the longest suffix of the files that SQLite writes beside a database.
+_MAX_NAME = 255
+_SQLITE_SUFFIX = "-journal"
+
+
+def check_database_file(path: Path) -> None:
+    """Raise OSError if SQLite cannot use a file, which need not exist, and would not say why."""
+    if path.exists():
+        check_regular(path)
+    max_bytes = _MAX_NAME - len(_SQLITE_SUFFIX)
+    if len(os.fsencode(path.name)) > max_bytes:
+        problem = f"file name too long; SQLite adds suffixes to it, so give one of at most {max_bytes} bytes"
+        raise OSError(errno.ENAMETOOLONG, problem, str(path))
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading; raise OSError as `check_regular`."""
     check_regular(path)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import asdict, astuple
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
-from touche_llm.data.files import check_regular, iterate_records, open_atomic
+from touche_llm.data.files import check_database_file, iterate_records, open_atomic
 from touche_llm.data.records import (
     Count,
     JsonRecord,
@@ -91,8 +91,8 @@ FORMAT = DatabaseFormat(
 
 def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
     """Open the file of a cache; create it if it is missing. None opens a cache in memory."""
-    if path is not None and path.exists():
-        check_regular(path)
+    if path is not None:
+        check_database_file(path)
     if path is not None and not read_only:
         path.parent.mkdir(parents=True, exist_ok=True)
     mode = "?mode=ro" if read_only else ""

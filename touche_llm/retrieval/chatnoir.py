@@ -16,7 +16,7 @@ import msgspec
 from pydantic import AfterValidator, Field
 
 from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.files import ID_FORM, check_regular, is_word
+from touche_llm.data.files import ID_FORM, check_database_file, is_word
 from touche_llm.data.records import Candidate, Document, Malformed, Topic, decode_json
 from touche_llm.data.sqlite import DatabaseFormat, connect, create_if_empty, describe_opening_error
 from touche_llm.data.topics.reading import build_query
@@ -139,8 +139,7 @@ class ChatNoirDocuments:
         self.path, self._index = settings.cache, settings.index_id
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.exists():
-                check_regular(self.path)
+            check_database_file(self.path)
             self._database = connect(self.path.absolute().as_uri())
             self._database.path = self.path
             create_if_empty(self._database, _FORMAT, self.path)
