@@ -238,12 +238,30 @@ class Unusable(RequestFailure):
         self.text = text
 
 
+# Texts of errors for which Python has no type of its own: of threads and of libraries.
+_MEMORY_PROBLEMS = (
+    "can't start new thread",
+    "failed to map segment",
+    "Cannot allocate memory",
+    "cannot allocate memory",
+)
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return whether an error comes from a lack of memory."""
+    if isinstance(error, ImportError | RuntimeError):
+        return any(problem in str(error) for problem in _MEMORY_PROBLEMS)
+    return isinstance(error, MemoryError)
+
+
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
     """Turn a failed import of a library that `what` needs into a UsageError that names the extra to install."""
     try:
         yield
     except ImportError as error:
+        if lacks_memory(error):
+            raise
         raise UsageError(
             f"{what}: needs {error.name or error}, which is not installed; pip install 'touche-llm[{extra}]'"
         ) from error

@@ -123,6 +123,17 @@ def test_a_file_that_finds_no_room_is_named_and_none_is_left(
     }
 
 
+# From too little for numpy to enough: OpenBLAS reports a lack of memory by itself.
+@pytest.mark.parametrize("mebibytes", [30, 50, 60, 160])
+def test_a_lack_of_memory_is_one_line_wherever_it_shows(tmp_path: Path, mebibytes: int) -> None:
+    limits = {resource.RLIMIT_AS: mebibytes * 2**20}
+    done = limited(tmp_path, limits, "index", "--task", "comparative", *DATA[2:])
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr, done.stderr
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    assert len(errors) == 1 and "memory" in errors[0].lower(), done.stderr
+
+
 @pytest.mark.parametrize(
     "name",
     ["a" * 255, "é" * 127, "\N{GRINNING FACE}" * 63],
