@@ -50,7 +50,7 @@ def test_a_key_that_is_sent_back_is_in_no_file_and_no_output(
     server = Echo()
     server.rest = server.echo
     files = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
-    sizes = ["--topic", "3", "--depth", "30", "--cache", "answers.sqlite", "--retry-for", "0.1"]
+    sizes = ["--topic", "3", "--depth", "16", "--cache", "answers.sqlite", "--retry-for", "0.1"]
     with server.in_thread():
         done = touche(
             *("--log-file", "run.log", "run", "--task", "comparative", *files, *sizes),
