@@ -20,6 +20,7 @@ from tests.expect import raises_at
 from touche_llm.errors import DataError, to_printable
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import FORMAT, Cache, CacheMode, Entry, EntryMetadata, Export
+from touche_llm.llm.protocol import EngineInfo
 
 
 def answer(text: str = "{}") -> Answer:
@@ -291,6 +292,11 @@ def test_a_column_that_is_not_utf8_is_a_damaged_entry(tmp_path: Path, column: st
     with Cache(path, CacheMode.REPLAY) as cache:
         with raises_at(DataError, path, "b" * 64):
             list(cache.iterate_entries())
+        if column == "value":
+            # Values are records of either kind.
+            for model in (Answer, EngineInfo):
+                with raises_at(DataError, path, "b" * 64, "cache forget"):
+                    cache.get("b" * 64, model)
         assert cache.export_cassette(tmp_path / "c.jsonl").damaged == ["b" * 64]
 
 

@@ -138,7 +138,7 @@ class Export:
 
 
 # Kind and value.
-_Row = tuple[str, str | bytes]
+_Row = tuple[str, str]
 # Type of a value, or the types by kind of entry.
 ValueType = type[ValueT] | Mapping[str, type[ValueT]]
 
@@ -324,7 +324,9 @@ class Cache(AbstractContextManager["Cache"]):
 
     def read(self, entry: Entry, model: type[ValueT]) -> ValueT:
         """Return the value of an entry that `find` found; raise DataError if it is not of this type."""
-        return self._parse(entry.key, (entry.kind, msgspec.json.encode(entry.value)), model)
+        return self._parse(
+            entry.key, (entry.kind, msgspec.json.encode(entry.value).decode()), model
+        )
 
     def iterate_entries(self) -> Iterator[Entry]:
         """Yield all entries, by key; raise DataError at one that is damaged."""
@@ -484,14 +486,14 @@ class Cache(AbstractContextManager["Cache"]):
         if value_type is None:
             raise self._describe_damage(key, f"unknown kind {kind!r:.80}")
         try:
-            return value_type.from_json(_check_text(text))
+            return value_type.from_json(_encode_text(text))
         except Malformed as error:
             problem = f"not a valid {value_type.__name__}: {error}"
             raise self._describe_damage(key, problem) from error
 
-    def _decode_value(self, key: str, text: str | bytes) -> dict[str, Any]:
+    def _decode_value(self, key: str, text: str) -> dict[str, Any]:
         try:
-            return decode_json(_check_text(text), dict[str, Any])
+            return decode_json(_encode_text(text), dict[str, Any])
         except Malformed as error:
             raise self._describe_damage(key, f"not a valid value: {error}") from error
 
@@ -514,22 +516,22 @@ def _decode_text(content: bytes) -> str:
     return content.decode(errors="surrogateescape")
 
 
-def _check_text(value: object) -> str | bytes:
-    """Return a text; raise Malformed for a value of another type."""
-    if not isinstance(value, str | bytes):
+def _encode_text(value: object) -> bytes:
+    """Return a text of a column as UTF-8; raise Malformed if it was none, or not UTF-8."""
+    if not isinstance(value, str):
         raise Malformed(f"not text but {type(value).__name__}")
-    return value
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise Malformed("not UTF-8") from error
 
 
 def _parse_row(row: Sequence[Any]) -> Entry:
     """Parse a row of the table; raise Malformed if it is damaged."""
     *metadata, text = row
-    try:
-        "".join(map(str, metadata)).encode()
-    except UnicodeEncodeError as error:
-        raise Malformed("a column is not UTF-8") from error
+    _encode_text("".join(map(str, metadata)))
     columns = dict(zip(COLUMNS, metadata, strict=False))
-    value = decode_json(_check_text(text), dict[str, Any])
+    value = decode_json(_encode_text(text), dict[str, Any])
     return convert_plain({**columns, "value": value}, Entry)
 
 
