@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.expect import raises_at
+from touche_llm.data.sqlite import NamedDatabase
 from touche_llm.errors import DataError, to_printable
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import FORMAT, Cache, CacheMode, Entry, EntryMetadata, Export
@@ -350,6 +351,22 @@ def test_a_cache_with_flipped_bytes_is_exported_and_repaired(
             assert all(cache.remove(to_printable(key)) for key in export.damaged)
             assert cache.export_cassette(tmp_path / "again.jsonl").damaged == []
         assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "c.jsonl").read_bytes()
+
+
+def test_a_failing_disk_is_no_damage_that_an_export_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = sqlite3.OperationalError("disk I/O error")
+    failing.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
+    (tmp_path / "c.jsonl").write_text("before")
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry())
+        with monkeypatch.context() as patch:
+            patch.setattr(NamedDatabase, "execute", Mock(side_effect=failing))
+            with pytest.raises(sqlite3.OperationalError) as raised:
+                cache.export_cassette(tmp_path / "c.jsonl")
+    assert raised.value.__notes__ == [str(tmp_path / "c.sqlite")]
+    assert (tmp_path / "c.jsonl").read_text() == "before"
 
 
 def test_pages_that_cannot_be_read_are_left_out_of_a_cassette(tmp_path: Path, many: bytes) -> None:

@@ -28,6 +28,7 @@ from touche_llm.data.sqlite import (
     LOCK_SECONDS,
     DatabaseFormat,
     NamedDatabase,
+    add_path,
     connect,
     create_if_empty,
     describe_opening_error,
@@ -137,6 +138,9 @@ class Export:
     gaps: int
 
 
+# SQLite has no larger row ids.
+_MAX_ROW_ID = 2**63 - 1
+_ROWS_AFTER = "SELECT rowid, * FROM entries NOT INDEXED WHERE rowid > ? ORDER BY rowid"
 # Kind and value.
 _Row = tuple[str, str]
 # Type of a value, or the types by kind of entry.
@@ -359,12 +363,15 @@ class Cache(AbstractContextManager["Cache"]):
 
     def _read_again(self, row_id: int) -> Entry | None:
         """Return an entry by its row id; None if the file is so damaged that it is not found."""
-        rows: list[Any] = []
-        with suppress(sqlite3.DatabaseError):
+        try:
             rows = self._database.query("SELECT * FROM entries WHERE rowid = ?", (row_id,))
-        with suppress(Malformed):
             return _parse_row(rows[0]) if rows else None
-        return None
+        except Malformed:
+            return None
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            return None
 
     def _iterate_rows(self) -> Iterator[tuple[Any, ...] | None]:
         """Yield the rows in order of arrival, each behind its row id; None where some cannot be read.
@@ -374,12 +381,14 @@ class Cache(AbstractContextManager["Cache"]):
         last = 0
         while last <= _MAX_ROW_ID:
             try:
-                for row in self._database.execute(f"{_ROWS_AFTER} ORDER BY rowid", (last,)):
+                for row in self._database.execute(_ROWS_AFTER, (last,)):
                     # Row ids that are damaged need not be in order.
                     last = max(last, row[0])
                     yield row
                 return
-            except sqlite3.DatabaseError:
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise add_path(error, self.path) from None
                 yield None
             last += self._measure_gap(last)
 
@@ -405,14 +414,20 @@ class Cache(AbstractContextManager["Cache"]):
         if row_id > _MAX_ROW_ID:
             return True
         try:
-            self._database.query(f"{_ROWS_AFTER} ORDER BY rowid LIMIT 1", (row_id,))
-        except sqlite3.DatabaseError:
+            self._database.query(f"{_ROWS_AFTER} LIMIT 1", (row_id,))
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
             return False
         return True
 
     def remove(self, key: str) -> bool:
-        """Remove an entry, also a damaged one; return whether there was one."""
-        # An index may lack the row in a damaged file, which an error or an unknown key shows.
+        """Remove an entry, also a damaged one; return whether there was one.
+
+        Raises:
+            sqlite3.DatabaseError: The file is so damaged that it cannot be changed.
+        """
+        # In a damaged file the index may lack the key, or an index may contradict the row.
         with suppress(sqlite3.DatabaseError):
             deleted = self._database.execute("DELETE FROM entries WHERE key = ?", (key,))
             if deleted.rowcount:
@@ -506,9 +521,10 @@ class Cache(AbstractContextManager["Cache"]):
         return DataError(f"{self.path}: entry {key}: {problem}; {remedy}")
 
 
-# SQLite has no larger row ids.
-_MAX_ROW_ID = 2**63 - 1
-_ROWS_AFTER = "SELECT rowid, * FROM entries NOT INDEXED WHERE rowid > ?"
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Return whether an error comes from the content of the file; a retry would not help."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG)
 
 
 def _decode_text(content: bytes) -> str:
