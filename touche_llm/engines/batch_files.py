@@ -18,6 +18,7 @@ from touche_llm.engines.managed import build_start_options, to_flags
 from touche_llm.errors import BrokenReply, DataError, Rejected, Transient, to_printable
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
+from touche_llm.text.quoting import quote
 
 _MAX_KIND = 40
 # Status codes that the request did not cause.
@@ -136,7 +137,8 @@ def _read_line(place: str, line: _Line, model: str) -> Reply:
     except Transient as transient:
         return Reply(place, _miss(transient.reason), _describe_ending(answer))
     if answer.model != model:
-        reason = f"the answer is of the model {answer.model!r:.120}, not of {model}"
+        other = quote(str(answer.model), 120)
+        reason = f"the answer is of the model {other!r}, not of {model}"
         return Reply(place, _miss(to_printable(reason)), "other_model")
     return Reply(place, answer)
 

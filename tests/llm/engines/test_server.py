@@ -265,7 +265,7 @@ def send_back_key(form: str) -> Behaviour:
         assert headers["Authorization"] == f"Bearer {KEY}"
         code, body_form = form.split()
         if body_form == "answer":
-            return reply(f"I got {headers}")
+            return reply(f"I got Authorization: {headers['Authorization']}")
         if body_form == "refusal":
             return reply("", refusal=f"Not for {headers['Authorization']}")
         if body_form == "label":
@@ -316,6 +316,18 @@ async def test_a_key_that_a_server_sends_back_is_neither_reported_nor_stored(
         plain = re.sub(r"\\+u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), unquote(text))
         assert "s3cre" not in plain, plain
     assert reported.count("[key]") > 0
+
+
+@pytest.mark.parametrize(
+    "form", ["200 answer", "200 object", "200 ending", "400 escaped", "307 redirect"]
+)
+async def test_a_key_that_a_server_sends_back_is_not_in_the_error_of_the_start(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    with pytest.raises(EngineError) as raised:
+        await connect(FakeServer(probe=send_back_key(form)))
+    assert "[key]" in str(raised.value) and "s3cre" not in str(raised.value)
 
 
 def choose(*indexes: int | None) -> Behaviour:

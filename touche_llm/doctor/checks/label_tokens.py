@@ -15,6 +15,7 @@ from touche_llm.engines.identification import ServerCheck
 from touche_llm.errors import MissingLogprobs
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.label_probabilities import Label, read_label
+from touche_llm.text.quoting import quote
 
 # Max probability of tokens that several labels share, since it is split between these.
 _MAX_SHARED = 0.05
@@ -68,7 +69,7 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
         value = f"{server.model} sends no log-probabilities of labels in {request.layout.form} form"
         return CHECK.fail(value)
     if completion.finish_reason == "length":
-        value = f"could not be checked: the answer is {completion.text.strip()[:40]!r}"
+        value = f"could not be checked: the answer is {quote(completion.text.strip(), 40)!r}"
         return ServerCheck(CHECK.name, None, value)
 
     unread = 0
@@ -78,9 +79,8 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
             completion.text, completion.tokens, request.layout, field, labels, labels[0]
         )
         if reading.probabilities is None:
-            value = (
-                f"no label of {field} ({_join(labels)}) can be read from {completion.text!r:.80}"
-            )
+            answer = quote(completion.text, 80)
+            value = f"no label of {field} ({_join(labels)}) can be read from {answer!r}"
             return CHECK.fail(value)
         missing = [label for label, share in reading.probabilities.items() if not share]
         unseen = reading.off_label_mass or 0.0

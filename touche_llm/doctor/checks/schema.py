@@ -11,6 +11,7 @@ from touche_llm.engines.chat import DELIVERIES, read_completion
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.errors import MissingLogprobs, Unusable
 from touche_llm.llm.label_probabilities import check_logprobs, read_label, squeeze
+from touche_llm.text.quoting import quote
 
 # Both are found in the reply to the check of the schema.
 LOGPROBS = Feature(
@@ -60,7 +61,7 @@ async def check_schema(survey: Survey) -> list[ServerCheck]:
             value = f"{server.model} fills its answer with white space until it is cut off"
             return [replace(white_space.CHECK.fail(value), is_blocking=True)]
         hint = " (its reasoning was not empty: switch thinking off)" if completion.reasoning else ""
-        problems.append(f"the model answered {completion.text[:80]!r}{hint}")
+        problems.append(f"the model answered {quote(completion.text, 80)!r}{hint}")
     value = f"{server.model} does not enforce JSON schemas: restricted to {PROBE_ANSWER}, "
     return [CHECK.fail(value + "; ".join(dict.fromkeys(problems)))]
 
