@@ -218,5 +218,6 @@ SCENARIOS = (
             "tira -i controversial -o run --cache-folder kept --cache-mode replay --config controversial/demo.yaml"
         ),
     ),
+    Scenario("tasks new", (), command("tasks new essays"), (command("tasks show essays"),)),
     Scenario("demo", (), command("demo --task comparative --out shown")),
 )

@@ -196,7 +196,7 @@ async def check_replay(
     """Check that the cache holds usable answers alone, and gives them again."""
     with Cache(cache, CacheMode.REPLAY) as stored:
         for entry in stored.find("answer"):
-            parse_answer(entry.read(Answer).text, ComparativeJudgment)
+            parse_answer(stored.read(entry, Answer).text, ComparativeJudgment)
         model = ModelClient(engine_info=facts, engine=None, cache=stored, sampling=SamplingConfig())
         for number, result in zip(numbers, results, strict=True):
             again = await model.request(request_for(number), ComparativeJudgment)

@@ -103,6 +103,13 @@ async def test_a_run_itself_is_a_root_and_a_broken_run_is_a_row_and_an_error_els
         assert (await lab.send("GET", "/api/topics", run="first"))[0] == 400
 
 
+async def test_deeply_nested_metadata_of_a_run_do_not_end_the_lab(folder: Path) -> None:
+    (folder / "runs" / "first" / "ir-metadata.yml").write_text("[" * 30_000)
+    async with open_lab(folder / "runs") as lab:
+        (row,) = (await lab.get("/api/runs"))["rows"]
+        assert row["state"] == "broken" and "ir-metadata.yml" in row["problem"]
+
+
 async def test_the_comparison_of_runs_has_no_judgments_of_held_out_topics(
     folder: Path, qrels: dict[str, Path]
 ) -> None:

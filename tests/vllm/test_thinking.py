@@ -55,7 +55,7 @@ def arguments(data: TaskInput, url: str, out: Path) -> list[object]:
 def stored(folder: Path) -> list[Answer]:
     with Cache(folder / "answers.sqlite") as cache:
         assert cache.find("unusable") == []
-        return [entry.read(Answer) for entry in cache.find("answer")]
+        return [cache.read(entry, Answer) for entry in cache.find("answer")]
 
 
 @pytest.mark.nightly

@@ -17,11 +17,13 @@ import re
 import secrets
 import shutil
 import sqlite3
+import stat
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeGuard, TypeVar, cast
 from urllib.parse import quote
@@ -43,19 +45,52 @@ ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
 RecordT = TypeVar("RecordT", bound=JsonRecord)
 
 
+def check_regular(path: Path) -> None:
+    """Raise OSError for a pipe, a socket or a device: some end only once, others never.
+
+    Files are read several times: to recognize them, to hash them and for their content.
+    """
+    mode = path.stat().st_mode
+    # Opening a folder raises an error of its own.
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        problem = "not a regular file; write its content to a file, and give that one"
+        raise OSError(errno.EINVAL, problem, str(path))
+
+
+# Bytes of a file name, and the longest suffix of the files that SQLite writes beside a database.
+_MAX_NAME = 255
+_SQLITE_SUFFIX = "-journal"
+
+
+def check_database_file(path: Path) -> None:
+    """Raise OSError if SQLite cannot use a file, which need not exist, and would not say why."""
+    if path.exists():
+        check_regular(path)
+    max_bytes = _MAX_NAME - len(_SQLITE_SUFFIX)
+    if len(os.fsencode(path.name)) > max_bytes:
+        problem = f"file name too long; SQLite adds suffixes to it, so give one of at most {max_bytes} bytes"
+        raise OSError(errno.ENAMETOOLONG, problem, str(path))
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; raise OSError as `check_regular`."""
+    check_regular(path)
+    return path.open("rb")
+
+
 def open_maybe_gzip(path: Path) -> IO[bytes]:
-    """Open a file for reading; gzip is detected by the first bytes, not by the name."""
-    with path.open("rb") as stream:
+    """Open a regular file for reading; gzip is detected by the first bytes, not by the name."""
+    with open_regular(path) as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
 
 
 def read_bounded(path: Path, limit: int, error: type[ToucheError] = DataError) -> bytes:
-    """Read a file of at most `limit` bytes.
+    """Read a regular file of at most `limit` bytes.
 
     Raise OSError, or an error of the given type if it is longer.
     """
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         content = stream.read(limit + 1)
     if len(content) > limit:
         raise error(f"{path}: larger than {limit:,} bytes; give another file")
@@ -196,15 +231,42 @@ def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> No
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as stream:
+    """Return the SHA-256 of a regular file, in hexadecimal."""
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read_file_state(path: Path) -> dict[str, int]:
-    """Return `size` and `mtime_ns`, the time of the last change, of a file."""
+# A file is sampled at so many places, in blocks of so many bytes: 1 MiB in all.
+_SAMPLES = 256
+_SAMPLE_BYTES = 4096
+
+
+def read_file_state(path: Path) -> dict[str, Any]:
+    """Return `size`, `mtime_ns` (the time of the last change) and `samples` of a file.
+
+    `samples` is the SHA-256 of blocks that are evenly spaced, from the first bytes to the last; of
+    the whole file if it has at most 1 MiB. Time and size alone do not show another file that was
+    copied with the time of the first.
+    """
     status = path.stat()
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return {
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "samples": _hash_samples(path, status.st_size),
+    }
+
+
+def _hash_samples(path: Path, size: int) -> str:
+    if size <= _SAMPLES * _SAMPLE_BYTES:
+        return sha256(path)
+
+    digest = hashlib.sha256()
+    last_start = size - _SAMPLE_BYTES
+    with path.open("rb") as stream:
+        for number in range(_SAMPLES):
+            stream.seek(last_start * number // (_SAMPLES - 1))
+            digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 @contextmanager

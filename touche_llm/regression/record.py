@@ -165,7 +165,7 @@ def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: P
             for key in replayed.used_keys:
                 for entry in cache.find(kind, key=key):
                     chosen.put(entry)
-        return chosen.export_cassette(cassette)
+        return chosen.export_cassette(cassette).entries
 
 
 @dataclass(frozen=True, slots=True)
