@@ -31,6 +31,7 @@ import orjson
 from touche_llm.data.records import JsonRecord, Malformed
 from touche_llm.data.sqlite import add_path
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, shorten
+from touche_llm.interrupts import removals
 
 # Max bytes of a line of JSON: an answer with logprobs has a few kilobytes, a web page a few
 # hundred.
@@ -273,6 +274,8 @@ _MARKER = f"lock-{_HOST[:200]}"
 _NEW = "new"
 _OLD = "old"
 _REMOVED = "removed"
+# Temporary folders of this process.
+_own_folders: set[Path] = set()
 
 
 @contextmanager
@@ -294,7 +297,22 @@ def open_scratch(path: Path) -> Iterator[Path]:
             # What is still there is left to `recover`.
             with suppress(OSError):
                 _clear(scratch)
+            _own_folders.discard(scratch)
             os.close(lock)
+
+
+def _remove_own_folders() -> None:
+    """Remove the temporary folders of this process, as far as possible."""
+    for scratch in list(_own_folders):
+        # What is still there is left to `recover`.
+        with suppress(OSError):
+            _clear(scratch)
+        # Without a marker, it was being created or removed.
+        with suppress(OSError):
+            scratch.rmdir()
+
+
+removals.append(_remove_own_folders)
 
 
 def recover(folder: Path) -> None:
@@ -328,6 +346,8 @@ def _create_scratch(parent: Path) -> tuple[Path, int]:
     """
     while True:
         scratch = parent / f".touche-llm-{secrets.token_hex(8)}"
+        # Before it exists, so that an interrupt at any time removes it.
+        _own_folders.add(scratch)
         scratch.mkdir()
         marker = scratch / _MARKER
         try:
