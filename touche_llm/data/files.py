@@ -17,11 +17,13 @@ import re
 import secrets
 import shutil
 import sqlite3
+import tempfile
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeGuard, TypeVar, cast
 from urllib.parse import quote
@@ -313,6 +315,22 @@ def _remove_own_folders() -> None:
 
 
 removals.append(_remove_own_folders)
+
+
+@contextmanager
+def open_private_folder() -> Iterator[Path]:
+    """Yield a folder that only this user can read, and remove it at the end of the block.
+
+    It lies in the system's folder for temporary files.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="touche-llm-"))
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    removals.append(remove)
+    try:
+        yield folder
+    finally:
+        remove()
+        removals.remove(remove)
 
 
 def recover(folder: Path) -> None:
