@@ -45,6 +45,8 @@ _STARTS = 6
 # Copies of the sample's topics, so that there are more requests than may be in flight.
 _COPIES = 3
 _SAMPLE = SAMPLES / "comparative"
+# That an answer takes.
+_MAX_SECONDS = 0.4
 # By the form of the answer.
 _replies: dict[bytes, bytes] = {}
 _COMMANDS = {
@@ -122,7 +124,7 @@ class Runs:
 
 async def _answer_slowly(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """Give all requests of a form the same answer, which takes the server no work."""
-    await asyncio.sleep(random.uniform(0.05, 0.4))
+    await asyncio.sleep(random.uniform(0.05, _MAX_SECONDS))
     form = orjson.dumps(fields_in(body))
     if form not in _replies:
         answer = await steady(request, body)
@@ -147,6 +149,8 @@ def runs(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         runs = Runs(folder, forks, server)
         runs.measure()
         yield runs
+        # Answers to runs that have ended are still on their way.
+        time.sleep(_MAX_SECONDS + 0.1)
 
 
 @dataclass(frozen=True)
