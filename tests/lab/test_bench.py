@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,6 +208,21 @@ async def test_a_packaged_prompt_is_saved_as_a_copy_with_the_next_version(folder
             "/api/save", run="first", name=str(path), text=saved["text"], hash=saved["hash"]
         )
         assert again["version"] == saved["version"] + 1 and again["path"] == str(path)
+
+
+async def test_drafts_are_written_by_one_lab_at_a_time(folder: Path) -> None:
+    async with open_lab(folder / "runs") as second:
+        template = await second.get("/api/template", **RUN)
+        draft = {**RUN, "text": draft_of(template["text"]), "base": template["hash"]}
+        async with open_lab(folder / "runs") as first:
+            await first.put("/api/draft", **draft)
+            for text in ("mine", None):
+                status, refused = await second.send("PUT", "/api/draft", draft | {"text": text})
+                assert status == 400
+                assert f"process {os.getpid()}" in refused["error"]
+            assert (await first.get("/api/template", **RUN))["draft"]["text"] == draft["text"]
+        await second.put("/api/draft", **draft | {"text": None})
+        assert (await second.get("/api/template", **RUN))["draft"] is None
 
 
 async def test_a_template_that_changed_on_disk_is_not_overwritten(folder: Path) -> None:

@@ -136,8 +136,6 @@ def main() -> None:
             error.message if is_help else f"error: {describe_parser_error(error)}", file=sys.stderr
         )
         sys.exit(error.exit_code)
-    except typer.Abort:
-        sys.exit("error: aborted")
     except Exception as error:
         if (
             isinstance(error, OSError)

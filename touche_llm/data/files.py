@@ -18,11 +18,13 @@ import secrets
 import shutil
 import sqlite3
 import stat
+import tempfile
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeGuard, TypeVar, cast
@@ -33,6 +35,7 @@ import orjson
 from touche_llm.data.records import JsonRecord, Malformed
 from touche_llm.data.sqlite import add_path
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, shorten
+from touche_llm.interrupts import removals
 
 # Max bytes of a line of JSON: an answer with logprobs has a few kilobytes, a web page a few
 # hundred.
@@ -335,6 +338,8 @@ _MARKER = f"lock-{_HOST[:200]}"
 _NEW = "new"
 _OLD = "old"
 _REMOVED = "removed"
+# Temporary folders of this process.
+_own_folders: set[Path] = set()
 
 
 @contextmanager
@@ -356,7 +361,38 @@ def open_scratch(path: Path) -> Iterator[Path]:
             # What is still there is left to `recover`.
             with suppress(OSError):
                 _clear(scratch)
+            _own_folders.discard(scratch)
             os.close(lock)
+
+
+def _remove_own_folders() -> None:
+    """Remove the temporary folders of this process, as far as possible."""
+    for scratch in list(_own_folders):
+        # What is still there is left to `recover`.
+        with suppress(OSError):
+            _clear(scratch)
+        # Without a marker, it was being created or removed.
+        with suppress(OSError):
+            scratch.rmdir()
+
+
+removals.append(_remove_own_folders)
+
+
+@contextmanager
+def open_private_folder() -> Iterator[Path]:
+    """Yield a folder that only this user can read, and remove it at the end of the block.
+
+    It lies in the system's folder for temporary files.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="touche-llm-"))
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    removals.append(remove)
+    try:
+        yield folder
+    finally:
+        remove()
+        removals.remove(remove)
 
 
 def recover(folder: Path) -> None:
@@ -390,6 +426,8 @@ def _create_scratch(parent: Path) -> tuple[Path, int]:
     """
     while True:
         scratch = parent / f".touche-llm-{secrets.token_hex(8)}"
+        # Before it exists, so that an interrupt at any time removes it.
+        _own_folders.add(scratch)
         scratch.mkdir()
         marker = scratch / _MARKER
         try:

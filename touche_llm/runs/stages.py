@@ -18,6 +18,7 @@ from touche_llm.api.rank import Ranking, rank
 from touche_llm.api.retrieve import list_empty, retrieve, warn_of_empty
 from touche_llm.config.configuration import PURPOSES, Config
 from touche_llm.config.files import CONFIG
+from touche_llm.data.locks import LOCK
 from touche_llm.data.records import Failure
 from touche_llm.engines.use import ModelRecord, PoolingUse
 from touche_llm.errors import DataError, UsageError, shorten
@@ -35,7 +36,7 @@ from touche_llm.ranking.steps import (
 from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.context import RunContext, list_schemas
-from touche_llm.runs.directory import LOCK, RunDirectory
+from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.inputs import hash_inputs
 from touche_llm.runs.metadata import begin_stage, measure_peak_memory, measure_seconds, record_stage
 from touche_llm.runs.record import (
