@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError
+from touche_llm.evaluation.intervals import Array, Bounds
 from touche_llm.evaluation.qrels import STANCE, Qrels
-from touche_llm.evaluation.significance import Array, Estimate, ratio
+from touche_llm.evaluation.significance import Estimate, ratio
 
+KAPPA_BOUNDS = Bounds(-1.0, 1.0)
 # Places of labels in `task.stances`, of shape (documents,).
 Labels = NDArray[np.intp]
 
@@ -48,6 +50,7 @@ def estimate_kappa(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Estima
         counts=counts,
         formula=_compute_kappa,
         documents=int(counts[:, 0].sum()),
+        bounds=KAPPA_BOUNDS,
     )
 
 

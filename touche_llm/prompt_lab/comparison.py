@@ -12,7 +12,7 @@ from touche_llm.data.records import Failure, Topic
 from touche_llm.engines.recorder import make_dry_engine
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.evaluation.significance import describe_missing_intervals
+from touche_llm.evaluation.significance import describe_intervals
 from touche_llm.judging.objects import find_objects
 from touche_llm.judging.requests import RequestBuilder, make_request_builder
 from touche_llm.llm.counts import Counts
@@ -221,7 +221,7 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
         found.texts = {
             document_id: context.corpus.documents.get(document_id).text for document_id in ids
         }
-    for note in describe_missing_intervals(
+    for note in describe_intervals(
         row for part in found.parts for row in part.differences.values()
     ):
         found.note(note)
