@@ -213,7 +213,7 @@ def compute_transformed(drawn: Array, values: Array, measured: Measured) -> tupl
         without = logit(to_share(measured.formula(sums - drawn), measured.bounds))
         half_width = find_quantile(drawn) * find_error(without)
         ends = expit(logit(share) + np.array([-half_width, half_width]))
-    low, high = measured.bounds.lowest + ends * measured.bounds.width
+    low, high = (measured.bounds.lowest + ends * measured.bounds.width).tolist()
     return float(low), float(high)
 
 

@@ -66,7 +66,9 @@ def test_the_interval_of_a_mean_is_that_of_student_for_log_odds(topics: int) -> 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_interval_leaves_the_range_of_its_measure(seed: int) -> None:
     random = np.random.default_rng(seed)
-    values = random.beta(*random.uniform(0.1, 3.0, 2), size=int(random.integers(5, 12)))
+    values = random.beta(
+        random.uniform(0.1, 3.0), random.uniform(0.1, 3.0), size=int(random.integers(5, 12))
+    )
     low, high = compute_interval(means(*values))
     assert 0.0 <= low <= values.mean() <= high <= 1.0
 

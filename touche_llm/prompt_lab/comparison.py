@@ -71,7 +71,7 @@ class PromptComparison:
             found.
         samples: Documents by name of the part: the one to choose on, then the held-out one if it is
             to be judged.
-        judged: Judgments by part and variant, their grades on the scales of the human ones.
+        judged: Judgments by part and variant.
         failures: Failures to find a topic's objects.
         earlier_accesses: Those that make a confirmation weaker; None if held-out topics were not
             judged.
@@ -175,7 +175,16 @@ class PromptComparison:
             variant.name: self.judged[part, variant.name].judgments for variant in variants
         }
         weights = self.context.config.weights
-        self.parts.append(measure_part(part, self.samples[part], judgments, self.qrels, weights))
+        self.parts.append(
+            measure_part(
+                name=part,
+                sample=self.samples[part],
+                judgments=judgments,
+                qrels=self.qrels,
+                weights=weights,
+                task=self.task,
+            )
+        )
         return earlier
 
     async def confirm(self, builder: RequestBuilder) -> None:

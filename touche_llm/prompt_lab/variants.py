@@ -7,15 +7,20 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from msgspec import structs
-
 from touche_llm.config.configuration import Config
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.records import Candidate, Failure, Judgment, ScoredDocument, Topic
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.agreement import estimate_kappa, estimate_stances
+from touche_llm.evaluation.agreement import estimate_stances
+from touche_llm.evaluation.judges.agreement import (
+    CORRELATION,
+    AgreementName,
+    estimate_tables,
+    join_labels,
+)
+from touche_llm.evaluation.judges.labels import take_judgment_labels, take_people_labels
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
@@ -86,20 +91,8 @@ async def judge_variant(
         found, failures = await judge(
             pairs, documents, task.question, variant.prompt, builder, done
         )
-    judgments = {
-        (judgment.topic_id, judgment.document_id): _convert_grades(judgment, task)
-        for judgment in found
-    }
+    judgments = {(judgment.topic_id, judgment.document_id): judgment for judgment in found}
     return VariantJudgments(judgments, failures, model.counts.since(before))
-
-
-def _convert_grades(judgment: Judgment, task: Task) -> Judgment:
-    """Return a judgment with its grades on the scales of the human ones."""
-    grades = {
-        name: task.aspects[name].convert(grade, task.qrels_scales[name])
-        for name, grade in judgment.grades.items()
-    }
-    return structs.replace(judgment, grades=grades)
 
 
 Judgments = Mapping[tuple[str, str], Judgment]
@@ -112,8 +105,8 @@ class PartMeasures:
     """Measures over one part of the sample: all, choice or hold-out.
 
     Attributes:
-        estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa by
-            the grades of each aspect, macro-F1 of the stance if there are stance qrels.
+        estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa or
+            Spearman's correlation by those of each aspect, macro-F1 of the stance if there are stance qrels.
         differences: Rows of `significance.compare` with the first variant, by variant and measure.
         chance: Expected nDCG@5 of a random order of the sample.
         off_label_mass: Mean probability outside the labels by variant; None if no engine reported
@@ -156,6 +149,7 @@ def measure_part(
     judgments: Mapping[str, Judgments],
     qrels: Qrels,
     weights: Mapping[str, float],
+    task: Task,
 ) -> PartMeasures:
     """Measure the judgments of several variants for the documents of a part.
 
@@ -167,11 +161,11 @@ def measure_part(
     grades = {aspect: _restrict(judged, sampled) for aspect, judged in qrels.grades.items()}
     given = replace(qrels, grades=grades, stances=_restrict(qrels.stances, sampled))
     runs = {
-        variant: _rank_documents(sample, said, weights, qrels.scales)
+        variant: _rank_documents(sample, said, weights, task.aspects)
         for variant, said in judgments.items()
     }
     estimates = {
-        variant: _estimate_variant(runs[variant], said, given, stances=bool(qrels.stances))
+        variant: _estimate_variant(runs[variant], said, given, task, stances=bool(qrels.stances))
         for variant, said in judgments.items()
     }
     rows = compare(next(iter(judgments)), estimates).to_dict("records")
@@ -282,7 +276,7 @@ def _rank_documents(
 
 
 def _estimate_variant(
-    run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool
+    run: ParsedRun, said: Judgments, given: Qrels, task: Task, *, stances: bool
 ) -> dict[Measure, Estimate]:
     """Estimate the measures of a variant, in the order of `PartMeasures.measures`.
 
@@ -290,6 +284,7 @@ def _estimate_variant(
         run: Ranking by the judgments of the variant, with their stances.
         said: Judgments of the variant.
         given: Human judgments of the sampled documents.
+        task: Task of the prompts.
         stances: Whether there are stance qrels, with or without sampled documents.
     """
     first_aspect = next(iter(given.grades))
@@ -301,9 +296,9 @@ def _estimate_variant(
     if relevant:
         estimates[ndcg] = estimate_grades(run, first_aspect, relevant, CUTOFF)[ndcg]
 
-    for aspect, grades in given.grades.items():
-        kappa = Measure(aspect, MeasureName.KAPPA)
-        estimates[kappa] = _estimate_kappa(said, grades, aspect)
+    for aspect in given.grades:
+        measure, estimate = _estimate_labels(said, given, aspect, task)
+        estimates[measure] = estimate
 
     if stances:
         estimates[MACRO_F1] = estimate_mean({})
@@ -312,13 +307,23 @@ def _estimate_variant(
     return estimates
 
 
-def _estimate_kappa(said: Judgments, grades: Grades, aspect: str) -> Estimate:
-    """Estimate kappa of a variant's and the human grades of an aspect."""
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for topic, judged in grades.items():
-        pairs[topic] = [
-            (said[topic, document].grades[aspect], grade)
-            for document, grade in judged.items()
-            if (topic, document) in said
-        ]
-    return estimate_kappa(pairs)
+def _estimate_labels(
+    said: Judgments, given: Qrels, aspect: str, task: Task
+) -> tuple[Measure, Estimate]:
+    """Estimate the agreement of a variant's labels with the human grades of an aspect.
+
+    It is quadratically weighted kappa, or Spearman's correlation if the grades of the task's prompt
+    cannot be compared with human ones one by one.
+    """
+    name = AgreementName.SPEARMAN
+    measure = Measure(aspect, MeasureName.SPEARMAN)
+    if task.qrels_mapping_of(aspect) is not None:
+        name = AgreementName.QUADRATIC_KAPPA
+        measure = Measure(aspect, MeasureName.KAPPA)
+
+    people = take_people_labels(given, aspect)
+    judge = take_judgment_labels(said.values(), aspect, task, "variant")
+    joint = join_labels(people, judge)
+    if not joint.keys:
+        return measure, estimate_mean({}, CORRELATION)
+    return measure, estimate_tables(people, judge, joint)[name]

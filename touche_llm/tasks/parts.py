@@ -47,12 +47,6 @@ class Scale(NamedTuple):
         """Return the place of a grade on the scale, from 0 to 1."""
         return (grade - self.lowest) / (self.highest - self.lowest)
 
-    def convert(self, grade: float, scale: Scale) -> float:
-        """Return the grade of another scale that has the same place there."""
-        if scale == self:
-            return grade
-        return scale.lowest + self.to_share(grade) * (scale.highest - scale.lowest)
-
     @property
     def grades(self) -> tuple[int, ...]:
         """All grades, in ascending order."""

@@ -54,19 +54,21 @@ def draw_systems(grades: Grades) -> dict[str, ParsedRun]:
     return systems
 
 
-def make_labels(name: str, grades: Mapping[str, Mapping[str, int]], **fields: bool) -> LabelSet:
+def make_labels(
+    name: str, grades: Mapping[str, Mapping[str, int]], is_people: bool = False
+) -> LabelSet:
     """Labels with these grades."""
     return LabelSet(
-        name,
-        "relevance",
-        tuple(map(str, SCALE.grades)),
-        SCALE,
+        name=name,
+        aspect="relevance",
+        categories=tuple(map(str, SCALE.grades)),
+        scale=SCALE,
         labels={topic: dict(judged) for topic, judged in grades.items()},
         grades={
             topic: {document: float(grade) for document, grade in judged.items()}
             for topic, judged in grades.items()
         },
-        **fields,
+        is_people=is_people,
     )
 
 

@@ -30,7 +30,8 @@ from touche_llm.evaluation.significance import Estimate, ratio
 
 # Lowest grade of a relevant document, as in P and R.
 RELEVANT = 1
-_CORRELATION = Bounds(-1.0, 1.0)
+# Bounds of kappa and of correlations.
+CORRELATION = Bounds(-1.0, 1.0)
 Indices = NDArray[np.intp]
 
 
@@ -254,7 +255,7 @@ def choose_formulas(
     is_same = people.categories == judge.categories
     if is_same:
         kappa = _on_tables(compute_kappa, rows, columns)
-        formulas[AgreementName.KAPPA] = (kappa, _CORRELATION)
+        formulas[AgreementName.KAPPA] = (kappa, CORRELATION)
     if people.scale is None:
         macro_f1 = _on_tables(compute_macro_f1, rows, columns)
         accuracy = _on_tables(compute_accuracy, rows, columns)
@@ -264,14 +265,14 @@ def choose_formulas(
 
     if is_same:
         quadratic = _on_tables(compute_quadratic_kappa, rows, columns)
-        formulas[AgreementName.QUADRATIC_KAPPA] = (quadratic, _CORRELATION)
+        formulas[AgreementName.QUADRATIC_KAPPA] = (quadratic, CORRELATION)
     grades = people.scale.grades
 
     def compute_auc_of_tables(tables: Array) -> Array:
         return compute_auc(tables, grades, RELEVANT)
 
     spearman = _on_tables(compute_spearman, rows, columns)
-    formulas[AgreementName.SPEARMAN] = (spearman, _CORRELATION)
+    formulas[AgreementName.SPEARMAN] = (spearman, CORRELATION)
     formulas[AgreementName.AUC] = (_on_tables(compute_auc_of_tables, rows, columns), SHARE)
     return formulas
 

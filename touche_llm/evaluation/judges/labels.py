@@ -161,26 +161,31 @@ def take_judgment_labels(
     for judgment in judgments:
         if aspect not in judgment.grades:
             continue
-        reading = judgment.readings.get(aspect)
-        shares = _find_shares(judgment, aspect, task.aspects[aspect])
-        answered = _find_answered(judgment, aspect)
-        if mapping is not None:
-            shares = _map_shares(shares, mapping)
-            answered = mapping[answered]
-
+        shares = _find_shares(judgment, aspect, task.aspects[aspect], mapping)
+        grade = find_grade(judgment, aspect, task)
         topic = judgment.topic_id
         document = judgment.document_id
-        found.labels.setdefault(topic, {})[document] = (
-            choose_most_probable(shares, answered) - scale.lowest
-        )
+        found.labels.setdefault(topic, {})[document] = grade - scale.lowest
         found.grades.setdefault(topic, {})[document] = sum(
             grade * share for grade, share in shares.items()
         )
-        if _has_probabilities(reading):
+        if _has_probabilities(judgment.readings.get(aspect)):
             found.probabilities.setdefault(topic, {})[document] = tuple(
                 shares.get(grade, 0.0) for grade in scale.grades
             )
     return found
+
+
+def find_grade(judgment: Judgment, aspect: str, task: Task) -> int:
+    """Return the most probable grade of an aspect, see `take_judgment_labels`."""
+    mapping = task.qrels_mapping_of(aspect)
+    shares = _find_shares(judgment, aspect, task.aspects[aspect], mapping)
+    answered = _find_answered(judgment, aspect)
+    if mapping is not None:
+        answered = mapping[answered]
+    highest = max(shares.values())
+    best = [grade for grade, share in shares.items() if share == highest]
+    return answered if answered in best else min(best)
 
 
 def _take_stances(judgments: Iterable[Judgment], task: Task, name: str) -> LabelSet:
@@ -207,17 +212,27 @@ def _has_probabilities(reading: Reading | None) -> bool:
     return reading is not None and reading.probabilities is not None
 
 
-def _find_shares(judgment: Judgment, aspect: str, scale: Scale) -> dict[int, float]:
+def _find_shares(
+    judgment: Judgment, aspect: str, scale: Scale, mapping: Mapping[int, int] | None
+) -> dict[int, float]:
     """Return the probability of each grade; 1 for the grade of a judgment without probabilities.
 
     A mean grade between two whole ones, which has no probabilities, is shared by these.
+
+    Args:
+        judgment: Judgment of a document.
+        aspect: Graded aspect.
+        scale: Scale of the prompt.
+        mapping: Grade of people for each grade of the prompt; None to keep these.
     """
     reading = judgment.readings.get(aspect)
     if reading is not None:
-        return {int(grade): share for grade, share in reading.shares.items()}
-    grade = judgment.grades[aspect]
-    lower = min(int(grade), scale.highest - 1)
-    return {lower: 1.0 - (grade - lower), lower + 1: grade - lower}
+        shares = {int(grade): share for grade, share in reading.shares.items()}
+    else:
+        grade = judgment.grades[aspect]
+        lower = min(int(grade), scale.highest - 1)
+        shares = {lower: 1.0 - (grade - lower), lower + 1: grade - lower}
+    return shares if mapping is None else _map_shares(shares, mapping)
 
 
 def _find_answered(judgment: Judgment, aspect: str) -> int:
@@ -233,10 +248,3 @@ def _map_shares(shares: Mapping[int, float], mapping: Mapping[int, int]) -> dict
         target = mapping[grade]
         mapped[target] = mapped.get(target, 0.0) + share
     return mapped
-
-
-def choose_most_probable(shares: Mapping[int, float], answered: int) -> int:
-    """Return the most probable grade; of several, the answered one if it is among them, else the lowest."""
-    highest = max(shares.values())
-    best = [grade for grade, share in shares.items() if share == highest]
-    return answered if answered in best else min(best)
