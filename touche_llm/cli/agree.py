@@ -133,7 +133,7 @@ def agree(
     else:
         print_rows(output, study.to_rows())
     sys.stdout.flush()
-    for note in study.notes:
+    for note in (*study.notes, *study.interval_notes):
         CommandProgress().warn(note)
 
 

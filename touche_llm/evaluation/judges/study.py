@@ -89,11 +89,13 @@ class JudgeStudy:
 
     Attributes:
         aspects: Studies by aspect, in the order of the task.
-        notes: What readers should know about the figures.
+        notes: What readers should know about the labels.
+        interval_notes: What they should know about the intervals.
     """
 
     aspects: list[AspectStudy]
     notes: list[str] = field(default_factory=list)
+    interval_notes: list[str] = field(default_factory=list)
 
     def to_rows(self) -> list[AgreementRow]:
         """Return all figures, each with its number of documents and topics."""
@@ -132,9 +134,11 @@ def study_judges(
             studies.append(_study_aspect(of_people, of_aspect, systems, measures))
 
     notes: list[str] = []
+    interval_notes: list[str] = []
     for study in studies:
         notes += _describe_aspect(study)
-    return JudgeStudy(studies, list(dict.fromkeys(notes)))
+        interval_notes += _describe_topics(study)
+    return JudgeStudy(studies, notes, list(dict.fromkeys(interval_notes)))
 
 
 def _study_aspect(
@@ -163,7 +167,7 @@ def _study_aspect(
 
 
 def _describe_aspect(study: AspectStudy) -> list[str]:
-    """Return notes on labels that are left out or missing, on scales, and on few topics."""
+    """Return notes on labels that are left out or missing, on scales, and on missing differences."""
     notes: list[str] = []
     for agreement in study.agreements:
         judge = agreement.judge
@@ -179,17 +183,22 @@ def _describe_aspect(study: AspectStudy) -> list[str]:
                 f"{judge.name}: {study.aspect}: its scale is {judge.scale} and that of the qrels {study.people.scale}, "
                 "and the task maps neither to the other (`qrels_mapping`), so there is no kappa and no mean error"
             )
-    fewest = min(len(agreement.topics) for agreement in study.agreements)
-    if fewest < MIN_TOPICS:
-        notes.append(f"no 95 % interval over {fewest} topics: it needs {MIN_TOPICS}")
-    elif fewest < HOLDING_TOPICS:
-        notes.append(describe_few_topics(fewest))
     has_models = sum(not agreement.judge.is_people for agreement in study.agreements) > 1
     if has_models and not study.differences:
         notes.append(
             f"{study.aspect}: no document has a label of all judges, so they are not compared"
         )
     return notes
+
+
+def _describe_topics(study: AspectStudy) -> list[str]:
+    """Return a note if topics are too few for intervals, or for such that hold."""
+    fewest = min(len(agreement.topics) for agreement in study.agreements)
+    if fewest < MIN_TOPICS:
+        return [f"no 95 % interval over {fewest} topics: it needs {MIN_TOPICS}"]
+    if fewest < HOLDING_TOPICS:
+        return [describe_few_topics(fewest)]
+    return []
 
 
 def describe_findings(study: AspectStudy) -> list[str]:
