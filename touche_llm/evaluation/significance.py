@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Minimum topics of an interval, and the topics from which intervals hold whatever the shape of the
 # values; docs/reference/measures.md has the simulated coverage behind them.
 MIN_TOPICS = 5
-HOLDING_TOPICS = 20
+HOLDING_TOPICS = 25
 
 
 @dataclass(frozen=True, slots=True)
