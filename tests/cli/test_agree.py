@@ -195,3 +195,32 @@ def test_the_library_has_the_rows_of_the_command(touche: Touche, judges: Grades)
     expected = rows_of(touche, "noisy.txt", "partial.txt", *PEOPLE, "--systems", "systems")
     rows = study.to_rows()
     assert [row["value"] for row in rows] == pytest.approx([row["value"] for row in expected])
+
+
+def test_probabilities_have_a_brier_score_and_a_reliability_table(
+    touche: Touche, tmp_path: Path
+) -> None:
+    run = sample_run("controversial", tmp_path)
+    judgments = [json.loads(line) for line in (run / "judgments.jsonl").read_text().splitlines()]
+    lines = [f"{each['topic_id']} 0 {each['document_id']} 2\n" for each in judgments]
+    (tmp_path / "relevance.txt").write_text("".join(lines))
+    arguments = (str(run), "--relevance", str(tmp_path / "relevance.txt"))
+    rows = rows_of(touche, *arguments)
+    parts = {row["measure"]: row["value"] for row in rows if row["part"] == "probabilities"}
+    squares = [
+        sum(
+            (share - (grade == "2")) ** 2
+            for grade, share in each["readings"]["relevance"]["probabilities"].items()
+        )
+        for each in judgments
+    ]
+    assert parts["Brier score"] == pytest.approx(sum(squares) / len(squares))
+    # All true labels are the same.
+    assert parts["uncertainty"] == parts["resolution"] == 0.0
+    counts = [
+        row["documents"]
+        for row in rows
+        if (row["part"], row["measure"]) == ("reliability", "probability")
+    ]
+    assert sum(counts) == 4 * len(judgments)
+    assert "Brier score" in touche("agree", *arguments).stdout

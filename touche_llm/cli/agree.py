@@ -170,6 +170,13 @@ def _show_aspect(study: AspectStudy) -> None:
         for agreement in study.agreements:
             _show_confusion(agreement)
             _show_probabilities(agreement)
+    else:
+        show_lines(
+            [
+                f"tables of labels and probabilities: of up to {_MAX_DETAILED} judges, or with --format json",
+                "",
+            ]
+        )
     _show_differences(study)
     if study.orders:
         _show_orders(study.orders)
