@@ -201,7 +201,7 @@ def _describe_order(order: SystemOrder) -> list[str]:
     if decided == 0:
         return [f"{order.judge}: no two systems differ significantly by people's grades"]
     return [
-        f"{order.judge}: decides {both} of {decided} pairs of systems as people do, and reverses {reversed_pairs}"
+        f"{order.judge}: decides {both} of {decided} pairs as people do, reverses {reversed_pairs}"
     ]
 
 
