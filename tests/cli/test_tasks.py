@@ -109,7 +109,7 @@ def test_tasks_are_listed_and_shown(touche: Touche) -> None:
     (row,) = json.loads(touche("tasks", "show", "comparative", "--format", "json").stdout)
     assert row in rows and re.findall(r"(\w+):", row["weights"]) == ["relevance", "quality", "both"]
     done = touche("tasks", "show", "nothing")
-    assert done.returncode == 2 and "controversial, sentence_pairs" in done.stderr
+    assert done.returncode == 2 and "passages, sentence_pairs" in done.stderr
 
 
 def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:

@@ -220,6 +220,11 @@ PANELS: Mapping[str, Sequence[CommandEntry | GroupEntry]] = {
             "Compare runs with the first: differences, intervals and tests.",
         ),
         CommandEntry(
+            "agree",
+            "touche_llm.cli.agree.agree",
+            "Measure how far judges agree with people, and whether they rank systems as people do.",
+        ),
+        CommandEntry(
             "calibrate",
             "touche_llm.cli.evaluate.calibrate",
             "Fit the thresholds of stance labels that take no side, and measure them on other topics.",

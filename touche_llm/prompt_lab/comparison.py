@@ -15,7 +15,7 @@ from touche_llm.data.records import Failure, Topic
 from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Grades, Qrels
-from touche_llm.evaluation.significance import describe_missing_intervals
+from touche_llm.evaluation.significance import describe_intervals
 from touche_llm.judging.objects import find_objects
 from touche_llm.judging.requests import RequestBuilder, TopicDocument, make_request_builder
 from touche_llm.llm.counts import Counts
@@ -78,7 +78,7 @@ class PromptComparison:
             found.
         model: Name of the model.
         parts: Measures of each part: the one to choose on, then the held-out one if it was judged.
-        judged: Judgments by part and variant, their grades on the scales of the human ones.
+        judged: Judgments by part and variant.
         object_failures: Failures to find a topic's objects.
         texts: Texts of the sampled documents, by id.
         notes: Notes for the user.
@@ -156,7 +156,7 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
         texts = _read_texts(context, parts)
 
     measures = [part.measures for part in parts]
-    _note_missing_intervals(measures, notes)
+    _note_intervals(measures, notes)
     return PromptComparison(
         task=context.task,
         variants=work.variants,
@@ -482,6 +482,7 @@ class _PartJudge:
             judgments={name: judged.judgments for name, judged in variant_judgments.items()},
             qrels=self.qrels,
             weights=config.weights,
+            task=self.context.task,
         )
         return _MeasuredPart(measures, variant_judgments, prompts, earlier)
 
@@ -512,12 +513,12 @@ def _note_accesses(confirmation: _MeasuredPart, config: Config, notes: _Notes) -
     return counted
 
 
-def _note_missing_intervals(parts: Iterable[PartMeasures], notes: _Notes) -> None:
-    """Note which differences have no interval."""
+def _note_intervals(parts: Iterable[PartMeasures], notes: _Notes) -> None:
+    """Note which differences have no interval, or one that may not hold."""
     rows: list[Mapping[str, Any]] = []
     for part in parts:
         rows.extend(part.differences.values())
-    for note in describe_missing_intervals(rows):
+    for note in describe_intervals(rows):
         notes.add(note)
 
 

@@ -8,15 +8,20 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from msgspec import structs
-
 from touche_llm.config.configuration import Config
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.records import Candidate, Failure, Judgment, ScoredDocument
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.agreement import estimate_kappa, estimate_stances
+from touche_llm.evaluation.agreement import estimate_stances
+from touche_llm.evaluation.judges.agreement import (
+    CORRELATION,
+    AgreementName,
+    estimate_tables,
+    join_labels,
+)
+from touche_llm.evaluation.judges.labels import take_judgment_labels, take_people_labels
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
@@ -131,19 +136,10 @@ async def judge_variant(
             done=done,
         )
 
-    judgments: dict[tuple[str, str], Judgment] = {}
-    for judgment in outcomes.results:
-        key = (judgment.topic_id, judgment.document_id)
-        judgments[key] = _convert_grades(judgment, task)
+    judgments = {
+        (judgment.topic_id, judgment.document_id): judgment for judgment in outcomes.results
+    }
     return VariantJudgments(judgments, outcomes.failures, model.counts.since(before))
-
-
-def _convert_grades(judgment: Judgment, task: Task) -> Judgment:
-    """Return a judgment with its grades on the scales of the human ones."""
-    grades: dict[str, float] = {}
-    for aspect, grade in judgment.grades.items():
-        grades[aspect] = task.aspects[aspect].convert(grade, task.qrels_scales[aspect])
-    return structs.replace(judgment, grades=grades)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +149,9 @@ class PartMeasures:
     Attributes:
         name: Name of the part.
         sample: Documents of the part.
-        estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa by
-            the grades of each aspect, macro-F1 of the stance if there are stance qrels.
+        estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa or
+            Spearman's correlation by those of each aspect, macro-F1 of the stance if there are stance
+            qrels.
         differences: Rows of `significance.compare` with the first variant, by variant and measure.
         chance: Expected nDCG@5 of a random order of the sample.
         off_label_mass: Mean probability outside the labels by variant; None if no engine reported
@@ -211,6 +208,7 @@ def measure_part(
     judgments: Mapping[str, Judgments],
     qrels: Qrels,
     weights: Mapping[str, float],
+    task: Task,
 ) -> PartMeasures:
     """Measure the judgments of several variants for the documents of a part.
 
@@ -224,15 +222,17 @@ def measure_part(
         judgments: Judgments by variant; the others are compared with the first.
         qrels: Human judgments.
         weights: Weights of the aspects and of the first stage.
+        task: Task of the prompts.
     """
     sampled_qrels = _select_sampled(qrels, sample)
     estimates: dict[str, dict[Measure, Estimate]] = {}
     off_label_masses: dict[str, float | None] = {}
     for variant, variant_judgments in judgments.items():
         estimates[variant] = _estimate_variant(
-            run=_rank_documents(sample, variant_judgments, weights, qrels.scales),
+            run=_rank_documents(sample, variant_judgments, weights, task.aspects),
             judgments=variant_judgments,
             qrels=sampled_qrels,
+            task=task,
             has_stance_qrels=bool(qrels.stances),
         )
         off_label_masses[variant] = mean_off_label_mass(variant_judgments.values())
@@ -404,7 +404,12 @@ def _rank_documents(
 
 
 def _estimate_variant(
-    run: ParsedRun, judgments: Judgments, qrels: Qrels, *, has_stance_qrels: bool
+    run: ParsedRun,
+    judgments: Judgments,
+    qrels: Qrels,
+    task: Task,
+    *,
+    has_stance_qrels: bool,
 ) -> dict[Measure, Estimate]:
     """Estimate the measures of a variant, in the order of `PartMeasures.measures`.
 
@@ -412,6 +417,7 @@ def _estimate_variant(
         run: Ranking by the judgments of the variant, with their stances.
         judgments: Judgments of the variant.
         qrels: Human judgments of the sampled documents.
+        task: Task of the prompts.
         has_stance_qrels: Whether there are stance qrels, with or without sampled documents.
     """
     first_aspect = next(iter(qrels.grades))
@@ -423,9 +429,9 @@ def _estimate_variant(
     if relevant:
         estimates[ndcg] = estimate_grades(run, first_aspect, relevant, CUTOFF)[ndcg]
 
-    for aspect, grades in qrels.grades.items():
-        kappa = Measure(aspect, MeasureName.KAPPA)
-        estimates[kappa] = _estimate_kappa(judgments, grades, aspect)
+    for aspect in qrels.grades:
+        measure, estimate = _estimate_labels(judgments, qrels, aspect, task)
+        estimates[measure] = estimate
 
     if has_stance_qrels:
         estimates[MACRO_F1] = estimate_mean({})
@@ -434,13 +440,23 @@ def _estimate_variant(
     return estimates
 
 
-def _estimate_kappa(judgments: Judgments, grades: Grades, aspect: str) -> Estimate:
-    """Estimate kappa of a variant's and the human grades of an aspect."""
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for topic, topic_grades in grades.items():
-        pairs[topic] = [
-            (judgments[topic, document].grades[aspect], grade)
-            for document, grade in topic_grades.items()
-            if (topic, document) in judgments
-        ]
-    return estimate_kappa(pairs)
+def _estimate_labels(
+    judgments: Judgments, qrels: Qrels, aspect: str, task: Task
+) -> tuple[Measure, Estimate]:
+    """Estimate the agreement of a variant's labels with the human grades of an aspect.
+
+    It is quadratically weighted kappa, or Spearman's correlation if the grades of the task's prompt
+    cannot be compared with human ones one by one.
+    """
+    name = AgreementName.SPEARMAN
+    measure = Measure(aspect, MeasureName.SPEARMAN)
+    if task.qrels_mapping_of(aspect) is not None:
+        name = AgreementName.QUADRATIC_KAPPA
+        measure = Measure(aspect, MeasureName.KAPPA)
+
+    people = take_people_labels(qrels, aspect)
+    judge = take_judgment_labels(judgments.values(), aspect, task, "variant")
+    joint = join_labels(people, judge)
+    if not joint.keys:
+        return measure, estimate_mean({}, CORRELATION)
+    return measure, estimate_tables(people, judge, joint)[name]

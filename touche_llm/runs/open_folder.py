@@ -362,18 +362,27 @@ def find_differences(
 ) -> list[str] | None:
     """Return the aspects in which the model differs from the assessors, grades after rounding.
 
-    None unless both judged.
+    Grades are compared where their scales are the same or the task maps them. None unless both
+    judged an aspect that can be compared.
 
     The grades of the model are empty without a judgment; `people` has those of `get_assessments`.
     """
-    both = [
-        aspect for aspect in people if aspect in grades or (aspect == STANCE and grades and stance)
-    ]
-
-    def is_equal(aspect: str) -> bool:
+    compared = 0
+    differing: list[str] = []
+    for aspect, assessment in people.items():
         if aspect == STANCE:
-            return people[aspect] == stance
-        grade = task.aspects[aspect].convert(grades[aspect], task.qrels_scales[aspect])
-        return round_grade(grade) == round_grade(float(people[aspect]))
-
-    return [aspect for aspect in both if not is_equal(aspect)] if both else None
+            is_judged = bool(grades) and bool(stance)
+            is_equal = assessment == stance
+        else:
+            mapping = task.qrels_mapping_of(aspect)
+            is_judged = aspect in grades and mapping is not None
+            is_equal = (
+                mapping is not None
+                and aspect in grades
+                and mapping[round_grade(grades[aspect])] == round_grade(float(assessment))
+            )
+        if is_judged:
+            compared += 1
+        if is_judged and not is_equal:
+            differing.append(aspect)
+    return differing if compared else None
