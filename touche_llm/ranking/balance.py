@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -35,29 +36,75 @@ def balance(
     Each place goes to the first later document that may rise that far and takes another side than
     the last document with a side, or else to the next document. Scores stay with the places, so
     they still decrease.
+
+    Args:
+        ranking: Documents, best first.
+        scores: Judged score of each document.
+        stances: Stance of each document.
+        sides: Stances that take a side.
+        settings: Limits on the rise of a document.
     """
-    left = [(place, scored.document_id) for place, scored in enumerate(ranking)]
-    order: list[str] = []
-    last = None
-    while left:
-        chosen = 0
-        passed = scores[left[0][1]]
-        for position, (place, document) in enumerate(left):
-            rises = place - len(order)
-            if rises > settings.places:
-                break
-            is_other_side = (
-                last is not None and stances[document] in sides and stances[document] != last
-            )
-            if is_other_side and scores[document] >= passed - settings.margin:
-                chosen = position
-                break
-            passed = max(passed, scores[document])
-        document = left.pop(chosen)[1]
-        order.append(document)
-        if stances[document] in sides:
-            last = stances[document]
-    return [
-        ScoredDocument(document, scored.score)
-        for document, scored in zip(order, ranking, strict=True)
+    left = [
+        _Contender(
+            document_id=document.document_id,
+            place=place,
+            score=scores[document.document_id],
+            stance=stances[document.document_id],
+        )
+        for place, document in enumerate(ranking)
     ]
+
+    last_side: str | None = None
+    balanced: list[ScoredDocument] = []
+    for place, scored in enumerate(ranking):
+        if last_side is None:
+            chosen = left[0]
+        else:
+            other_sides = [side for side in sides if side != last_side]
+            chosen = _choose(left, place, other_sides, settings)
+
+        left.remove(chosen)
+        balanced.append(ScoredDocument(chosen.document_id, scored.score))
+        if chosen.stance in sides:
+            last_side = chosen.stance
+    return balanced
+
+
+@dataclass(frozen=True, slots=True)
+class _Contender:
+    """A document that has no place in the balanced ranking yet.
+
+    Attributes:
+        place: Place in the given ranking, from 0.
+        score: Judged score.
+    """
+
+    document_id: str
+    place: int
+    score: float
+    stance: str
+
+
+def _choose(
+    contenders: Sequence[_Contender],
+    place: int,
+    wanted_sides: Sequence[str],
+    settings: BalanceSettings,
+) -> _Contender:
+    """Return the first contender with a wanted side that may rise to a place, or else the next one.
+
+    Args:
+        contenders: Documents without a place, in the order of the given ranking.
+        place: Place to fill, from 0.
+        wanted_sides: Sides of which one is wanted.
+        settings: Limits on the rise of a document.
+    """
+    best_passed = contenders[0].score
+    for contender in contenders:
+        if contender.place - place > settings.places:
+            break
+        is_close = contender.score >= best_passed - settings.margin
+        if is_close and contender.stance in wanted_sides:
+            return contender
+        best_passed = max(best_passed, contender.score)
+    return contenders[0]

@@ -41,28 +41,37 @@ def fuse(
     """
     # Dividing by the largest weight prevents overflow and underflow.
     shares = [weight / max(weights) for weight in weights]
-    parts: dict[str, list[float]] = {}
-    places: dict[str, tuple[int, int]] = {}
-    for number, (ranking, share) in enumerate(zip(rankings, shares, strict=True), start=1):
-        if settings.method == "rrf":
-            values = [(settings.k + 1) / (settings.k + rank) for rank in range(1, len(ranking) + 1)]
-        else:
-            values = scale_scores(ranking)
+
+    terms: dict[str, list[float]] = {}
+    first_places: dict[str, tuple[int, int]] = {}
+    for number, (ranking, share) in enumerate(zip(rankings, shares, strict=True)):
+        values = _list_values(ranking, settings)
         for rank, (scored, value) in enumerate(zip(ranking, values, strict=True), start=1):
-            parts.setdefault(scored.document_id, []).append(share * value)
-            places.setdefault(scored.document_id, (rank, number))
+            terms.setdefault(scored.document_id, []).append(share * value)
+            first_places.setdefault(scored.document_id, (rank, number))
+
     # fsum is exact, so ties of the formula are ties here, whatever the order of the rankings.
     total = math.fsum(shares)
-    fused = [ScoredDocument(document, math.fsum(part) / total) for document, part in parts.items()]
-    return sorted(fused, key=lambda scored: (-scored.score, places[scored.document_id]))
+    fused = [ScoredDocument(document, math.fsum(terms[document]) / total) for document in terms]
+    return sorted(fused, key=lambda scored: (-scored.score, first_places[scored.document_id]))
+
+
+def _list_values(ranking: Ranked, settings: FusionSettings) -> list[float]:
+    """Return the values of a ranking's documents, from 0 to 1, by rank or by score."""
+    if settings.method == "interpolation":
+        return scale_scores(ranking)
+    return [(settings.k + 1) / (settings.k + rank) for rank in range(1, len(ranking) + 1)]
 
 
 def fuse_candidates(
     rankings: Sequence[list[Candidate]], weights: Sequence[float], k: float
 ) -> list[Candidate]:
     """Fuse candidates of one topic by their reciprocal ranks."""
-    topic_id = next((candidate.topic_id for ranking in rankings for candidate in ranking), "")
     fused = fuse(rankings, weights, FusionSettings(k=k))
+    if not fused:
+        return []
+
+    topic_id = next(candidate.topic_id for ranking in rankings for candidate in ranking)
     return [
         Candidate(topic_id, scored.document_id, rank, scored.score)
         for rank, scored in enumerate(fused, start=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -54,19 +55,32 @@ class Listwise(RankingMethod):
         A window without any answer keeps its order.
         """
         order = list(documents)
-        for end in range(len(order), 1, -self.stride):
+        end = len(order)
+        while end > 1:
             start = max(0, end - self.window)
-            # The first answer is on the present order.
-            orders = [order[start:end] for _ in range(self.shuffles)]
-            for number, shuffled in enumerate(orders[1:], start=1):
-                comparer.make_random(self.seed, f"{start}-{end}", number).shuffle(shuffled)
-            answers = [
-                answer
-                for answer in await comparer.run_all(comparer.order, orders)
-                if answer is not None
-            ]
-            if answers:
-                order[start:end] = find_central_ranking(answers)
-            if start == 0:
-                break
+            order[start:end] = await self._order_window(order[start:end], start, comparer)
+            end = 0 if start == 0 else end - self.stride
         return score_positions(order)
+
+    async def _order_window(
+        self, documents: Sequence[str], start: int, comparer: Comparer
+    ) -> Sequence[str]:
+        """Return the documents of a window in their new order.
+
+        Args:
+            documents: Documents in their present order, which the first request shows.
+            start: Place of the first document in the ranking, from 0.
+            comparer: Comparisons by the model.
+        """
+        window_name = f"{start}-{start + len(documents)}"
+        shown_orders = [list(documents)]
+        for number in range(1, self.shuffles):
+            shuffled = list(documents)
+            comparer.make_random(self.seed, window_name, number).shuffle(shuffled)
+            shown_orders.append(shuffled)
+
+        answers = await comparer.run_all(comparer.order, shown_orders)
+        usable = [answer for answer in answers if answer is not None]
+        if not usable:
+            return documents
+        return find_central_ranking(usable)

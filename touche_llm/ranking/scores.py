@@ -14,35 +14,42 @@ Ranked = Sequence[ScoredDocument | Candidate]
 
 def score_positions(documents: Sequence[str]) -> list[ScoredDocument]:
     """Give documents, best first, evenly decreasing scores from 1 that stay above 0."""
-    return [
-        ScoredDocument(document, 1.0 - place / len(documents))
-        for place, document in enumerate(documents)
-    ]
+    ranking: list[ScoredDocument] = []
+    for place, document in enumerate(documents):
+        score = 1.0 - place / len(documents)
+        ranking.append(ScoredDocument(document, score))
+    return ranking
 
 
 def rank_by_value(values: Mapping[str, float | None]) -> list[ScoredDocument]:
     """Rank documents by descending value, equal ones in the given order.
 
-    A document whose value is None keeps its given place, with the score of the document above it.
+    A document whose value is None keeps its given place, with the score of the document above it,
+    or 1 at the first place.
     """
-    known = [(document, value) for document, value in values.items() if value is not None]
-    ranking = [
-        ScoredDocument(document, value)
-        for document, value in sorted(known, key=lambda item: -item[1])
+    known = [
+        ScoredDocument(document, value) for document, value in values.items() if value is not None
     ]
+    ranking = sorted(known, key=lambda scored: -scored.score)
+
     for place, (document, value) in enumerate(values.items()):
         if value is None:
-            ranking.insert(
-                place, ScoredDocument(document, ranking[place - 1].score if place else 1.0)
-            )
+            score = ranking[place - 1].score if place > 0 else 1.0
+            ranking.insert(place, ScoredDocument(document, score))
     return ranking
 
 
 def scale_scores(ranking: Ranked) -> list[float]:
     """Scale the scores of a ranking to 0..1; return 1 for all if they are equal."""
-    lowest = min((scored.score for scored in ranking), default=0.0)
-    span = max((scored.score for scored in ranking), default=0.0) - lowest
-    return [(scored.score - lowest) / span if span else 1.0 for scored in ranking]
+    scores = [scored.score for scored in ranking]
+    if not scores:
+        return []
+
+    lowest = min(scores)
+    span = max(scores) - lowest
+    if span == 0:
+        return [1.0] * len(scores)
+    return [(score - lowest) / span for score in scores]
 
 
 # Marks in place of scores, below every score, so that documents that the model judged stay above
