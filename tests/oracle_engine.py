@@ -170,7 +170,7 @@ async def rank_with(
         for topic, ranking in rankings.items()
     }
     with _builder(engine) as builder:
-        lines, comparisons, failures = await rank_topics(
+        ranked = await rank_topics(
             _topics(rankings),
             candidates,
             judgments or {},
@@ -188,9 +188,10 @@ async def rank_with(
             lambda: None,
         )
     found: dict[str, list[str]] = {topic: [] for topic in rankings}
-    for line in lines:
+    for line in ranked.lines:
         found[line.topic_id].append(line.document_id)
-    return Outcome(found, len(engine.requests) - before, comparisons, failures)
+    requests = len(engine.requests) - before
+    return Outcome(found, requests, ranked.comparisons, ranked.failures)
 
 
 def _topics(ids: Iterable[str]) -> list[Topic]:

@@ -144,7 +144,7 @@ async def rank(
     # If documents are compared, the progress counts the comparisons.
     counts = plan.clients[0].counts if plan.clients else None
     with progress.stage("ranking", len(candidates.topics), counts) as done:
-        lines, comparisons, failures = await rank_topics(
+        ranked = await rank_topics(
             candidates.topics, candidates.rankings, by_document, stances, plan, done
         )
     for client in plan.clients:
@@ -152,12 +152,12 @@ async def rank(
     if plan.builder is not None:
         plan.builder.model.raise_on_unread()
         warn_of_labels(plan.builder.model, plan.prompts, progress)
-    if not lines:
+    if not ranked.lines:
         raise DataError(
             f"{candidates.source}: no candidate to rank for the chosen topics; judge them first"
         )
     rankings: dict[str, list[Candidate]] = {}
-    for line in lines:
+    for line in ranked.lines:
         rankings.setdefault(line.topic_id, []).append(
             Candidate(line.topic_id, line.document_id, line.rank, line.score)
         )
@@ -165,15 +165,15 @@ async def rank(
         rankings,
         {
             (line.topic_id, line.document_id): line.stance
-            for line in lines
+            for line in ranked.lines
             if line.stance != NO_STANCE_COLUMN
         },
         task,
-        lines,
+        ranked.lines,
         labels,
         by_document,
-        comparisons,
-        failures,
+        ranked.comparisons,
+        ranked.failures,
         chosen_topics=[topic.id for topic in candidates.topics],
     )
     _warn_of_unjudged(ranking, judgments, progress)

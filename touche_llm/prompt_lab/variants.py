@@ -269,9 +269,10 @@ def _rank_documents(
             ScoredDocument(item.document_id, 0.0) for item in sample if item.topic_id == topic
         ]
         own = {document: judgment for (of, document), judgment in said.items() if of == topic}
-        ranked = enumerate(rank_by_judgment(documents, own, weights, scales), start=1)
+        ranked = rank_by_judgment(documents, own, weights, scales).ranking.fill_scores()
         rankings[topic] = [
-            Candidate(topic, found.document_id, rank, found.score) for rank, found in ranked
+            Candidate(topic, found.document_id, rank, found.score)
+            for rank, found in enumerate(ranked, start=1)
         ]
     stances = {
         key: judgment.stance

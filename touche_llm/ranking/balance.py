@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from touche_llm.data.records import ScoredDocument
+from touche_llm.ranking.scores import JudgedRanking
 from touche_llm.settings.section import Section
 
 
@@ -24,39 +24,52 @@ class BalanceSettings(Section):
     places: int = Field(3, ge=1)
 
 
+# Judged scores are at least 0, so with a margin below 1 a document without a grade of its own stays
+# behind the judged ones, and one without a judgment behind both.
+_SCORE_OF_INHERITED = -1.0
+_SCORE_OF_UNJUDGED = -2.0
+
+
+def list_balance_scores(judged: JudgedRanking) -> dict[str, float]:
+    """Return the score by which `balance` compares each document."""
+    scores = {document.document_id: document.score for document in judged.judged}
+    scores |= dict.fromkeys(judged.inherited, _SCORE_OF_INHERITED)
+    scores |= dict.fromkeys(judged.unjudged, _SCORE_OF_UNJUDGED)
+    return scores
+
+
 def balance(
-    ranking: Sequence[ScoredDocument],
+    documents: Sequence[str],
     scores: Mapping[str, float],
     stances: Mapping[str, str],
     sides: Sequence[str],
     settings: BalanceSettings,
-) -> list[ScoredDocument]:
+) -> list[str]:
     """Reorder documents of about equal judged score so that their sides alternate.
 
     Each place goes to the first later document that may rise that far and takes another side than
-    the last document with a side, or else to the next document. Scores stay with the places, so
-    they still decrease.
+    the last document with a side, or else to the next document.
 
     Args:
-        ranking: Documents, best first.
-        scores: Judged score of each document.
+        documents: Documents, best first.
+        scores: Score of each document, see `list_balance_scores`.
         stances: Stance of each document.
         sides: Stances that take a side.
         settings: Limits on the rise of a document.
     """
     left = [
         _Contender(
-            document_id=document.document_id,
+            document_id=document,
             place=place,
-            score=scores[document.document_id],
-            stance=stances[document.document_id],
+            score=scores[document],
+            stance=stances[document],
         )
-        for place, document in enumerate(ranking)
+        for place, document in enumerate(documents)
     ]
 
     last_side: str | None = None
-    balanced: list[ScoredDocument] = []
-    for place, scored in enumerate(ranking):
+    balanced: list[str] = []
+    for place in range(len(documents)):
         if last_side is None:
             chosen = left[0]
         else:
@@ -64,7 +77,7 @@ def balance(
             chosen = _choose(left, place, other_sides, settings)
 
         left.remove(chosen)
-        balanced.append(ScoredDocument(chosen.document_id, scored.score))
+        balanced.append(chosen.document_id)
         if chosen.stance in sides:
             last_side = chosen.stance
     return balanced

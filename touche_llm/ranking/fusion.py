@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -13,7 +14,14 @@ from touche_llm.ranking.scores import Ranked, scale_scores
 from touche_llm.settings.section import Section
 
 
-class FusionSettings(Section):
+class FusionMethod(Section):
+    """How rankings are fused: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`)."""
+
+    method: Literal["rrf", "interpolation"] = "rrf"
+    k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
+
+
+class FusionSettings(FusionMethod):
     """Settings of fusion: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`).
 
     Attributes:
@@ -21,14 +29,18 @@ class FusionSettings(Section):
             fuses these; 1 by default.
     """
 
-    method: Literal["rrf", "interpolation"] = "rrf"
-    k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
     weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
 
 
-def fuse(
-    rankings: Sequence[Ranked], weights: Sequence[float], settings: FusionSettings
-) -> list[ScoredDocument]:
+@dataclass(frozen=True, slots=True)
+class WeightedRanking:
+    """A ranking of one topic, each document once, with its weight in a fusion."""
+
+    ranking: Ranked
+    weight: float
+
+
+def fuse(rankings: Sequence[WeightedRanking], method: FusionMethod) -> list[ScoredDocument]:
     """Fuse the rankings of one topic by the weighted mean of their documents' values, which are from 0 to 1.
 
     With `rrf` (reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009), the value is 1/(k
@@ -37,16 +49,19 @@ def fuse(
     value 0 there. Ties are broken by the rank in the first ranking that has the document, then by
     which ranking that is.
 
-    There is one weight per ranking; a ranking has each document once.
+    Args:
+        rankings: Rankings, of which at least one has a weight above 0.
+        method: Method of the fusion.
     """
     # Dividing by the largest weight prevents overflow and underflow.
-    shares = [weight / max(weights) for weight in weights]
+    largest_weight = max(weighted.weight for weighted in rankings)
+    shares = [weighted.weight / largest_weight for weighted in rankings]
 
     terms: dict[str, list[float]] = {}
     first_places: dict[str, tuple[int, int]] = {}
-    for number, (ranking, share) in enumerate(zip(rankings, shares, strict=True)):
-        values = _list_values(ranking, settings)
-        for rank, (scored, value) in enumerate(zip(ranking, values, strict=True), start=1):
+    for number, (weighted, share) in enumerate(zip(rankings, shares, strict=True)):
+        values = _list_values(weighted.ranking, method)
+        for rank, (scored, value) in enumerate(zip(weighted.ranking, values, strict=True), start=1):
             terms.setdefault(scored.document_id, []).append(share * value)
             first_places.setdefault(scored.document_id, (rank, number))
 
@@ -56,18 +71,21 @@ def fuse(
     return sorted(fused, key=lambda scored: (-scored.score, first_places[scored.document_id]))
 
 
-def _list_values(ranking: Ranked, settings: FusionSettings) -> list[float]:
+def _list_values(ranking: Ranked, method: FusionMethod) -> list[float]:
     """Return the values of a ranking's documents, from 0 to 1, by rank or by score."""
-    if settings.method == "interpolation":
+    if method.method == "interpolation":
         return scale_scores(ranking)
-    return [(settings.k + 1) / (settings.k + rank) for rank in range(1, len(ranking) + 1)]
+    return [(method.k + 1) / (method.k + rank) for rank in range(1, len(ranking) + 1)]
 
 
 def fuse_candidates(
     rankings: Sequence[list[Candidate]], weights: Sequence[float], k: float
 ) -> list[Candidate]:
-    """Fuse candidates of one topic by their reciprocal ranks."""
-    fused = fuse(rankings, weights, FusionSettings(k=k))
+    """Fuse candidates of one topic by their reciprocal ranks, with one weight per ranking."""
+    weighted = [
+        WeightedRanking(ranking, weight) for ranking, weight in zip(rankings, weights, strict=True)
+    ]
+    fused = fuse(weighted, FusionMethod(method="rrf", k=k))
     if not fused:
         return []
 

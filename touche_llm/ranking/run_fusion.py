@@ -10,7 +10,7 @@ from touche_llm.data.records import RunLine
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN, make_strictly_decreasing
 from touche_llm.errors import UsageError
-from touche_llm.ranking.fusion import FusionSettings, fuse
+from touche_llm.ranking.fusion import FusionMethod, WeightedRanking, fuse
 from touche_llm.tasks.task import Task
 
 
@@ -37,7 +37,7 @@ class FusedRun:
 def fuse_runs(
     runs: Sequence[ParsedRun],
     weights: Sequence[float],
-    settings: FusionSettings,
+    method: FusionMethod,
     *,
     task: Task | None,
     depth: int,
@@ -52,7 +52,7 @@ def fuse_runs(
     Args:
         runs: Runs, read with the labels of the task.
         weights: One weight per run.
-        settings: Method of fusion.
+        method: Method of the fusion.
         task: Task of the runs; may be None if no document or every document has a stance.
         depth: Maximum number of documents per topic.
         tag: Tag of the fused run.
@@ -70,7 +70,7 @@ def fuse_runs(
 
     topics: list[_FusedTopic] = []
     for topic_id in _list_topics(runs):
-        topics.append(_fuse_topic(topic_id, weighted_runs, settings, stances, depth))
+        topics.append(_fuse_topic(topic_id, weighted_runs, method, stances, depth))
 
     documents = [document for topic in topics for document in topic.documents]
     return FusedRun(
@@ -150,7 +150,7 @@ class _FusedTopic:
 def _fuse_topic(
     topic_id: str,
     weighted_runs: Sequence[_WeightedRun],
-    settings: FusionSettings,
+    method: FusionMethod,
     stances: _StanceChooser,
     depth: int,
 ) -> _FusedTopic:
@@ -160,15 +160,14 @@ def _fuse_topic(
         raise UsageError(
             f"topic {topic_id}: only runs of weight 0 have it; weigh one of them, or leave them out"
         )
-    ranking = fuse(
-        rankings=[weighted.run.rankings[topic_id] for weighted in runs_with_topic],
-        weights=[weighted.weight for weighted in runs_with_topic],
-        settings=settings,
-    )
+    rankings = [
+        WeightedRanking(weighted.run.rankings[topic_id], weighted.weight)
+        for weighted in runs_with_topic
+    ]
 
     documents: list[_FusedDocument] = []
     left_out = 0
-    for scored in ranking:
+    for scored in fuse(rankings, method):
         if len(documents) == depth:
             break
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import Field, model_validator
 
@@ -29,18 +28,18 @@ from touche_llm.engines.pooling import PoolingClient
 from touche_llm.judging.requests import Done, RequestBuilder
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.balance import BalanceSettings, balance
+from touche_llm.ranking.balance import BalanceSettings, balance, list_balance_scores
 from touche_llm.ranking.comparer import Comparands, Comparer, ComparisonKind, RankingMethod
-from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
-from touche_llm.ranking.fusion import FusionSettings, fuse
+from touche_llm.ranking.cross_encoder import CrossEncoderSettings, score_documents
+from touche_llm.ranking.fusion import FusionSettings, WeightedRanking, fuse
 from touche_llm.ranking.insertion import Insertion
 from touche_llm.ranking.listwise import Listwise
 from touche_llm.ranking.pairwise import Pairwise
 from touche_llm.ranking.scores import (
-    is_judged,
+    JudgedRanking,
+    PartialRanking,
     rank_by_first_stage,
     rank_by_judgment,
-    replace_marks,
 )
 from touche_llm.ranking.setwise import Setwise
 from touche_llm.ranking.sliding import Sliding
@@ -173,78 +172,164 @@ def check_balance(steps: Sequence[Step], sides: Collection[str], setting: str) -
         raise ValueError(f"{setting}: the task has no stances to balance; leave this step out")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDocuments:
+    """Documents of one topic before the steps.
+
+    Attributes:
+        first_stage: Documents in first-stage order, with scores from 0 to 1.
+        judged: The same documents ranked by their judgments.
+        stances: Stance of each document.
+        sides: Stances that take a side.
+    """
+
+    first_stage: list[ScoredDocument]
+    judged: JudgedRanking
+    stances: Mapping[str, str]
+    sides: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRanking:
+    """The ranking of the first stage or of a step, which a later step may fuse."""
+
+    name: str
+    ranking: PartialRanking
+
+
+class StepModels(Protocol):
+    """Models of the steps of one topic."""
+
+    def make_comparer(self, step: Step) -> Comparer:
+        """Return the comparer of a step."""
+
+    async def score(self, documents: Sequence[str]) -> list[float]:
+        """Return the scores of the cross-encoder, in the order of the documents."""
+
+
 async def rank_topic(
-    first_stage: list[ScoredDocument],
-    judged: list[ScoredDocument],
+    topic: TopicDocuments,
     steps: Sequence[Step],
     settings: RankingSettings,
-    use_model: Callable[[Step], Comparer | ScoreDocuments],
-    stances: Mapping[str, str],
-    sides: Sequence[str],
-) -> list[ScoredDocument]:
+    models: StepModels,
+) -> PartialRanking:
     """Rank the documents of one topic in several steps.
 
     Each step reranks the best documents so far; those below stay. Its scores, between 0 and 1, are
     raised by the number of the step, so that they stay above those of the documents that it did not
     rerank.
-
-    The first stage has scores from 0 to 1, the same documents ranked by their judgments have scores
-    up to 1. `sides` are the labels that take a side. `use_model` returns the comparer of a step, or
-    the scores of the cross-encoder.
     """
-    scores = {scored.document_id: scored.score for scored in judged}
-    # The rankings to fuse, with their own scores; the latest comes first, since it breaks ties.
-    rankings = [(FIRST_STAGE, first_stage)]
+    # The latest comes first, since it breaks ties of a fusion.
+    earlier = [NamedRanking(FIRST_STAGE, PartialRanking(topic.first_stage, []))]
     if steps and steps[0].name == JUDGE:
-        rankings.insert(0, (JUDGE, judged))
-    ranking = rankings[0][1]
-    for level, step in enumerate(steps, start=1):
-        top, rest = ranking[: step.depth], ranking[step.depth :]
+        earlier.insert(0, NamedRanking(JUDGE, topic.judged.ranking))
+
+    ranking = earlier[0].ranking
+    for number, step in enumerate(steps, start=1):
+        top = ranking.take(step.depth)
         if step.name == JUDGE or len(top) < 2:
             continue
+
+        below = ranking.drop(step.depth)
         if step.name == BALANCE:
-            ranking = balance(top, scores, stances, sides, settings.balance) + rest
+            ranking = _join(_balance(top, topic, settings.balance), below)
             continue
-        documents = [scored.document_id for scored in top]
-        if step.name == FUSION:
-            found = _fuse(documents, rankings, settings.fusion)
-            if not found:
-                continue
-        else:
-            found = await getattr(settings, step.name).rerank(documents, use_model(step))
-        ranked = {scored.document_id for scored in found}
-        below = [ScoredDocument(document, 0.0) for document in documents if document not in ranked]
-        ranking = [
-            ScoredDocument(scored.document_id, level + scored.score) for scored in [*found, *below]
-        ] + rest
-        rankings.insert(0, (step.name, found))
+
+        found = await _rerank(top.documents, step, settings, models, earlier)
+        if found:
+            ranking = _join(_raise_scores(found, top.documents, number), below)
+            earlier.insert(0, NamedRanking(step.name, PartialRanking(found, [])))
     return ranking
 
 
-def _fuse(
+def _join(top: PartialRanking, below: PartialRanking) -> PartialRanking:
+    """Return one ranking of two, of which the second has scores only if all of the first have one."""
+    return PartialRanking(top.scored + below.scored, top.unscored + below.unscored)
+
+
+def _balance(
+    top: PartialRanking, topic: TopicDocuments, settings: BalanceSettings
+) -> PartialRanking:
+    """Balance the sides of the best documents, whatever scores the steps gave them."""
+    order = balance(
+        top.documents,
+        list_balance_scores(topic.judged),
+        topic.stances,
+        topic.sides,
+        settings,
+    )
+    return top.reorder(order)
+
+
+async def _rerank(
+    documents: list[str],
+    step: Step,
+    settings: RankingSettings,
+    models: StepModels,
+    earlier: Sequence[NamedRanking],
+) -> list[ScoredDocument]:
+    """Rerank documents by a step; return none if there is nothing to rerank them by."""
+    if step.name == FUSION:
+        return fuse_steps(documents, earlier, settings.fusion)
+    if step.name == CROSS_ENCODER:
+        return await settings.cross_encoder.rerank(documents, models.score)
+    method: RankingMethod = getattr(settings, step.name)
+    return await method.rerank(documents, models.make_comparer(step))
+
+
+def _raise_scores(
+    found: Sequence[ScoredDocument], documents: Sequence[str], number: int
+) -> PartialRanking:
+    """Return the ranking of a step above those of earlier ones.
+
+    Args:
+        found: Documents that the step ranked, with scores from 0 to 1.
+        documents: All documents that it could rank; the others come last, in their order.
+        number: Number of the step, from 1.
+    """
+    scored = [ScoredDocument(document.document_id, number + document.score) for document in found]
+    ranked = {document.document_id for document in found}
+    for document_id in documents:
+        if document_id not in ranked:
+            scored.append(ScoredDocument(document_id, number + 0.0))
+    return PartialRanking(scored, [])
+
+
+def fuse_steps(
     documents: Sequence[str],
-    rankings: Sequence[tuple[str, list[ScoredDocument]]],
+    earlier: Sequence[NamedRanking],
     settings: FusionSettings,
 ) -> list[ScoredDocument]:
-    """Fuse the rankings of these documents.
+    """Fuse the rankings of documents by the first stage and the steps so far.
 
-    If scores of judgments are interpolated, they are scaled over the documents that have one, and
-    only these are fused.
+    If scores are interpolated, a document without a score in a ranking that has a weight is not
+    fused, and the scores of that ranking are scaled over the others.
+
+    Args:
+        documents: Documents to fuse.
+        earlier: Rankings, the latest first.
+        settings: Method, and weights by the name of a ranking.
 
     Returns:
-        The fused documents; empty if no ranking with a weight has any, as where a topic could not
-        be compared.
+        Fused documents; none if there is no document or no weight, as for a topic that could not be
+        compared.
     """
-    weights = [settings.weights.get(name, 1.0) for name, _ in rankings]
     fused = set(documents)
-    parts = [[scored for scored in part if scored.document_id in fused] for _, part in rankings]
-    for number, (name, _) in enumerate(rankings):
-        if name == JUDGE and weights[number] and settings.method == "interpolation":
-            parts[number] = [scored for scored in parts[number] if is_judged(scored)]
-            fused = {scored.document_id for scored in parts[number]}
-    if not fused or not any(weights):
+    rankings: list[WeightedRanking] = []
+    for named in earlier:
+        weight = settings.weights.get(named.name, 1.0)
+        ranking = named.ranking.fill_scores()
+        if settings.method == "interpolation" and weight > 0:
+            ranking = named.ranking.scored
+            fused.difference_update(named.ranking.unscored)
+
+        kept = [scored for scored in ranking if scored.document_id in documents]
+        rankings.append(WeightedRanking(kept, weight))
+
+    has_weight = any(weighted.weight for weighted in rankings)
+    if not fused or not has_weight:
         return []
-    return [scored for scored in fuse(parts, weights, settings) if scored.document_id in fused]
+    return [scored for scored in fuse(rankings, settings) if scored.document_id in fused]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,34 +358,42 @@ class RankingPlan:
     @property
     def clients(self) -> list[ModelClient | PoolingClient]:
         """Clients of the model that compares and of the cross-encoder, as far as steps need them."""
-        model = None if self.builder is None else self.builder.model
-        return [client for client in (model, self.reranker) if client is not None]
+        clients: list[ModelClient | PoolingClient] = []
+        if self.builder is not None:
+            clients.append(self.builder.model)
+        if self.reranker is not None:
+            clients.append(self.reranker)
+        return clients
 
-    def make_comparer(
-        self, step: Step, topic: Topic, slots: asyncio.Semaphore, unanswered: set[Comparands]
-    ) -> Comparer:
-        """Return the comparer of a step for a topic."""
-        assert self.builder is not None and self.documents is not None
-        return Comparer(
-            step=str(step),
-            topic=topic,
-            documents=self.documents,
-            question=self.task.question,
-            prompts=self.prompts,
-            builder=self.builder,
-            slots=slots,
-            objective=self.objective,
-            document_tokens=self.settings.document_tokens,
-            unanswered=unanswered,
-        )
+    @property
+    def concurrency(self) -> int:
+        """Maximum number of comparisons at a time; 1 if no step compares."""
+        return 1 if self.builder is None else self.builder.concurrency
 
-    def score_for(self, topic: Topic) -> ScoreDocuments:
-        """Return the function that scores documents for a topic."""
-        assert self.reranker is not None and self.documents is not None
-        settings = self.settings.cross_encoder
-        return partial(
-            score_documents, self.reranker, settings, self.task.question, self.documents, topic
-        )
+    def choose_steps(self, topic: Topic) -> tuple[Step, ...]:
+        """Return the steps for a topic: without objects, where a task needs them, those without a model.
+
+        The failure to find the objects is recorded already.
+        """
+        lacks_objects = self.task.objects_answer is not None and topic.objects is None
+        if not lacks_objects:
+            return self.steps
+        return tuple(step for step in self.steps if step.name not in METHODS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedTopics:
+    """Rankings of all topics, each topic by topic.
+
+    Attributes:
+        lines: Lines of the run.
+        comparisons: Comparisons behind them.
+        failures: Failed comparisons.
+    """
+
+    lines: list[RunLine]
+    comparisons: list[Comparison]
+    failures: list[Failure]
 
 
 async def rank_topics(
@@ -310,50 +403,151 @@ async def rank_topics(
     stances: Mapping[str, Mapping[str, str]],
     plan: RankingPlan,
     done: Done,
-) -> tuple[list[RunLine], list[Comparison], list[Failure]]:
-    """Rank the candidates of all topics; documents without a stance label are left out.
+) -> RankedTopics:
+    """Rank the candidates of all topics.
 
-    Returns the lines of the run, the comparisons behind them and the failed ones, each topic by
-    topic. Requests of all topics share the builder's concurrency.
+    Requests of all topics share the builder's concurrency.
+
+    Args:
+        topics: Topics, in the order of the run.
+        candidates: Candidates by topic.
+        judgments: Judgments by topic and document.
+        stances: Stances by topic and document; documents without one are left out.
+        plan: Plan of the ranking.
+        done: Is called after each topic.
     """
-    slots = asyncio.Semaphore(plan.builder.concurrency) if plan.builder is not None else None
+    slots = asyncio.Semaphore(plan.concurrency)
 
-    async def rank_one(topic: Topic) -> tuple[list[RunLine], list[Comparer]]:
+    async def rank_one(topic: Topic) -> _RankedTopic:
         labels = stances.get(topic.id, {})
-        ranked = rank_by_first_stage(candidates.get(topic.id, []))
-        first_stage = [scored for scored in ranked if scored.document_id in labels]
-        judged = rank_by_judgment(
-            first_stage, judgments.get(topic.id, {}), plan.weights, plan.task.aspects
+        documents = _gather_documents(
+            candidates.get(topic.id, []), judgments.get(topic.id, {}), labels, plan
         )
-        comparers: list[Comparer] = []
-        unanswered: set[Comparands] = set()
-
-        def use_model(step: Step) -> Comparer | ScoreDocuments:
-            if step.name == CROSS_ENCODER:
-                return plan.score_for(topic)
-            assert slots is not None
-            comparers.append(plan.make_comparer(step, topic, slots, unanswered))
-            return comparers[-1]
-
-        steps = plan.steps
-        if plan.task.objects_answer is not None and topic.objects is None:
-            # The failure to find the objects is recorded already.
-            steps = tuple(step for step in steps if step.name not in METHODS)
-        ranking = await rank_topic(
-            first_stage, judged, steps, plan.settings, use_model, labels, plan.task.sides
-        )
-        ranking = ranking[: plan.task.documents_per_topic.max]
-        scores = make_strictly_decreasing(replace_marks(ranking))
+        models = _TopicModels(topic, plan, slots)
+        steps = plan.choose_steps(topic)
+        ranking = await rank_topic(documents, steps, plan.settings, models)
         done()
-        return [
-            RunLine(topic.id, labels[scored.document_id], scored.document_id, rank, score, plan.tag)
-            for rank, (scored, score) in enumerate(zip(ranking, scores, strict=True), start=1)
-        ], comparers
+        return _RankedTopic(_make_lines(topic.id, ranking, labels, plan), models.comparers)
 
-    ranked = await map_in_order(rank_one, topics, max(len(topics), 1))
-    comparers = [comparer for _, of_topic in ranked for comparer in of_topic]
-    return (
-        [line for lines, _ in ranked for line in lines],
-        [comparison for comparer in comparers for comparison in comparer.comparisons],
-        [failure for comparer in comparers for failure in comparer.failures],
+    ranked_topics = await map_in_order(rank_one, topics, max(len(topics), 1))
+    comparers = [comparer for ranked in ranked_topics for comparer in ranked.comparers]
+    return RankedTopics(
+        lines=[line for ranked in ranked_topics for line in ranked.lines],
+        comparisons=[comparison for comparer in comparers for comparison in comparer.comparisons],
+        failures=[failure for comparer in comparers for failure in comparer.failures],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _RankedTopic:
+    """Ranking of one topic.
+
+    Attributes:
+        lines: Lines of the run.
+        comparers: Comparers of the steps, with their comparisons and failures.
+    """
+
+    lines: list[RunLine]
+    comparers: list[Comparer]
+
+
+def _gather_documents(
+    candidates: list[Candidate],
+    judgments: Mapping[str, Judgment],
+    labels: Mapping[str, str],
+    plan: RankingPlan,
+) -> TopicDocuments:
+    """Return the documents of a topic that have a stance label, ranked by first stage and by judgments."""
+    ranked = rank_by_first_stage(candidates)
+    first_stage = [document for document in ranked if document.document_id in labels]
+    return TopicDocuments(
+        first_stage=first_stage,
+        judged=rank_by_judgment(first_stage, judgments, plan.weights, plan.task.aspects),
+        stances=labels,
+        sides=plan.task.sides,
+    )
+
+
+def _make_lines(
+    topic_id: str,
+    ranking: PartialRanking,
+    labels: Mapping[str, str],
+    plan: RankingPlan,
+) -> list[RunLine]:
+    """Return the lines of a topic: as many as the task takes, with strictly decreasing scores."""
+    kept = ranking.take(plan.task.documents_per_topic.max).fill_scores()
+    scores = make_strictly_decreasing([document.score for document in kept])
+
+    lines: list[RunLine] = []
+    for document, score in zip(kept, scores, strict=True):
+        line = RunLine(
+            topic_id=topic_id,
+            stance=labels[document.document_id],
+            document_id=document.document_id,
+            rank=len(lines) + 1,
+            score=score,
+            tag=plan.tag,
+        )
+        lines.append(line)
+    return lines
+
+
+class _TopicModels:
+    """Models of the steps of one topic, with the comparers that were made.
+
+    Attributes:
+        comparers: Comparers of the steps so far.
+    """
+
+    def __init__(self, topic: Topic, plan: RankingPlan, slots: asyncio.Semaphore) -> None:
+        """Take the topic, the plan with the models, and the limit on concurrent comparisons."""
+        self.comparers: list[Comparer] = []
+        self._topic = topic
+        self._plan = plan
+        self._slots = slots
+        # Shared by the steps, so that no failed comparison is sent again.
+        self._unanswered: set[Comparands] = set()
+
+    def make_comparer(self, step: Step) -> Comparer:
+        """Return the comparer of a step, and keep it for its comparisons and failures.
+
+        Raises:
+            ValueError: The plan lacks what comparisons need.
+        """
+        plan = self._plan
+        if plan.builder is None or plan.documents is None:
+            raise ValueError(
+                f"step {step}: compares documents; give the plan builder and documents"
+            )
+        comparer = Comparer(
+            step=str(step),
+            topic=self._topic,
+            documents=plan.documents,
+            question=plan.task.question,
+            prompts=plan.prompts,
+            builder=plan.builder,
+            slots=self._slots,
+            objective=plan.objective,
+            document_tokens=plan.settings.document_tokens,
+            unanswered=self._unanswered,
+        )
+        self.comparers.append(comparer)
+        return comparer
+
+    async def score(self, documents: Sequence[str]) -> list[float]:
+        """Return the scores of the cross-encoder, in the order of the documents.
+
+        Raises:
+            ValueError: The plan lacks what the cross-encoder needs.
+        """
+        plan = self._plan
+        if plan.reranker is None or plan.documents is None:
+            raise ValueError("scores of documents: give the plan reranker and documents")
+        return await score_documents(
+            plan.reranker,
+            plan.settings.cross_encoder,
+            plan.task.question,
+            plan.documents,
+            self._topic,
+            documents,
+        )
