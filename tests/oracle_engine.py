@@ -24,13 +24,8 @@ from touche_llm.llm.request import Request, Sampling
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_template_variables
-from touche_llm.ranking.steps import (
-    RankingPlan,
-    RankingSettings,
-    list_comparison_kinds,
-    parse_steps,
-    rank_topics,
-)
+from touche_llm.ranking.steps import RankingSettings, list_comparison_kinds, parse_steps
+from touche_llm.ranking.topics import RankingPlan, rank_topics
 from touche_llm.tasks import get_task
 
 # By topic and document, from 0 to 3.

@@ -13,12 +13,11 @@ from touche_llm.ranking.steps import (
     METHODS,
     RankingSettings,
     Step,
-    TopicDocuments,
     check_balance,
     count_shown_documents,
     parse_steps,
-    rank_topic,
 )
+from touche_llm.ranking.topics import TopicDocuments, rank_topic
 
 SIDES = ("PRO", "CON")
 STEPS = st.lists(

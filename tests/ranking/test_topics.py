@@ -16,13 +16,8 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Request, Sampling
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.purposes import LABELS
-from touche_llm.ranking.steps import (
-    RankedTopics,
-    RankingPlan,
-    RankingSettings,
-    parse_steps,
-    rank_topics,
-)
+from touche_llm.ranking.steps import RankingSettings, parse_steps
+from touche_llm.ranking.topics import RankedTopics, RankingPlan, rank_topics
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")

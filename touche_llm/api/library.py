@@ -37,7 +37,6 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import (
     CROSS_ENCODER,
-    RankingPlan,
     RankingSettings,
     Step,
     check_balance,
@@ -45,6 +44,7 @@ from touche_llm.ranking.steps import (
     needs_texts,
     parse_steps,
 )
+from touche_llm.ranking.topics import RankingPlan
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.retrieval.dense import DenseSettings

@@ -19,7 +19,7 @@ from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.runs.writing import DECIMALS, NO_STANCE_COLUMN, check_tag, write_run
 from touche_llm.errors import DataError
 from touche_llm.judging.stance_labels import ChosenStance, StanceSettings, choose_label
-from touche_llm.ranking.steps import RankingPlan, rank_topics
+from touche_llm.ranking.topics import RankingPlan, rank_topics
 from touche_llm.retrieval.candidates import make_frame
 from touche_llm.tasks.task import Task
 
