@@ -16,7 +16,8 @@ from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo
-from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
+from touche_llm.ranking.cross_encoder import CrossEncoderSettings, score_documents
+from touche_llm.ranking.registry import ScoreDocuments
 from touche_llm.tasks import get_task
 
 TOPIC = Topic("1", "Cats or {document} dogs?", description="Which pet?", objects=("cat", "dog"))

@@ -8,22 +8,20 @@ from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, at_random, by_worth, ids, names
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.scores import JudgedRanking
+from touche_llm.ranking.scores import JudgedRanking, TopicDocuments
 from touche_llm.ranking.steps import (
-    METHODS,
+    STEPS,
     RankingSettings,
     Step,
-    check_balance,
+    check_sides,
     count_shown_documents,
     parse_steps,
 )
-from touche_llm.ranking.topics import TopicDocuments, rank_topic
+from touche_llm.ranking.topics import rank_topic
 
 SIDES = ("PRO", "CON")
-STEPS = st.lists(
-    st.tuples(st.sampled_from([*METHODS, "fusion", "balance"]), st.integers(2, 14)).map(
-        lambda step: Step(*step)
-    ),
+CHAINS = st.lists(
+    st.tuples(st.sampled_from(list(STEPS)), st.integers(2, 14)).map(lambda step: Step(*step)),
     min_size=1,
     max_size=4,
 )
@@ -126,7 +124,7 @@ def test_steps_that_cannot_be_carried_out_are_refused(texts: list[str], pattern:
 @given(
     st.permutations(names(12)),
     st.permutations(names(12)),
-    STEPS,
+    CHAINS,
     st.booleans(),
     st.integers(0, 10**6),
 )
@@ -179,7 +177,7 @@ async def test_fusion_puts_the_first_stage_and_every_step_together() -> None:
 
 def test_a_task_without_sides_has_nothing_to_balance() -> None:
     with pytest.raises(ValueError, match="^rank: "):
-        check_balance(parse_steps(["judge", "balance:5"]), (), "rank")
+        check_sides(parse_steps(["judge", "balance:5"]), (), "rank")
 
 
 async def test_a_document_without_a_judgment_changes_nothing_among_the_interpolated_ones() -> None:

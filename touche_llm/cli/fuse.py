@@ -14,7 +14,7 @@ from touche_llm.data.files import check_output, is_word
 from touche_llm.data.runs.reading import read_run
 from touche_llm.data.runs.writing import write_run
 from touche_llm.errors import UsageError, shorten
-from touche_llm.ranking.fusion import FusionMethod
+from touche_llm.ranking.fusion import FusionFormula
 from touche_llm.ranking.run_fusion import fuse_runs
 from touche_llm.runs.overview import find_run_file
 from touche_llm.tasks import TASK_HELP
@@ -69,7 +69,7 @@ def fuse(
     A document has the stance of the first run that gives it one.
     """
     known = find_run_task(task, runs)
-    fusion = FusionMethod(method=method, k=k)
+    formula = FusionFormula(method=method, k=k)
     weights = weight or [1.0] * len(runs)
     if len(runs) < 2:
         raise UsageError(f"{runs[0]}: one run cannot be fused; name two or more")
@@ -83,7 +83,7 @@ def fuse(
     check_output(out, overwrite, runs)
     labels = known.stances if known is not None else None
     read = [read_run(run, labels) for run in runs]
-    fused = fuse_runs(read, weights, fusion, task=known, depth=depth, tag=tag)
+    fused = fuse_runs(read, weights, formula, task=known, depth=depth, tag=tag)
     write_run(out, fused.lines)
     topics = {line.topic_id for line in fused.lines}
     counts = {

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from touche_llm.ranking.scores import JudgedRanking
-from touche_llm.settings.section import Section
+from touche_llm.ranking.registry import RankingStep, ReorderingMethod, register
+from touche_llm.ranking.scores import JudgedRanking, TopicDocuments
 
 
-class BalanceSettings(Section):
+class BalanceSettings(ReorderingMethod):
     """Limits on how far a document may rise because of its side.
 
     Attributes:
@@ -22,6 +22,16 @@ class BalanceSettings(Section):
 
     margin: float = Field(0.05, ge=0.0)
     places: int = Field(3, ge=1)
+
+    def reorder(self, documents: list[str], topic: TopicDocuments) -> list[str]:
+        """Balance the sides of documents, whatever scores the steps gave them."""
+        return balance(
+            documents,
+            list_balance_scores(topic.judged),
+            topic.stances,
+            topic.sides,
+            self,
+        )
 
 
 # Judged scores are at least 0, so with a margin below 1 a document without a grade of its own stays
@@ -121,3 +131,17 @@ def _choose(
             return contender
         best_passed = max(best_passed, contender.score)
     return contenders[0]
+
+
+register(
+    RankingStep(
+        name="balance",
+        method=BalanceSettings,
+        summary=(
+            "sides take turns: a document rises by at most 3 places, past others whose judgments are "
+            "at most 0.05 better"
+        ),
+        needs_sides=True,
+        order=90,
+    )
+)

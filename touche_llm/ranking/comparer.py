@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from touche_llm.data.concurrency import ItemT, ResultT, map_in_order
 from touche_llm.data.records import (
@@ -20,7 +20,6 @@ from touche_llm.data.records import (
     Failure,
     LabelledDocument,
     Reading,
-    ScoredDocument,
     Topic,
 )
 from touche_llm.errors import PromptError
@@ -38,7 +37,6 @@ from touche_llm.prompts.purposes import (
     build_order_answer,
 )
 from touche_llm.retrieval.corpus import Documents
-from touche_llm.settings.section import Section
 from touche_llm.tasks.parts import Objective
 from touche_llm.tasks.questions import Question
 
@@ -74,36 +72,6 @@ class Comparands:
     def joined_ids(self) -> str:
         """Ids of the documents in one text, for records and errors."""
         return " ".join(self.documents)
-
-
-class RankingMethod(Section):
-    """A method of reranking documents with a model; its fields are its settings.
-
-    `kind` is the kind of its comparisons, which is also the name of their prompt; None if a
-    cross-encoder scores the documents. `max_depth` is the maximum number of documents.
-    """
-
-    kind: ClassVar[ComparisonKind | None]
-    max_depth: ClassVar[int] = 1000
-
-    @property
-    def max_shown(self) -> int:
-        """Maximum number of documents that one request shows."""
-        raise NotImplementedError
-
-    def bound_comparisons(self, documents: int) -> int | None:
-        """Return the maximum number of comparisons of so many documents.
-
-        None if answers do not change the number.
-        """
-        return None
-
-    async def rerank(self, documents: list[str], model: Any) -> list[ScoredDocument]:
-        """Rank documents, given best first, with scores from 0 to 1.
-
-        `model` is a comparer or scores documents.
-        """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Nogueira and Cho, Passage Re-ranking with BERT, arXiv 1901.04085.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -17,7 +17,7 @@ from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.judging.requests import sanitize_document
 from touche_llm.llm.request import Request
-from touche_llm.ranking.comparer import RankingMethod
+from touche_llm.ranking.registry import RankingStep, ScoreDocuments, ScoringMethod, register
 from touche_llm.ranking.scores import rank_by_value, scale_scores
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.retrieval.settings import QueryField, to_texts
@@ -25,8 +25,6 @@ from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.questions import Question
 from touche_llm.text.sanitize import sanitize
 
-# Scores of documents for one topic, in the given order.
-ScoreDocuments = Callable[[Sequence[str]], Awaitable[list[float]]]
 # As published with the models (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B).
 _QWEN3 = TextTemplates(
     query=(
@@ -38,14 +36,13 @@ _QWEN3 = TextTemplates(
 )
 
 
-class CrossEncoderSettings(TemplateConfig, RankingMethod):
+class CrossEncoderSettings(TemplateConfig, ScoringMethod):
     """Settings of the cross-encoder.
 
     Attributes:
         query: Fields of a topic that make the query.
     """
 
-    kind: ClassVar[None] = None
     presets: ClassVar[Mapping[str, TextTemplates]] = {"plain": TextTemplates(), "qwen3": _QWEN3}
 
     url: Annotated[
@@ -81,11 +78,6 @@ class CrossEncoderSettings(TemplateConfig, RankingMethod):
         AnswerKey.ENTERS,
     ] = ("title",)
 
-    @property
-    def max_shown(self) -> int:
-        """One document, since a pair of query and document is scored alone."""
-        return 1
-
     async def rerank(self, documents: list[str], score: ScoreDocuments) -> list[ScoredDocument]:
         """Rank documents by their scores, scaled to 0..1; equal ones keep their order."""
         ranking = rank_by_value(dict(zip(documents, await score(documents), strict=True)))
@@ -119,3 +111,15 @@ async def score_documents(
         return client.wrap(settings.render_document(text), topic.id, document_id)
 
     return await client.score(query, await map_in_order(render, document_ids, client.concurrency))
+
+
+register(
+    RankingStep(
+        name="cross_encoder",
+        method=CrossEncoderSettings,
+        summary="by the scores of a [cross-encoder](../how-to/rerankers.md)",
+        requests="N/32, each of 32 pairs",
+        reference="monoBERT, arXiv 1901.04085",
+        order=70,
+    )
+)

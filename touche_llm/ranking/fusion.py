@@ -10,26 +10,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from touche_llm.data.records import Candidate, ScoredDocument
-from touche_llm.ranking.scores import Ranked, scale_scores
+from touche_llm.ranking.registry import CombiningMethod, RankingStep, register
+from touche_llm.ranking.scores import NamedRanking, Ranked, scale_scores
 from touche_llm.settings.section import Section
 
 
-class FusionMethod(Section):
+class FusionFormula(Section):
     """How rankings are fused: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`)."""
 
     method: Literal["rrf", "interpolation"] = "rrf"
     k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
-
-
-class FusionSettings(FusionMethod):
-    """Settings of fusion: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`).
-
-    Attributes:
-        weights: Weights of the first stage (`first_stage`) and of the steps, by name, where a step
-            fuses these; 1 by default.
-    """
-
-    weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +30,7 @@ class WeightedRanking:
     weight: float
 
 
-def fuse(rankings: Sequence[WeightedRanking], method: FusionMethod) -> list[ScoredDocument]:
+def fuse(rankings: Sequence[WeightedRanking], formula: FusionFormula) -> list[ScoredDocument]:
     """Fuse the rankings of one topic by the weighted mean of their documents' values, which are from 0 to 1.
 
     With `rrf` (reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009), the value is 1/(k
@@ -51,7 +41,7 @@ def fuse(rankings: Sequence[WeightedRanking], method: FusionMethod) -> list[Scor
 
     Args:
         rankings: Rankings, of which at least one has a weight above 0.
-        method: Method of the fusion.
+        formula: Formula of the values.
     """
     # Dividing by the largest weight prevents overflow and underflow.
     largest_weight = max(weighted.weight for weighted in rankings)
@@ -60,7 +50,7 @@ def fuse(rankings: Sequence[WeightedRanking], method: FusionMethod) -> list[Scor
     terms: dict[str, list[float]] = {}
     first_places: dict[str, tuple[int, int]] = {}
     for number, (weighted, share) in enumerate(zip(rankings, shares, strict=True)):
-        values = _list_values(weighted.ranking, method)
+        values = _list_values(weighted.ranking, formula)
         for rank, (scored, value) in enumerate(zip(weighted.ranking, values, strict=True), start=1):
             terms.setdefault(scored.document_id, []).append(share * value)
             first_places.setdefault(scored.document_id, (rank, number))
@@ -71,11 +61,11 @@ def fuse(rankings: Sequence[WeightedRanking], method: FusionMethod) -> list[Scor
     return sorted(fused, key=lambda scored: (-scored.score, first_places[scored.document_id]))
 
 
-def _list_values(ranking: Ranked, method: FusionMethod) -> list[float]:
+def _list_values(ranking: Ranked, formula: FusionFormula) -> list[float]:
     """Return the values of a ranking's documents, from 0 to 1, by rank or by score."""
-    if method.method == "interpolation":
+    if formula.method == "interpolation":
         return scale_scores(ranking)
-    return [(method.k + 1) / (method.k + rank) for rank in range(1, len(ranking) + 1)]
+    return [(formula.k + 1) / (formula.k + rank) for rank in range(1, len(ranking) + 1)]
 
 
 def fuse_candidates(
@@ -85,7 +75,7 @@ def fuse_candidates(
     weighted = [
         WeightedRanking(ranking, weight) for ranking, weight in zip(rankings, weights, strict=True)
     ]
-    fused = fuse(weighted, FusionMethod(method="rrf", k=k))
+    fused = fuse(weighted, FusionFormula(method="rrf", k=k))
     if not fused:
         return []
 
@@ -94,3 +84,60 @@ def fuse_candidates(
         Candidate(topic_id, scored.document_id, rank, scored.score)
         for rank, scored in enumerate(fused, start=1)
     ]
+
+
+class FusionSettings(FusionFormula, CombiningMethod):
+    """Settings of fusion: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`).
+
+    Attributes:
+        weights: Weights of the first stage (`first_stage`) and of the steps, by name, where a step
+            fuses these; 1 by default.
+    """
+
+    weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
+
+    def combine(
+        self, documents: list[str], earlier: Sequence[NamedRanking]
+    ) -> list[ScoredDocument]:
+        """Fuse the rankings of documents by the first stage and the steps so far.
+
+        If scores are interpolated, a document without a score in a ranking that has a weight is not
+        fused, and the scores of that ranking are scaled over the others.
+
+        Args:
+            documents: Documents to fuse.
+            earlier: Rankings, the latest first, since it breaks ties.
+
+        Returns:
+            Fused documents; none if there is no document or no weight, as for a topic that could
+            not be compared.
+        """
+        fused = set(documents)
+        rankings: list[WeightedRanking] = []
+        for named in earlier:
+            weight = self.weights.get(named.name, 1.0)
+            ranking = named.ranking.fill_scores()
+            if self.method == "interpolation" and weight > 0:
+                ranking = named.ranking.scored
+                fused.difference_update(named.ranking.unscored)
+
+            kept = [scored for scored in ranking if scored.document_id in documents]
+            rankings.append(WeightedRanking(kept, weight))
+
+        has_weight = any(weighted.weight for weighted in rankings)
+        if not fused or not has_weight:
+            return []
+        return [scored for scored in fuse(rankings, self) if scored.document_id in fused]
+
+
+register(
+    RankingStep(
+        name="fusion",
+        method=FusionSettings,
+        summary=(
+            "reciprocal ranks (or scores) of the first stage and all steps so far, with "
+            "`ranking.fusion.weights`"
+        ),
+        order=80,
+    )
+)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.comparer import Comparer
+from touche_llm.ranking.registry import RankingStep, register
 from touche_llm.ranking.scores import score_positions
 from touche_llm.ranking.setwise import Setwise
 
@@ -79,3 +80,18 @@ class Insertion(Setwise):
             else:
                 low = middle + 1
         return low
+
+
+register(
+    RankingStep(
+        name="insertion",
+        method=Insertion,
+        summary=(
+            "the order so far is trusted: only a document that beats the tenth best "
+            "moves up among the best ten"
+        ),
+        requests="depends on the answers",
+        reference="after arXiv 2504.10509",
+        order=40,
+    )
+)

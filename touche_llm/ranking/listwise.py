@@ -10,11 +10,12 @@ from pydantic import Field, model_validator
 from touche_llm.data.records import ScoredDocument
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
 from touche_llm.ranking.central_ranking import find_central_ranking
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.ranking.registry import ComparingMethod, RankingStep, register
 from touche_llm.ranking.scores import score_positions
 
 
-class Listwise(RankingMethod):
+class Listwise(ComparingMethod):
     """Windows that slide from the end of the ranking to its start, each ordered by one answer.
 
     After RankGPT (Sun et al., arXiv 2304.09542). Several shuffles of a window are permutation
@@ -84,3 +85,18 @@ class Listwise(RankingMethod):
         if not usable:
             return documents
         return find_central_ranking(usable)
+
+
+register(
+    RankingStep(
+        name="listwise",
+        method=Listwise,
+        summary=(
+            "windows of 20, each put in order by one answer, sliding by 10; with "
+            "`shuffles`, the central ranking of several answers"
+        ),
+        requests="about N/10",
+        reference="RankGPT, arXiv 2304.09542; arXiv 2310.07712",
+        order=50,
+    )
+)

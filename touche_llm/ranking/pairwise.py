@@ -9,11 +9,12 @@ from statistics import fmean
 from typing import ClassVar
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.ranking.registry import ComparingMethod, RankingStep, register
 from touche_llm.ranking.scores import rank_by_value
 
 
-class Pairwise(RankingMethod):
+class Pairwise(ComparingMethod):
     """Comparison of all pairs: a document's score is its mean probability to win.
 
     PRP-Allpair (Qin et al., arXiv 2306.17563), with the probability of the answer in place of the
@@ -25,9 +26,6 @@ class Pairwise(RankingMethod):
     """
 
     kind: ClassVar[ComparisonKind] = "best"
-    # All pairs of many more would not fit in memory.
-    max_depth: ClassVar[int] = 200
-
     both_orders: bool = True
 
     @property
@@ -60,3 +58,17 @@ class Pairwise(RankingMethod):
 def _mean(probabilities: Sequence[float]) -> float | None:
     """Return the mean of probabilities; None if there is none."""
     return fmean(probabilities) if probabilities else None
+
+
+register(
+    RankingStep(
+        name="pairwise",
+        method=Pairwise,
+        summary="all pairs in both orders, the mean probability to win",
+        requests="N(N − 1)",
+        reference="PRP, arXiv 2306.17563",
+        # All pairs of many more would not fit in memory.
+        max_depth=200,
+        order=10,
+    )
+)

@@ -10,7 +10,7 @@ from touche_llm.data.records import RunLine
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN, make_strictly_decreasing
 from touche_llm.errors import UsageError
-from touche_llm.ranking.fusion import FusionMethod, WeightedRanking, fuse
+from touche_llm.ranking.fusion import FusionFormula, WeightedRanking, fuse
 from touche_llm.tasks.task import Task
 
 
@@ -37,7 +37,7 @@ class FusedRun:
 def fuse_runs(
     runs: Sequence[ParsedRun],
     weights: Sequence[float],
-    method: FusionMethod,
+    formula: FusionFormula,
     *,
     task: Task | None,
     depth: int,
@@ -52,7 +52,7 @@ def fuse_runs(
     Args:
         runs: Runs, read with the labels of the task.
         weights: One weight per run.
-        method: Method of the fusion.
+        formula: Formula of the fusion.
         task: Task of the runs; may be None if no document or every document has a stance.
         depth: Maximum number of documents per topic.
         tag: Tag of the fused run.
@@ -70,7 +70,7 @@ def fuse_runs(
 
     topics: list[_FusedTopic] = []
     for topic_id in _list_topics(runs):
-        topics.append(_fuse_topic(topic_id, weighted_runs, method, stances, depth))
+        topics.append(_fuse_topic(topic_id, weighted_runs, formula, stances, depth))
 
     documents = [document for topic in topics for document in topic.documents]
     return FusedRun(
@@ -150,7 +150,7 @@ class _FusedTopic:
 def _fuse_topic(
     topic_id: str,
     weighted_runs: Sequence[_WeightedRun],
-    method: FusionMethod,
+    formula: FusionFormula,
     stances: _StanceChooser,
     depth: int,
 ) -> _FusedTopic:
@@ -167,7 +167,7 @@ def _fuse_topic(
 
     documents: list[_FusedDocument] = []
     left_out = 0
-    for scored in fuse(rankings, method):
+    for scored in fuse(rankings, formula):
         if len(documents) == depth:
             break
 

@@ -117,6 +117,31 @@ class JudgedRanking:
         return PartialRanking(self.judged, self.inherited + self.unjudged)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDocuments:
+    """Documents of one topic before the steps.
+
+    Attributes:
+        first_stage: Documents in first-stage order, with scores from 0 to 1.
+        judged: The same documents ranked by their judgments.
+        stances: Stance of each document.
+        sides: Stances that take a side.
+    """
+
+    first_stage: list[ScoredDocument]
+    judged: JudgedRanking
+    stances: Mapping[str, str]
+    sides: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRanking:
+    """The ranking of the first stage or of a step, which a later step may fuse."""
+
+    name: str
+    ranking: PartialRanking
+
+
 def rank_by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
     """Rank the candidates of one topic in their order, with scores scaled to 0..1 (1 if all are equal)."""
     scores = scale_scores(candidates)

@@ -8,11 +8,12 @@ from typing import ClassVar
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind
+from touche_llm.ranking.registry import ComparingMethod, RankingStep, register
 from touche_llm.ranking.scores import score_positions
 
 
-class Setwise(RankingMethod):
+class Setwise(ComparingMethod):
     """Heapsort of the best documents: one question chooses the best of a node and its children.
 
     After Zhuang et al., arXiv 2310.09497, with the choice read from the probabilities of the
@@ -155,3 +156,15 @@ def _count_levels(node: int, size: int, width: int) -> int:
         levels += 1
         first_child = width * first_child + 1
     return levels
+
+
+register(
+    RankingStep(
+        name="setwise",
+        method=Setwise,
+        summary="a heap whose questions choose among four; the best 10 in order",
+        requests="depends on the answers",
+        reference="arXiv 2310.09497",
+        order=30,
+    )
+)

@@ -9,11 +9,12 @@ from typing import ClassVar
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.ranking.registry import ComparingMethod, RankingStep, register
 from touche_llm.ranking.scores import score_positions
 
 
-class Sliding(RankingMethod):
+class Sliding(ComparingMethod):
     """Comparison of neighbours, from last to first; k passes put the best k documents in place.
 
     PRP-Sliding-K (Qin et al., arXiv 2306.17563), a bubble sort.
@@ -98,3 +99,15 @@ class _BubbleSort:
         if winner == lower:
             self.order[place - 1] = lower
             self.order[place] = upper
+
+
+register(
+    RankingStep(
+        name="sliding",
+        method=Sliding,
+        summary="pairs of neighbours from the last to the first, 10 passes",
+        requests="at most twice 10 N",
+        reference="PRP, arXiv 2306.17563",
+        order=20,
+    )
+)

@@ -1,6 +1,6 @@
 """Steps of a ranking: `judge,pairwise:10` ranks by judgments, then the best ten by pairwise comparison.
 
-A ranking method is a class with its settings (`RankingMethod`) and a field of `RankingSettings`.
+All steps beside `judge` are registered; their settings are made of the registry.
 """
 
 from __future__ import annotations
@@ -8,30 +8,44 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
-from touche_llm.ranking.balance import BalanceSettings
-from touche_llm.ranking.comparer import ComparisonKind, RankingMethod
+from touche_llm.errors import ExtensionError
+from touche_llm.extensions import load_extensions
+
+# Imported because each registers its step.
+from touche_llm.ranking import (  # noqa: F401
+    balance,
+    cross_encoder,
+    fusion,
+    insertion,
+    listwise,
+    pairwise,
+    registry,
+    setwise,
+    sliding,
+    tournament,
+)
+from touche_llm.ranking.comparer import ComparisonKind
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings
 from touche_llm.ranking.fusion import FusionSettings
-from touche_llm.ranking.insertion import Insertion
-from touche_llm.ranking.listwise import Listwise
-from touche_llm.ranking.pairwise import Pairwise
-from touche_llm.ranking.setwise import Setwise
-from touche_llm.ranking.sliding import Sliding
-from touche_llm.ranking.tournament import Tournament
+from touche_llm.ranking.registry import (
+    ComparingMethod,
+    RankingMethod,
+    RankingStep,
+    ReorderingMethod,
+    ScoringMethod,
+)
 from touche_llm.settings.section import AnswerKey, Section
 from touche_llm.tasks.parts import FIRST_STAGE
 
-JUDGE, FUSION, BALANCE, CROSS_ENCODER = "judge", "fusion", "balance", "cross_encoder"
+JUDGE = "judge"
 
 
-class RankingSettings(Section):
+class BaseRankingSettings(Section):
     """Settings of the steps, each in its own section.
-
-    The steps with a model are the fields that are methods.
 
     Attributes:
         document_tokens: Maximum number of tokens per document in a comparison; fewer if the context
@@ -39,21 +53,17 @@ class RankingSettings(Section):
     """
 
     document_tokens: Annotated[int, AnswerKey.ENTERS] = Field(512, ge=16)
-    # Settings of methods decide which documents are compared, and in which orders. A comparison of
-    # the same documents in the same order is the same request, whichever method sends it.
-    pairwise: Annotated[Pairwise, AnswerKey.STAYS_OUT] = Pairwise()
-    sliding: Annotated[Sliding, AnswerKey.STAYS_OUT] = Sliding()
-    setwise: Annotated[Setwise, AnswerKey.STAYS_OUT] = Setwise()
-    insertion: Annotated[Insertion, AnswerKey.STAYS_OUT] = Insertion()
-    listwise: Annotated[Listwise, AnswerKey.STAYS_OUT] = Listwise()
-    tournament: Annotated[Tournament, AnswerKey.STAYS_OUT] = Tournament()
-    cross_encoder: CrossEncoderSettings = CrossEncoderSettings()
-    fusion: Annotated[FusionSettings, AnswerKey.STAYS_OUT] = FusionSettings()
-    balance: Annotated[BalanceSettings, AnswerKey.STAYS_OUT] = BalanceSettings()
+
+    if TYPE_CHECKING:
+        # Sections of registered steps that other modules read by name.
+        cross_encoder: CrossEncoderSettings = CrossEncoderSettings()
+        fusion: FusionSettings = FusionSettings()
 
     @model_validator(mode="after")
-    def _check_fusion_weights(self) -> RankingSettings:
-        names = (FIRST_STAGE, JUDGE, *METHODS, FUSION)
+    def _check_fusion_weights(self) -> Self:
+        """Raise ValueError if a weight belongs to nothing that can be fused."""
+        fused = [name for name in STEPS if not issubclass(STEPS[name].method, ReorderingMethod)]
+        names = (FIRST_STAGE, JUDGE, *fused)
         unknown = [name for name in self.fusion.weights if name not in names]
         if unknown:
             raise ValueError(
@@ -61,12 +71,61 @@ class RankingSettings(Section):
             )
         return self
 
+    def find_method(self, name: str) -> RankingMethod | None:
+        """Return the method of a step with its settings; None for `judge`, which has neither."""
+        if name == JUDGE:
+            return None
+        method: RankingMethod = getattr(self, name)
+        return method
 
-METHODS: Mapping[str, type[RankingMethod]] = {
-    name: method
-    for name, setting in RankingSettings.model_fields.items()
-    if isinstance(method := setting.annotation, type) and issubclass(method, RankingMethod)
-}
+
+def _list_steps() -> list[RankingStep]:
+    """Return all registered steps in their order, after which none can be registered.
+
+    Raises:
+        ExtensionError: A package with a step cannot be imported, or the name of a step is no name of
+            a setting, or has another meaning.
+    """
+    load_extensions()
+    registry.RANKING_STEPS.close()
+    steps = sorted(
+        registry.RANKING_STEPS.by_name.values(), key=lambda step: (step.order, step.name)
+    )
+    reserved = (JUDGE, FIRST_STAGE, *dir(BaseRankingSettings), *BaseRankingSettings.model_fields)
+    for step in steps:
+        if not step.name.isidentifier() or step.name in reserved:
+            raise ExtensionError(
+                f"{step.name}: cannot be the name of a ranking step, which is that of its settings too; "
+                "choose another word of letters, digits and _"
+            )
+    return steps
+
+
+STEPS: Mapping[str, RankingStep] = {step.name: step for step in _list_steps()}
+
+
+def _make_settings_type() -> type[BaseRankingSettings]:
+    """Return the type of the settings, with a section for each step."""
+    # Settings of steps decide which documents are compared, and in which orders. A comparison of
+    # the same documents in the same order is the same request, whichever step sends it.
+    sections = {
+        step.name: (Annotated[step.method, AnswerKey.STAYS_OUT], step.method())
+        for step in STEPS.values()
+    }
+    # The types of the sections are made at run time, so that mypy knows none.
+    return create_model(  # type: ignore[no-any-return, call-overload]
+        "RankingSettings",
+        __base__=BaseRankingSettings,
+        __doc__=BaseRankingSettings.__doc__,
+        __module__=__name__,
+        **sections,
+    )
+
+
+if TYPE_CHECKING:
+    RankingSettings = BaseRankingSettings
+else:
+    RankingSettings = _make_settings_type()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,54 +154,65 @@ def parse_steps(texts: Sequence[str]) -> tuple[Step, ...]:
     return steps
 
 
-_WITH_DEPTH = (*METHODS, FUSION, BALANCE)
-
-
 def _parse(text: str) -> Step:
+    """Parse one step; raise ValueError if it is unknown, or its depth is missing or out of range."""
     name, _, depth = text.strip().partition(":")
     if text.strip() == JUDGE:
         return Step(JUDGE)
-    if name not in _WITH_DEPTH:
+    if name not in STEPS:
         raise ValueError(
             f"{text!r:.80}: no such step; write {JUDGE}, or with a number of documents, as pairwise:10, one of "
-            f"{', '.join(_WITH_DEPTH)}"
+            f"{', '.join(STEPS)}"
         )
-    limit = METHODS.get(name, RankingMethod).max_depth
-    if re.fullmatch("[0-9]{1,4}", depth) is None or not 2 <= int(depth) <= limit:
+
+    max_depth = STEPS[name].max_depth
+    is_number = re.fullmatch("[0-9]{1,4}", depth) is not None
+    if not is_number or not 2 <= int(depth) <= max_depth:
         raise ValueError(
-            f"{text!r:.80}: needs the number of documents to rank, from 2 to {limit}, as {name}:10"
+            f"{text!r:.80}: needs the number of documents to rank, from 2 to {max_depth}, as {name}:10"
         )
     return Step(name, int(depth))
 
 
 def list_comparison_kinds(steps: Sequence[Step]) -> tuple[ComparisonKind, ...]:
     """Return the kinds of comparison that the steps request from the model."""
-    kinds = (METHODS[step.name].kind for step in steps if step.name in METHODS)
-    return tuple(sorted({kind for kind in kinds if kind is not None}))
+    kinds: set[ComparisonKind] = set()
+    for method in _list_methods(steps):
+        if issubclass(method, ComparingMethod):
+            kinds.add(method.kind)
+    return tuple(sorted(kinds))
 
 
-def count_shown_documents(steps: Sequence[Step], settings: RankingSettings) -> dict[str, int]:
+def count_shown_documents(steps: Sequence[Step], settings: BaseRankingSettings) -> dict[str, int]:
     """Return how many documents the comparisons of the steps show at most, by purpose of their prompt."""
     shown: dict[str, int] = {}
     for step in steps:
-        if step.name not in METHODS:
-            continue
-
-        method: RankingMethod = getattr(settings, step.name)
-        if method.kind is None:
-            continue
-
-        shown_by_step = min(method.max_shown, step.depth)
-        shown[method.kind] = max(shown_by_step, shown.get(method.kind, 0))
+        method = settings.find_method(step.name)
+        if isinstance(method, ComparingMethod):
+            shown_by_step = min(method.max_shown, step.depth)
+            shown[method.kind] = max(shown_by_step, shown.get(method.kind, 0))
     return shown
 
 
 def needs_texts(steps: Sequence[Step]) -> bool:
     """Return whether a model sees the documents' texts in a step."""
-    return any(step.name in METHODS for step in steps)
+    return any(
+        issubclass(method, ComparingMethod | ScoringMethod) for method in _list_methods(steps)
+    )
 
 
-def check_balance(steps: Sequence[Step], sides: Collection[str], setting: str) -> None:
+def needs_scores(steps: Sequence[Step]) -> bool:
+    """Return whether a step requests scores from the cross-encoder."""
+    return any(issubclass(method, ScoringMethod) for method in _list_methods(steps))
+
+
+def _list_methods(steps: Sequence[Step]) -> list[type[RankingMethod]]:
+    """Return the methods of steps beside `judge`."""
+    return [STEPS[step.name].method for step in steps if step.name != JUDGE]
+
+
+def check_sides(steps: Sequence[Step], sides: Collection[str], setting: str) -> None:
     """Raise ValueError, naming `setting`, if a step balances the sides of a task that has none."""
-    if not sides and any(step.name == BALANCE for step in steps):
+    needs_sides = any(step.name != JUDGE and STEPS[step.name].needs_sides for step in steps)
+    if needs_sides and not sides:
         raise ValueError(f"{setting}: the task has no stances to balance; leave this step out")

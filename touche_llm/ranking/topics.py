@@ -22,53 +22,26 @@ from touche_llm.engines.pooling import PoolingClient
 from touche_llm.judging.requests import Done, RequestBuilder
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.balance import BalanceSettings, balance, list_balance_scores
-from touche_llm.ranking.comparer import Comparands, Comparer, RankingMethod
+from touche_llm.ranking.comparer import Comparands, Comparer
 from touche_llm.ranking.cross_encoder import score_documents
-from touche_llm.ranking.fusion import FusionSettings, WeightedRanking, fuse
+from touche_llm.ranking.registry import (
+    CombiningMethod,
+    ComparingMethod,
+    RankingMethod,
+    ReorderingMethod,
+    ScoringMethod,
+)
 from touche_llm.ranking.scores import (
-    JudgedRanking,
+    NamedRanking,
     PartialRanking,
+    TopicDocuments,
     rank_by_first_stage,
     rank_by_judgment,
 )
-from touche_llm.ranking.steps import (
-    BALANCE,
-    CROSS_ENCODER,
-    FUSION,
-    JUDGE,
-    METHODS,
-    RankingSettings,
-    Step,
-)
+from touche_llm.ranking.steps import JUDGE, RankingSettings, Step, needs_texts
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.tasks.parts import FIRST_STAGE, Objective
 from touche_llm.tasks.task import Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicDocuments:
-    """Documents of one topic before the steps.
-
-    Attributes:
-        first_stage: Documents in first-stage order, with scores from 0 to 1.
-        judged: The same documents ranked by their judgments.
-        stances: Stance of each document.
-        sides: Stances that take a side.
-    """
-
-    first_stage: list[ScoredDocument]
-    judged: JudgedRanking
-    stances: Mapping[str, str]
-    sides: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class NamedRanking:
-    """The ranking of the first stage or of a step, which a later step may fuse."""
-
-    name: str
-    ranking: PartialRanking
 
 
 class StepModels(Protocol):
@@ -100,16 +73,18 @@ async def rank_topic(
 
     ranking = earlier[0].ranking
     for number, step in enumerate(steps, start=1):
+        method = settings.find_method(step.name)
         top = ranking.take(step.depth)
-        if step.name == JUDGE or len(top) < 2:
+        if method is None or len(top) < 2:
             continue
 
         below = ranking.drop(step.depth)
-        if step.name == BALANCE:
-            ranking = _join(_balance(top, topic, settings.balance), below)
+        if isinstance(method, ReorderingMethod):
+            order = method.reorder(top.documents, topic)
+            ranking = _join(top.reorder(order), below)
             continue
 
-        found = await _rerank(top.documents, step, settings, models, earlier)
+        found = await _rerank(top.documents, step, method, models, earlier)
         if found:
             ranking = _join(_raise_scores(found, top.documents, number), below)
             earlier.insert(0, NamedRanking(step.name, PartialRanking(found, [])))
@@ -121,34 +96,22 @@ def _join(top: PartialRanking, below: PartialRanking) -> PartialRanking:
     return PartialRanking(top.scored + below.scored, top.unscored + below.unscored)
 
 
-def _balance(
-    top: PartialRanking, topic: TopicDocuments, settings: BalanceSettings
-) -> PartialRanking:
-    """Balance the sides of the best documents, whatever scores the steps gave them."""
-    order = balance(
-        top.documents,
-        list_balance_scores(topic.judged),
-        topic.stances,
-        topic.sides,
-        settings,
-    )
-    return top.reorder(order)
-
-
 async def _rerank(
     documents: list[str],
     step: Step,
-    settings: RankingSettings,
+    method: RankingMethod,
     models: StepModels,
     earlier: Sequence[NamedRanking],
 ) -> list[ScoredDocument]:
-    """Rerank documents by a step; return none if there is nothing to rerank them by."""
-    if step.name == FUSION:
-        return fuse_steps(documents, earlier, settings.fusion)
-    if step.name == CROSS_ENCODER:
-        return await settings.cross_encoder.rerank(documents, models.score)
-    method: RankingMethod = getattr(settings, step.name)
-    return await method.rerank(documents, models.make_comparer(step))
+    """Rerank documents by the method of a step; return none to leave the order as it is."""
+    match method:
+        case ComparingMethod():
+            return await method.rerank(documents, models.make_comparer(step))
+        case ScoringMethod():
+            return await method.rerank(documents, models.score)
+        case CombiningMethod():
+            return method.combine(documents, earlier)
+    raise TypeError(f"step {step}: {type(method).__name__} is none of the methods of the registry")
 
 
 def _raise_scores(
@@ -167,43 +130,6 @@ def _raise_scores(
         if document_id not in ranked:
             scored.append(ScoredDocument(document_id, number + 0.0))
     return PartialRanking(scored, [])
-
-
-def fuse_steps(
-    documents: Sequence[str],
-    earlier: Sequence[NamedRanking],
-    settings: FusionSettings,
-) -> list[ScoredDocument]:
-    """Fuse the rankings of documents by the first stage and the steps so far.
-
-    If scores are interpolated, a document without a score in a ranking that has a weight is not
-    fused, and the scores of that ranking are scaled over the others.
-
-    Args:
-        documents: Documents to fuse.
-        earlier: Rankings, the latest first.
-        settings: Method, and weights by the name of a ranking.
-
-    Returns:
-        Fused documents; none if there is no document or no weight, as for a topic that could not be
-        compared.
-    """
-    fused = set(documents)
-    rankings: list[WeightedRanking] = []
-    for named in earlier:
-        weight = settings.weights.get(named.name, 1.0)
-        ranking = named.ranking.fill_scores()
-        if settings.method == "interpolation" and weight > 0:
-            ranking = named.ranking.scored
-            fused.difference_update(named.ranking.unscored)
-
-        kept = [scored for scored in ranking if scored.document_id in documents]
-        rankings.append(WeightedRanking(kept, weight))
-
-    has_weight = any(weighted.weight for weighted in rankings)
-    if not fused or not has_weight:
-        return []
-    return [scored for scored in fuse(rankings, settings) if scored.document_id in fused]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +178,7 @@ class RankingPlan:
         lacks_objects = self.task.objects_answer is not None and topic.objects is None
         if not lacks_objects:
             return self.steps
-        return tuple(step for step in self.steps if step.name not in METHODS)
+        return tuple(step for step in self.steps if not needs_texts([step]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,12 @@ from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.ranking.registry import ComparingMethod, RankingStep, register
 from touche_llm.ranking.scores import rank_by_value
 
 
-class Tournament(RankingMethod):
+class Tournament(ComparingMethod):
     """Tournaments: groups are ordered, the best of each advance, and points add up over several tournaments.
 
     After TourRank (Chen et al., arXiv 2406.11678). The groups of a stage, and the tournaments, run
@@ -125,3 +126,15 @@ class _Tournament:
         if len(shown) < 2:
             return shown
         return await self.comparer.order(shown)
+
+
+register(
+    RankingStep(
+        name="tournament",
+        method=Tournament,
+        summary="groups of at most 10, five of each go on; points of two tournaments",
+        requests="about N/2",
+        reference="after TourRank, arXiv 2406.11678",
+        order=60,
+    )
+)
