@@ -9,6 +9,7 @@ import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.evaluation.agreement import estimate_common_stances
+from touche_llm.evaluation.judged_share import estimate_judged
 from touche_llm.evaluation.significance import Estimate, compare, list_common_topics
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 from touche_llm.evaluation.measures import (
     Evaluation,
     describe_judging,
-    estimate_judged,
     make_measure_frame,
 )
 
@@ -29,7 +29,7 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[Da
 
     Returns:
         The rows of `significance.compare`, and notes on them. Additional columns: `judged` and
-        `baseline_judged` (see `measures.estimate_judged`, over the topics of `value`).
+        `baseline_judged` (see `judged_share.estimate_judged`, over the topics of `value`).
 
     Raises:
         UsageError: The runs cannot be compared, see `significance.compare`.

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ir_measures
-import numpy as np
 import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.agreement import estimate_labels, estimate_stances
+from touche_llm.evaluation.condensed_ndcg import compute_condensed_ndcg
+from touche_llm.evaluation.judged_share import estimate_judged, estimate_share
 from touche_llm.evaluation.qrels import (
     GRADE_DECIMALS,
     STANCE,
@@ -135,40 +136,6 @@ class Evaluation:
         return rows
 
 
-def estimate_judged(
-    run: ParsedRun, qrels: Qrels, measure: Measure, topics: Collection[str]
-) -> Estimate:
-    """Estimate judged@k over judged topics: the share of judged documents among those that a measure looks at.
-
-    The k is the measure's cutoff. The missing places of a shorter ranking are unjudged, as they are
-    no hits for P@5 (Judged@5 of ir-measures divides by the number of documents). Without a cutoff
-    the whole ranking counts.
-    """
-    judged = qrels.judgments_of(measure.aspect)
-    documents = {topic: judged[topic] for topic in topics}
-    return _estimate_share(run, documents, measure.cutoff)
-
-
-def _estimate_share(
-    run: ParsedRun, judged: Mapping[str, Collection[str]], cutoff: int | None
-) -> Estimate:
-    """Estimate the share of judged documents among the first `cutoff` of each judged topic.
-
-    Args:
-        run: Run to measure.
-        judged: Judged documents by topic.
-        cutoff: Number of first documents, by which the share is divided even if the ranking is
-            shorter; None for the whole ranking.
-    """
-    shares: dict[str, float] = {}
-    for topic, documents in judged.items():
-        top = run.rankings.get(topic, [])[:cutoff]
-        hits = sum(candidate.document_id in documents for candidate in top)
-        places = len(top) if cutoff is None else cutoff
-        shares[topic] = hits / max(places, 1)
-    return estimate_mean(shares)
-
-
 def list_headline(qrels: Qrels) -> list[Measure]:
     """Return the headline measures: nDCG@5 of each graded aspect, and macro-F1 of the stance."""
     headline = [make_headline_ndcg(aspect) for aspect in qrels.grades]
@@ -242,7 +209,7 @@ def estimate_grades(
     touche_ndcg = Measure(aspect, MeasureName.TOUCHE_NDCG, CUTOFF)
 
     estimates = _estimate_by_ir_measures(run, aspect, grades, depth)
-    estimates[judged] = _estimate_share(run, grades, judged.cutoff)
+    estimates[judged] = estimate_share(run, grades, judged.cutoff)
     estimates[touche_ndcg] = _estimate_condensed_ndcg(run, grades)
     return estimates
 
@@ -307,45 +274,6 @@ def _estimate_condensed_ndcg(run: ParsedRun, grades: Grades) -> Estimate:
         if value is not None:
             values[topic] = value
     return estimate_mean(values)
-
-
-def compute_condensed_ndcg(run: ParsedRun, topic: str, grades: Mapping[str, float]) -> float | None:
-    """Compute a topic's nDCG@5 like the organisers' script of 2022 (webis.de/events/touche-22/evaluate.py).
-
-    The ranking is cut to the first 5 by the rank column; then unjudged documents are dropped and
-    the others move up. Gains are the grades without their decimals, those below 0 are 0 (the script
-    knows only -2); the discount is log2(i + 2) with i from 0; the ideal ranking contains all judged
-    documents of the topic.
-
-    Errors of the script: if a document occurs twice its value can exceed 1, and if columns are
-    separated by two spaces it stops; `read_run` rejects the first and reads the second. A run
-    with two tags, which the script takes for two runs, is one run here.
-
-    Returns:
-        The value; None if the script leaves the topic out of its mean, since the run lacks it, none
-        of its first 5 documents is judged, or no grade of it is above 0.
-    """
-    gains: list[int] = []
-    for candidate in run.rankings.get(topic, [])[:CUTOFF]:
-        if candidate.document_id in grades:
-            gains.append(_to_gain(grades[candidate.document_id]))
-
-    ideal_gains = sorted(map(_to_gain, grades.values()), reverse=True)[:CUTOFF]
-    ideal = _compute_dcg(ideal_gains)
-    if not gains or ideal == 0.0:
-        return None
-    return _compute_dcg(gains) / ideal
-
-
-def _to_gain(grade: float) -> int:
-    """Return a grade without its decimals; 0 for a grade below 0."""
-    return max(int(grade), 0)
-
-
-def _compute_dcg(gains: Sequence[int]) -> float:
-    """Return the discounted cumulative gain of a ranking with these gains, best rank first."""
-    discounts = np.log2(np.arange(len(gains)) + 2.0)
-    return float(np.sum(np.array(gains) / discounts))
 
 
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:
