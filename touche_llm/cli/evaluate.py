@@ -242,7 +242,7 @@ def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n", drop=1)]
     columns.append(Column("judged@k", value=_get_judged_share, digits=3))
     # Their shares are in the column beside the other measures.
-    shown = [row for row in rows if row["measure"].name is not MeasureName.JUDGED]
+    shown = [row for row in rows if row["measure"].name != MeasureName.JUDGED]
     m.show_aspects(shown, columns, evaluations)
     show_lines((m.JUDGED_LEGEND,))
 
@@ -326,15 +326,15 @@ def compare(
         check_number(len(kept))
     qrels = select_topics(qrels, [each.run for each in kept])
     evaluations = m.evaluate_runs(kept, qrels, m.find_recall_depth(measured))
-    frame, remarks = compare_runs(evaluations[0], evaluations[1:])
-    notes = [*m.list_fitted(kept, qrels), *remarks]
+    comparison = compare_runs(evaluations[0], evaluations[1:])
+    notes = [*m.list_fitted(kept, qrels), *comparison.notes]
     page = ""
     if html is not None:
         folders = [each.folder for each in kept]
-        found = gather_comparison(evaluations, folders, known, files, frame, notes, _TOP)
+        found = gather_comparison(evaluations, folders, known, files, comparison.rows, notes, _TOP)
         size = write_page(render(found), html)
         page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
-    rows = frame.to_dict("records")
+    rows = comparison.rows.to_dict("records")
     if output is Format.TABLE:
         _show_changes(rows, evaluations)
         show_lines(m.describe_qrels(files))

@@ -149,7 +149,7 @@ def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[st
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
         # Each graded aspect has a kappa; the other measures occur once.
-        is_repeated = measure.name is MeasureName.KAPPA
+        is_repeated = measure.name == MeasureName.KAPPA
         title = str(measure) if is_repeated else measure.short_text
         columns.append(Column(title, value=_key(measure)))
     columns.append(Column("outside", drop=2))

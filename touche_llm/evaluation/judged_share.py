@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 
-from touche_llm.data.measure import Measure
+from touche_llm.data.measure import Measure, MeasureName
+from touche_llm.data.records import Candidate
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.registry import GradedTopic, TopicMeasure, register
 from touche_llm.evaluation.significance import Estimate, estimate_mean
 
 
@@ -20,25 +22,44 @@ def estimate_judged(
     the whole ranking counts.
     """
     judged = qrels.judgments_of(measure.aspect)
-    documents = {topic: judged[topic] for topic in topics}
-    return estimate_share(run, documents, measure.cutoff)
+    shares: dict[str, float] = {}
+    for topic in topics:
+        ranking = run.rankings.get(topic, [])
+        shares[topic] = _compute_share(ranking, judged[topic], measure.cutoff)
+    return estimate_mean(shares)
 
 
-def estimate_share(
-    run: ParsedRun, judged: Mapping[str, Collection[str]], cutoff: int | None
-) -> Estimate:
-    """Estimate the share of judged documents among the first `cutoff` of each judged topic.
+def _compute_share(
+    ranking: Sequence[Candidate], judged: Collection[str], cutoff: int | None
+) -> float:
+    """Compute the share of judged documents among the first ones of a topic.
 
     Args:
-        run: Run to measure.
-        judged: Judged documents by topic.
+        ranking: Documents, best first.
+        judged: Judged documents of the topic.
         cutoff: Number of first documents, by which the share is divided even if the ranking is
             shorter; None for the whole ranking.
     """
-    shares: dict[str, float] = {}
-    for topic, documents in judged.items():
-        top = run.rankings.get(topic, [])[:cutoff]
-        hits = sum(candidate.document_id in documents for candidate in top)
-        places = len(top) if cutoff is None else cutoff
-        shares[topic] = hits / max(places, 1)
-    return estimate_mean(shares)
+    top = ranking[:cutoff]
+    hits = sum(candidate.document_id in judged for candidate in top)
+    places = len(top) if cutoff is None else cutoff
+    return hits / max(places, 1)
+
+
+def compute_judged_share(topic: GradedTopic) -> float:
+    """Compute judged@k of a topic, see `estimate_judged`."""
+    return _compute_share(topic.ranking, topic.grades, topic.cutoff)
+
+
+register(
+    TopicMeasure(
+        name=MeasureName.JUDGED,
+        definition=(
+            "share of the first places with a document that somebody judged; those of a shorter "
+            "ranking count as not judged"
+        ),
+        compute=compute_judged_share,
+        is_compared=False,
+        order=40,
+    )
+)
