@@ -26,7 +26,7 @@ from touche_llm.cli.output import (
     show_table,
 )
 from touche_llm.data.files import check_output
-from touche_llm.data.measure import MeasureName
+from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.errors import ToucheError, UsageError, describe_os_error, shorten
 from touche_llm.evaluation.calibration import (
     fit_thresholds,
@@ -252,7 +252,7 @@ def _get_judged_share(row: Mapping[str, Any]) -> float | None:
     return row["judged"] if row["measure"].label is None else None
 
 
-# The first measures of an aspect are the usual ones; rows for other programs have all.
+# As many as fit beside each other; rows for other programs have all measures.
 _MAX_SHOWN_MEASURES = 6
 
 
@@ -261,26 +261,33 @@ def _show_topics(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     measures = list(evaluations[-1].estimates)
     for aspect in dict.fromkeys(measure.aspect for measure in measures):
         of_aspect = [measure for measure in measures if measure.aspect == aspect]
-        shown = of_aspect[:_MAX_SHOWN_MEASURES]
-        columns = [Column(measure.short_text, value=str(measure)) for measure in shown]
-
         for evaluation in evaluations:
-            coverage = describe_coverage([evaluation], aspect)
-            if not coverage:
-                # A first stage labels nothing.
-                continue
-            measured = [
-                row
-                for row in rows
-                if row["run"] == evaluation.name and not isnan(row[str(shown[0])])
-            ]
-            show_table(
-                [Column("topic"), *columns],
-                measured,
-                title=f"{aspect}: {evaluation.name}",
-                below=coverage,
-            )
-            print()
+            rows_of_run = [row for row in rows if row["run"] == evaluation.name]
+            _show_topics_of_run(rows_of_run, evaluation, of_aspect)
+
+
+def _show_topics_of_run(rows: Rows, evaluation: Evaluation, measures: Sequence[Measure]) -> None:
+    """Print the rows of a run by the measures of one aspect; name measures that do not fit."""
+    aspect = measures[0].aspect
+    below = describe_coverage([evaluation], aspect)
+    if not below:
+        # A first stage labels nothing.
+        return
+
+    shown = measures[:_MAX_SHOWN_MEASURES]
+    left_out = measures[_MAX_SHOWN_MEASURES:]
+    if left_out:
+        names = ", ".join(measure.short_text for measure in left_out)
+        below.append(f"further measures, with --format json or tsv: {names}")
+
+    columns = [Column(measure.short_text, value=str(measure)) for measure in shown]
+    show_table(
+        [Column("topic"), *columns],
+        [row for row in rows if not isnan(row[str(shown[0])])],
+        title=f"{aspect}: {evaluation.name}",
+        below=below,
+    )
+    print()
 
 
 @s.takes_settings("dataset")
