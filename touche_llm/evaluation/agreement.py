@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import compress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,8 @@ from touche_llm.evaluation.registry import (
 )
 from touche_llm.evaluation.significance import Array, Estimate, ratio
 
+# Whole numbers, or sums of them.
+Numbers = NDArray[np.int64] | Array
 # Places of labels in `task.stances`, of shape (documents,).
 Labels = NDArray[np.intp]
 
@@ -73,7 +74,7 @@ def _compute_kappa(counts: Array) -> Array:
     return np.asarray(1.0 - share)
 
 
-def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Array:
+def macro_f1(hits: Numbers, chosen: Numbers, true: Numbers) -> Array:
     """Compute the mean F1 of the labels, with F1 = 2 tp / (2 tp + fp + fn).
 
     The mean is over the labels that are true or chosen for at least one document, as in

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +128,7 @@ def compute_interval(estimate: Estimate) -> tuple[float, float]:
     return value - half_width, value + half_width
 
 
-def describe_missing_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def describe_missing_intervals(rows: Iterable[Mapping[str, float]]) -> list[str]:
     """Return a note if a row with the columns `value` and `low` has a value without an interval, else nothing."""
     has_missing = any(math.isnan(row["low"]) and not math.isnan(row["value"]) for row in rows)
     if not has_missing:
@@ -194,11 +194,15 @@ def compare(
 
     common = common or {}
     others = [name for name in runs if name != baseline]
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for measure, baseline_estimate in runs[baseline].items():
-        measure_rows: list[dict[str, Any]] = []
+        measure_rows: list[dict[str, object]] = []
         for name in others:
-            row = {"run": name, "baseline": baseline, "measure": measure}
+            row: dict[str, object] = {
+                "run": name,
+                "baseline": baseline,
+                "measure": measure,
+            }
             pair = common.get(name, {}).get(measure)
             if pair is None:
                 row |= _compare_estimates(runs[name][measure], baseline_estimate)
@@ -230,13 +234,13 @@ _COLUMNS = (
 )
 
 
-def _add_corrected_p(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _add_corrected_p(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Return the rows of one measure with `p_holm`."""
     corrected = _correct_holm(np.array([row["p"] for row in rows]))
     return [{**row, "p_holm": p} for row, p in zip(rows, corrected.tolist(), strict=True)]
 
 
-def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:
+def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, float]:
     """Compare two estimates of a measure over their common topics; return columns of `compare`."""
     topics = list_common_topics(run, baseline)
     counts = run.select(topics)
