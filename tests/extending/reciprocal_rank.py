@@ -20,7 +20,7 @@ register(
     TopicMeasure(
         name="RR",
         definition="1 / rank of the first document with a grade of at least 1",
-        reference="Kantor and Voorhees, TREC-5, 1996",
+        reference="Kantor and Voorhees, Information Retrieval 2(2), 2000",
         cutoffs=(10,),
         compute=compute_reciprocal_rank,
     )
