@@ -23,7 +23,7 @@ from touche_llm.judging.requests import Done, RequestBuilder
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparands, Comparer
-from touche_llm.ranking.cross_encoder import score_documents
+from touche_llm.ranking.cross_encoder import DocumentScorer
 from touche_llm.ranking.registry import (
     CombiningMethod,
     ComparingMethod,
@@ -343,11 +343,11 @@ class _TopicModels:
         plan = self._plan
         if plan.reranker is None or plan.documents is None:
             raise ValueError("scores of documents: give the plan reranker and documents")
-        return await score_documents(
-            plan.reranker,
-            plan.settings.cross_encoder,
-            plan.task.question,
-            plan.documents,
-            self._topic,
-            documents,
+        scorer = DocumentScorer(
+            client=plan.reranker,
+            settings=plan.settings.cross_encoder,
+            question=plan.task.question,
+            documents=plan.documents,
+            topic=self._topic,
         )
+        return await scorer.score(documents)
