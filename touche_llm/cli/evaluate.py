@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
@@ -68,16 +68,19 @@ def rank_among_published(
     placed: list[dict[str, Any]] = []
     for measure, table in tables.items():
         for row in rows:
-            if row["measure"] != measure or isnan(row["value"]):
-                continue
-            coverage = evaluations_by_run[row["run"]].coverage(table.measure)
-            if not coverage.left_out:
+            evaluation = evaluations_by_run[row["run"]]
+            if row["measure"] == measure and _can_place(row["value"], evaluation, table):
                 placed.append({**row, **_describe_place(table, row["value"])})
     if not placed:
         raise UsageError(
             f"--leaderboard: published are {', '.join(map(str, tables))} over all judged topics, not measured here"
         )
     return placed
+
+
+def _can_place(value: float, evaluation: Evaluation, table: Table) -> bool:
+    """Return whether a value is defined, and over all judged topics as the published ones are."""
+    return not isnan(value) and not evaluation.coverage(table.measure).left_out
 
 
 def _describe_place(table: Table, value: float) -> dict[str, Any]:
@@ -96,7 +99,8 @@ def _describe_place(table: Table, value: float) -> dict[str, Any]:
     }
 
 
-def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
+def _show_places(rows: Rows) -> None:
+    """Print the rows of `rank_among_published`."""
     show_table(_PLACES, rows)
     sources = list(dict.fromkeys(row["source"] for row in rows))
     show_lines(
@@ -167,20 +171,26 @@ def evaluate(
     measured = m.given_runs(runs, qrels, known)
     evaluations = m.evaluate_runs(measured, qrels, m.find_recall_depth(measured))
     _record(measured, evaluations, known, files)
+
     notes = [*m.list_fitted(measured, qrels), *_describe_judging(measured, evaluations)]
-    show: Callable[[Rows, Sequence[Evaluation]], None]
     if per_topic:
-        rows, show = _list_topics(evaluations), _show_topics
+        rows = _list_topics(evaluations)
     else:
-        rows, show = summarize(evaluations), show_summary
+        rows = summarize(evaluations)
         notes += describe_missing_intervals(rows)
-        if leaderboard:
-            rows, show = rank_among_published(known, rows, evaluations), _show_places
-    if output is Format.TABLE:
-        show(rows, evaluations)
-        show_lines(m.describe_qrels(files))
-    else:
+    if leaderboard:
+        rows = rank_among_published(known, rows, evaluations)
+
+    if output is not Format.TABLE:
         print_rows(output, rows)
+    else:
+        if per_topic:
+            _show_topics(rows, evaluations)
+        elif leaderboard:
+            _show_places(rows)
+        else:
+            show_summary(rows, evaluations)
+        show_lines(m.describe_qrels(files))
     m.print_notes(qrels, evaluations, measured, *notes)
 
 
@@ -207,9 +217,10 @@ def _record(
 def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation]) -> list[str]:
     """Return notes on runs with another share of judged documents than their first stage, which comes before them."""
     notes: list[str] = []
-    for each, baseline, evaluation in zip(given, evaluations, evaluations[1:], strict=False):
-        if each.first_stage:
-            notes += describe_judging(evaluation, baseline)
+    for place, run in enumerate(given):
+        if run.first_stage:
+            first_stage, reranked = evaluations[place : place + 2]
+            notes += describe_judging(reranked, first_stage)
     return notes
 
 
