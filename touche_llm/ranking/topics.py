@@ -216,18 +216,18 @@ async def rank_topics(
         plan: Plan of the ranking.
         done: Is called after each topic.
     """
-    slots = asyncio.Semaphore(plan.concurrency)
+    ranker = _TopicRanker(
+        candidates=candidates,
+        judgments=judgments,
+        stances=stances,
+        plan=plan,
+        slots=asyncio.Semaphore(plan.concurrency),
+    )
 
     async def rank_one(topic: Topic) -> _RankedTopic:
-        labels = stances.get(topic.id, {})
-        documents = _gather_documents(
-            candidates.get(topic.id, []), judgments.get(topic.id, {}), labels, plan
-        )
-        models = _TopicModels(topic, plan, slots)
-        steps = plan.choose_steps(topic)
-        ranking = await rank_topic(documents, steps, plan.settings, models)
+        ranked = await ranker.rank(topic)
         done()
-        return _RankedTopic(_make_lines(topic.id, ranking, labels, plan), models.comparers)
+        return ranked
 
     ranked_topics = await map_in_order(rank_one, topics, max(len(topics), 1))
     comparers = [comparer for ranked in ranked_topics for comparer in ranked.comparers]
@@ -251,27 +251,57 @@ class _RankedTopic:
     comparers: list[Comparer]
 
 
-def _gather_documents(
-    candidates: list[Candidate],
-    judgments: Mapping[str, Judgment],
-    labels: Mapping[str, str],
-    plan: RankingPlan,
-) -> TopicDocuments:
-    """Return the documents of a topic that have a stance label, ranked by first stage and by judgments."""
-    ranked = rank_by_first_stage(candidates)
-    first_stage = [document for document in ranked if document.document_id in labels]
-    return TopicDocuments(
-        first_stage=first_stage,
-        judged=rank_by_judgment(first_stage, judgments, plan.weights, plan.task.aspects),
-        stances=labels,
-        sides=plan.task.sides,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TopicRanker:
+    """Ranker of single topics.
+
+    Attributes:
+        candidates: Candidates by topic.
+        judgments: Judgments by topic and document.
+        stances: Stances by topic and document.
+        plan: Plan of the ranking.
+        slots: Limit on concurrent comparisons of all topics.
+    """
+
+    candidates: Mapping[str, list[Candidate]]
+    judgments: Mapping[str, Mapping[str, Judgment]]
+    stances: Mapping[str, Mapping[str, str]]
+    plan: RankingPlan
+    slots: asyncio.Semaphore
+
+    async def rank(self, topic: Topic) -> _RankedTopic:
+        """Rank the documents of a topic that have a stance."""
+        documents = self._gather_documents(topic.id)
+        models = _TopicModels(topic, self.plan, self.slots)
+        steps = self.plan.choose_steps(topic)
+        ranking = await rank_topic(documents, steps, self.plan.settings, models)
+
+        lines = _make_lines(topic.id, ranking, documents.stances, self.plan)
+        return _RankedTopic(lines, models.comparers)
+
+    def _gather_documents(self, topic_id: str) -> TopicDocuments:
+        """Return the documents of a topic that have a stance, by first stage and by judgments."""
+        stances = self.stances.get(topic_id, {})
+        ranked = rank_by_first_stage(self.candidates.get(topic_id, []))
+        first_stage = [document for document in ranked if document.document_id in stances]
+        judged = rank_by_judgment(
+            first_stage,
+            self.judgments.get(topic_id, {}),
+            self.plan.weights,
+            self.plan.task.aspects,
+        )
+        return TopicDocuments(
+            first_stage=first_stage,
+            judged=judged,
+            stances=stances,
+            sides=self.plan.task.sides,
+        )
 
 
 def _make_lines(
     topic_id: str,
     ranking: PartialRanking,
-    labels: Mapping[str, str],
+    stances: Mapping[str, str],
     plan: RankingPlan,
 ) -> list[RunLine]:
     """Return the lines of a topic: as many as the task takes, with strictly decreasing scores."""
@@ -282,7 +312,7 @@ def _make_lines(
     for document, score in zip(kept, scores, strict=True):
         line = RunLine(
             topic_id=topic_id,
-            stance=labels[document.document_id],
+            stance=stances[document.document_id],
             document_id=document.document_id,
             rank=len(lines) + 1,
             score=score,
