@@ -112,6 +112,7 @@ class FusionSettings(FusionFormula, CombiningMethod):
             Fused documents; none if there is no document or no weight, as for a topic that could
             not be compared.
         """
+        given = set(documents)
         fused = set(documents)
         rankings: list[WeightedRanking] = []
         for named in earlier:
@@ -121,7 +122,7 @@ class FusionSettings(FusionFormula, CombiningMethod):
                 ranking = named.ranking.scored
                 fused.difference_update(named.ranking.unscored)
 
-            kept = [scored for scored in ranking if scored.document_id in documents]
+            kept = [scored for scored in ranking if scored.document_id in given]
             rankings.append(WeightedRanking(kept, weight))
 
         has_weight = any(weighted.weight for weighted in rankings)
