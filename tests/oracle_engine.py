@@ -24,13 +24,8 @@ from touche_llm.llm.request import Request, Sampling
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_template_variables
-from touche_llm.ranking.steps import (
-    RankingPlan,
-    RankingSettings,
-    list_comparison_kinds,
-    parse_steps,
-    rank_topics,
-)
+from touche_llm.ranking.steps import RankingSettings, list_comparison_kinds, parse_steps
+from touche_llm.ranking.topics import RankingPlan, rank_topics
 from touche_llm.tasks import get_task
 
 # By topic and document, from 0 to 3.
@@ -174,7 +169,7 @@ async def rank_with(
         for topic, ranking in rankings.items()
     }
     with _builder(engine) as builder:
-        lines, comparisons, failures = await rank_topics(
+        ranked = await rank_topics(
             _topics(rankings),
             candidates,
             judgments or {},
@@ -192,9 +187,10 @@ async def rank_with(
             lambda: None,
         )
     found: dict[str, list[str]] = {topic: [] for topic in rankings}
-    for line in lines:
+    for line in ranked.lines:
         found[line.topic_id].append(line.document_id)
-    return Outcome(found, len(engine.requests) - before, comparisons, failures)
+    requests = len(engine.requests) - before
+    return Outcome(found, requests, ranked.comparisons, ranked.failures)
 
 
 def _topics(ids: Iterable[str]) -> list[Topic]:

@@ -15,7 +15,7 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import LABELS
-from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.ranking.comparer import Comparands, Comparer
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.tasks import get_task
 
@@ -61,9 +61,8 @@ class FakeComparer(Comparer):
         order = list(self.order_of(tuple(documents)) or documents)
         return [-float(order.index(each)) for each in documents]
 
-    async def _request_comparison(
-        self, kind: ComparisonKind, documents: Shown
-    ) -> Comparison | UnansweredRequest:
+    async def _request_comparison(self, comparands: Comparands) -> Comparison | UnansweredRequest:
+        kind, documents = comparands.kind, comparands.documents
         self.compared.append(documents)
         for _ in range(self.turns.randrange(6) if self.turns else 1):
             await asyncio.sleep(0)

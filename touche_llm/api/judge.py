@@ -228,6 +228,6 @@ def _choose_best(
         ranked = rank_by_judgment(
             rank_by_first_stage(ranking), grades, task.objectives["both"], task.aspects
         )
-        best = [document.document_id for document in ranked if document.document_id in grades]
+        best = [document for document in ranked.ranking.documents if document in grades]
         work += [TopicDocument(topic, document_id) for document_id in best[:depth]]
     return work

@@ -20,13 +20,11 @@ from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.ranking.steps import (
-    BALANCE,
-    FUSION,
     JUDGE,
-    METHODS,
+    STEPS,
     RankingSettings,
     Step,
-    check_balance,
+    check_sides,
     parse_steps,
 )
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
@@ -179,8 +177,7 @@ class BaseConfig(Section):
         AfterValidator(lambda texts: tuple(map(str, parse_steps(texts)))),
         Option(
             "--rank",
-            f"Steps, as judge,pairwise:10; each ranks the best N so far: {', '.join((JUDGE, *METHODS))}, "
-            f"{FUSION}, {BALANCE}",
+            f"Steps, as judge,pairwise:10; each ranks the best N so far: {', '.join((JUDGE, *STEPS))}",
             "Ranking",
             metavar="STEPS",
             is_text=True,
@@ -228,7 +225,7 @@ class BaseConfig(Section):
             raise ValueError(
                 f"weights: {', '.join(self.weights)} are all 0; give at least one above 0"
             )
-        check_balance(self.steps, task.sides, "rank")
+        check_sides(self.steps, task.sides, "rank")
         if task.sentence_question is None and (self.sentences or self.pairs):
             raise ValueError(f"sentences, pairs: {task.name} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -114,7 +114,7 @@ def compute_interval(estimate: Estimate) -> tuple[float, float]:
     return compute_jackknife_interval(estimate.counts, estimate.formula, estimate.bounds)
 
 
-def describe_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def describe_intervals(rows: Iterable[Mapping[str, float]]) -> list[str]:
     """Return notes on values whose topics are too few for an interval, or for one that holds.
 
     Args:
@@ -129,7 +129,7 @@ def describe_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         if math.isnan(row["low"]):
             has_missing = True
         else:
-            topic_counts.append(row["topics"] if "topics" in row else row["n"])
+            topic_counts.append(int(row["topics"] if "topics" in row else row["n"]))
 
     notes: list[str] = []
     if has_missing:
@@ -178,11 +178,15 @@ def compare(
 
     common = common or {}
     others = [name for name in runs if name != baseline]
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for measure, baseline_estimate in runs[baseline].items():
-        measure_rows: list[dict[str, Any]] = []
+        measure_rows: list[dict[str, object]] = []
         for name in others:
-            row = {"run": name, "baseline": baseline, "measure": measure}
+            row: dict[str, object] = {
+                "run": name,
+                "baseline": baseline,
+                "measure": measure,
+            }
             pair = common.get(name, {}).get(measure)
             if pair is None:
                 row |= _compare_estimates(runs[name][measure], baseline_estimate)
@@ -214,13 +218,13 @@ _COLUMNS = (
 )
 
 
-def _add_corrected_p(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _add_corrected_p(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Return the rows of one measure with `p_holm`."""
     corrected = correct_holm(np.array([row["p"] for row in rows]))
     return [{**row, "p_holm": p} for row, p in zip(rows, corrected.tolist(), strict=True)]
 
 
-def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:
+def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, float]:
     """Compare two estimates of a measure over their common topics; return columns of `compare`."""
     topics = list_common_topics(run, baseline)
     counts = run.select(topics)

@@ -163,12 +163,11 @@ def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
     )
     evaluations = [evaluate_run(name, ranked, qrels, depth) for name, ranked in rankings.items()]
     record_evaluations(folders, qrels, lab.warn)
-    frame, notes = compare_runs(evaluations[0], evaluations[1:])
+    comparison = compare_runs(evaluations[0], evaluations[1:])
+    notes = [*remarks, *comparison.notes]
     named = {aspect: Path(shorten_path(path)) for aspect, path in files.items()}
     return make_page(
-        render(
-            gather_comparison(evaluations, folders, task, named, frame, [*remarks, *notes], _TOP)
-        )
+        render(gather_comparison(evaluations, folders, task, named, comparison.rows, notes, _TOP))
     )
 
 

@@ -35,7 +35,7 @@ from touche_llm.llm.request import Message
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
-from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind
+from touche_llm.ranking.comparer import MAX_CHOICES, Comparands, Comparer, ComparisonKind
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.runs.context import RunContext
@@ -359,8 +359,8 @@ async def _compare_documents(
         objective=subject.objective,
         document_tokens=subject.document_tokens,
     )
-    result, cut = await comparer.request_answer(kind, subject.ids)
-    return Trial(ids=subject.ids, result=result, cut=cut, question=question)
+    reply = await comparer.request_answer(Comparands(kind, subject.ids))
+    return Trial(ids=subject.ids, result=reply.result, cut=reply.cut, question=question)
 
 
 # A server's prefix cache serves the common beginning of requests; who shares a part is found by

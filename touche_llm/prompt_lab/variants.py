@@ -393,7 +393,7 @@ def _rank_documents(
         ranked = rank_by_judgment(documents, judgments_by_topic[topic], weights, scales)
         rankings[topic] = [
             Candidate(topic, scored.document_id, rank, scored.score)
-            for rank, scored in enumerate(ranked, start=1)
+            for rank, scored in enumerate(ranked.ranking.fill_scores(), start=1)
         ]
 
     stances: dict[tuple[str, str], str] = {}

@@ -26,7 +26,7 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt, check_overlay
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
-from touche_llm.ranking.steps import CROSS_ENCODER, list_comparison_kinds
+from touche_llm.ranking.steps import list_comparison_kinds, needs_scores
 from touche_llm.retrieval.candidates import Candidates, check_topics
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.known_models import KnownModels, complete_config
@@ -123,8 +123,7 @@ class RunContext:
 
         What its server says about it stays known.
         """
-        needs_reranker = any(step.name == CROSS_ENCODER for step in self.config.steps)
-        if self.reranker is not None or not needs_reranker:
+        if self.reranker is not None or not needs_scores(self.config.steps):
             yield self
             return
 

@@ -165,9 +165,7 @@ class RunFolder:
             kept = {candidate.document_id for candidate in ranking}
             before = rank_by_first_stage(candidates)
             judged = rank_by_judgment(before, judgments, self.config.weights, self.task.aspects)
-            ordered = [
-                candidate.document_id for candidate in judged if candidate.document_id in kept
-            ]
+            ordered = [document for document in judged.ranking.documents if document in kept]
             judge = {document: rank for rank, document in enumerate(ordered, start=1)}
         rows = []
         for candidate in ranking:

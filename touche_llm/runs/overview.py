@@ -215,8 +215,11 @@ class RecordedMeasure(Model, extra="ignore"):
 
 
 def _parse_recorded_measure(text: object) -> Measure:
+    # Imported here, since only the folders of evaluated runs need the measures.
+    from touche_llm.evaluation.known_measures import parse_measure
+
     try:
-        return Measure.parse(str(text))
+        return parse_measure(str(text))
     except ValueError as error:
         remedy = "give the qrels to `touche-llm evaluate` again"
         raise ValueError(f"{error}; {remedy}") from error

@@ -27,12 +27,8 @@ from touche_llm.judging.queries import QueryExpander
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.llm.model import ModelClient
-from touche_llm.ranking.steps import (
-    RankingPlan,
-    count_shown_documents,
-    list_comparison_kinds,
-    needs_texts,
-)
+from touche_llm.ranking.steps import count_shown_documents, list_comparison_kinds, needs_texts
+from touche_llm.ranking.topics import RankingPlan
 from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.context import RunContext, list_schemas
