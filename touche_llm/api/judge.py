@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from touche_llm.api.progress import Progress
+from touche_llm.api.retrieve import add_objects
 from touche_llm.data.records import Failure, Objects, Topic
 from touche_llm.judging.objects import find_objects
 from touche_llm.judging.requests import Done, RequestBuilder, Stage
@@ -124,20 +125,14 @@ async def _name_topics(
     """Find the objects of the topics that name none; there is at least one."""
     unnamed = _list_unnamed(candidates.topics)
     with stage("finding objects", len(unnamed)) as done:
-        topics, failures = await find_objects(
-            candidates.topics, candidates.task, prompt, builder, done
-        )
+        outcomes = await find_objects(candidates.topics, prompt, builder, done)
 
-    found: list[Objects] = []
-    for topic in topics:
-        if topic.id in unnamed and topic.objects is not None:
-            found.append(Objects(topic_id=topic.id, objects=topic.objects, prompt=prompt.label))
-
+    topics = add_objects(candidates.topics, outcomes.results)
     return _NamedTopics(
         topics=[topic for topic in topics if topic.objects is not None],
         all_topics=topics,
-        found=found,
-        failures=failures,
+        found=outcomes.results,
+        failures=outcomes.failures,
     )
 
 

@@ -36,15 +36,15 @@ from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import (
-    CROSS_ENCODER,
-    RankingPlan,
     RankingSettings,
     Step,
-    check_balance,
+    check_sides,
     list_comparison_kinds,
+    needs_scores,
     needs_texts,
     parse_steps,
 )
+from touche_llm.ranking.topics import RankingPlan
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.retrieval.dense import DenseSettings
@@ -431,7 +431,7 @@ async def rank(
         plan = replace(plan, prompts=loaded, builder=model.builder)
 
     async with AsyncExitStack() as stack:
-        if any(step.name == CROSS_ENCODER for step in parsed):
+        if needs_scores(parsed):
             opened = open_pooling("score", options.settings.cross_encoder, options.cache)
             plan = replace(plan, reranker=await stack.enter_async_context(opened))
         return await ranking.rank(judgments, plan, progress, stance=options.stance)
@@ -456,7 +456,7 @@ def read_steps(steps: Sequence[str], task: Task) -> tuple[Step, ...]:
     """Parse the steps of a ranking; raise UsageError if one is unknown or does not fit the task."""
     try:
         parsed = parse_steps(steps.split(",") if isinstance(steps, str) else steps)
-        check_balance(parsed, task.sides, "balance")
+        check_sides(parsed, task.sides, "balance")
     except ValueError as error:
         raise UsageError(f"steps: {error}") from error
     return parsed

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 from touche_llm.api.progress import Progress
-from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
+from touche_llm.data.records import Candidate, Objects, Queries, Topic
 from touche_llm.errors import shorten
+from touche_llm.judging.outcomes import Outcomes
 from touche_llm.judging.queries import QueryExpander, find_queries
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
@@ -47,13 +48,13 @@ async def retrieve(
         EngineError: A server failed.
         ReplayMiss: The cache of a replay lacks an answer.
     """
-    expansion = _Expansion()
+    expansion: Outcomes[Queries] = Outcomes(results=[], failures=[])
     if expander is not None:
         expansion = await _expand_queries(topics, expander, progress)
 
     with progress.stage("retrieving", len(topics)) as done:
         rankings = await corpus.search(topics, fields, depth, done)
-    if expander is not None and expansion.queries:
+    if expander is not None and expansion.results:
         rankings = await _add_rankings(rankings, topics, corpus, depth, expansion, expander)
     if not any(rankings):
         raise NoCandidates(corpus.empty)
@@ -64,32 +65,24 @@ async def retrieve(
         corpus=corpus,
         rankings=normalise_rankings(rankings),
         depth=depth,
-        queries=expansion.queries,
+        queries=expansion.results,
         failures=expansion.failures,
     )
     warn_of_empty(candidates, progress)
     return candidates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Expansion:
-    """Additional queries of the topics, and the failed requests for them."""
-
-    queries: Sequence[Queries] = ()
-    failures: Sequence[Failure] = ()
-
-
 async def _expand_queries(
     topics: list[Topic],
     expander: QueryExpander,
     progress: Progress,
-) -> _Expansion:
+) -> Outcomes[Queries]:
     """Return the additional queries that the model writes for the topics."""
     model = expander.builder.model
     with progress.stage("finding queries", len(topics), model.counts) as done:
-        queries, failures = await find_queries(topics, expander.prompt, expander.builder, done)
+        outcomes = await find_queries(topics, expander.prompt, expander.builder, done)
     model.raise_on_misses()
-    return _Expansion(queries=queries, failures=failures)
+    return outcomes
 
 
 async def _add_rankings(
@@ -97,7 +90,7 @@ async def _add_rankings(
     topics: list[Topic],
     corpus: Corpus,
     depth: int,
-    expansion: _Expansion,
+    expansion: Outcomes[Queries],
     expander: QueryExpander,
 ) -> list[list[Candidate]]:
     """Search with the additional queries, and fuse their rankings with those of the topics.
@@ -110,7 +103,7 @@ async def _add_rankings(
         expansion: Additional queries, of one topic at least.
         expander: Weight of an additional query, and constant of the fusion.
     """
-    queries_by_topic = {queries.topic_id: queries.queries for queries in expansion.queries}
+    queries_by_topic = {queries.topic_id: queries.queries for queries in expansion.results}
     variants: list[Topic] = []
     for topic in topics:
         for query in queries_by_topic.get(topic.id, ()):

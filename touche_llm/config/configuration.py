@@ -24,13 +24,11 @@ from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.ranking.steps import (
-    BALANCE,
-    FUSION,
     JUDGE,
-    METHODS,
+    STEPS,
     RankingSettings,
     Step,
-    check_balance,
+    check_sides,
     parse_steps,
 )
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
@@ -186,8 +184,7 @@ class BaseConfig(Section):
         AfterValidator(lambda texts: tuple(map(str, parse_steps(texts)))),
         Option(
             "--rank",
-            f"Steps, as judge,pairwise:10; each ranks the best N so far: {', '.join((JUDGE, *METHODS))}, "
-            f"{FUSION}, {BALANCE}",
+            f"Steps, as judge,pairwise:10; each ranks the best N so far: {', '.join((JUDGE, *STEPS))}",
             "Ranking",
             metavar="STEPS",
             is_text=True,
@@ -226,7 +223,7 @@ class BaseConfig(Section):
         kind = get_kind(task)
         self._check_length(task, kind)
         self._check_weights(task)
-        check_balance(self.steps, task.sides, "rank")
+        check_sides(self.steps, task.sides, "rank")
         self._check_kind_sections(task, kind)
         if self.depth > self.first_stage_depth:
             raise ValueError(

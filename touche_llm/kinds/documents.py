@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from touche_llm.data.records import Candidate, Judgment, Topic
+from touche_llm.data.records import Candidate, Judgment
 from touche_llm.judging.judgments import group_judgments
+from touche_llm.judging.requests import TopicDocument
 from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
-from touche_llm.judging.stances import judge_stances
+from touche_llm.judging.stances import StanceJudge
 from touche_llm.kinds.registry import JudgingInputs, Kind, register
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.retrieval.candidates import Candidates
@@ -36,7 +37,7 @@ class DocumentKind(Kind):
         judged = await inputs.judge(_list_work(candidates), inputs.documents, title="judging")
         judgments = Judgments(
             candidates=inputs.candidates,
-            judgments=judged.judgments,
+            judgments=judged.results,
             failures=judged.failures,
         )
         settings = inputs.stance
@@ -54,12 +55,12 @@ def _select_candidates(inputs: JudgingInputs) -> Candidates:
     return replace(candidates, topics=[*inputs.topics], rankings=rankings)
 
 
-def _list_work(candidates: Candidates) -> list[tuple[Topic, str]]:
+def _list_work(candidates: Candidates) -> list[TopicDocument]:
     """Return the topics with the ids of their candidates, topic by topic."""
-    work: list[tuple[Topic, str]] = []
+    work: list[TopicDocument] = []
     for topic, ranking in zip(candidates.topics, candidates.list_rankings(), strict=True):
         for candidate in ranking:
-            work.append((topic, candidate.document_id))
+            work.append(TopicDocument(topic, candidate.document_id))
     return work
 
 
@@ -70,19 +71,19 @@ async def _judge_stances(
     settings: StanceSettings,
 ) -> Judgments:
     """Return judgments with the stances of the best judged documents."""
-    stances, failures = await judge_stances(
-        _choose_best(candidates, judgments.judgments, settings.depth),
-        inputs.documents,
-        inputs.task,
-        inputs.prompts["stance"],
-        settings.prompt == "both_orders",
-        inputs.builder,
-        inputs.stage,
+    judge = StanceJudge(
+        task=inputs.task,
+        question=inputs.task.questions["stance"],
+        prompt=inputs.prompts["stance"],
+        has_both_orders=settings.prompt == "both_orders",
+        builder=inputs.builder,
     )
+    best = _choose_best(candidates, judgments.judgments, settings.depth)
+    stances = await judge.judge(best, inputs.documents, inputs.stage)
     return replace(
         judgments,
-        stances=stances,
-        failures=[*judgments.failures, *failures],
+        stances=stances.results,
+        failures=[*judgments.failures, *stances.failures],
     )
 
 
@@ -90,7 +91,7 @@ def _choose_best(
     candidates: Candidates,
     judgments: Sequence[Judgment],
     depth: int,
-) -> list[tuple[Topic, str]]:
+) -> list[TopicDocument]:
     """Return the `depth` best judged documents of each topic.
 
     The task's weights decide: the run's weights must not change which requests are made.
@@ -98,20 +99,20 @@ def _choose_best(
     task = candidates.task
     by_topic = group_judgments(judgments)
 
-    best: list[tuple[Topic, str]] = []
+    best: list[TopicDocument] = []
     for topic, candidates_of_topic in zip(
         candidates.topics, candidates.list_rankings(), strict=True
     ):
         judgments_of_topic = by_topic[topic.id]
-        ranking = rank_by_judgment(
+        ranked = rank_by_judgment(
             rank_by_first_stage(candidates_of_topic),
             judgments_of_topic,
             task.objectives["both"],
             task.aspects,
         )
-        document_ids = [scored.document_id for scored in ranking]
+        document_ids = ranked.ranking.documents
         judged_ids = [name for name in document_ids if name in judgments_of_topic]
-        best.extend((topic, document_id) for document_id in judged_ids[:depth])
+        best.extend(TopicDocument(topic, document_id) for document_id in judged_ids[:depth])
     return best
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data.records import Failure, Judgment, Topic
+from touche_llm.data.records import Judgment, Topic
 from touche_llm.errors import UsageError, Warn
 from touche_llm.extensions import Registry
 from touche_llm.judging.judgments import judge
-from touche_llm.judging.requests import RequestBuilder, Stage
+from touche_llm.judging.outcomes import Outcomes
+from touche_llm.judging.requests import RequestBuilder, Stage, TopicDocument
 from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.kinds.search_space import SearchSpace
@@ -21,14 +22,6 @@ from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.settings.section import NamedSection, Section, read_settings
 from touche_llm.tasks.task import Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedDocuments:
-    """Judgments of some documents, and the failed requests."""
-
-    judgments: Sequence[Judgment]
-    failures: Sequence[Failure]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +57,16 @@ class JudgingInputs:
 
     async def judge(
         self,
-        work: Sequence[tuple[Topic, str]],
+        work: Sequence[TopicDocument],
         documents: Documents,
         *,
         title: str,
         purpose: str = "judge",
-    ) -> JudgedDocuments:
+    ) -> Outcomes[Judgment]:
         """Judge documents with the prompt of a purpose.
 
         Args:
-            work: Topics with the ids of documents to judge for them.
+            work: Documents to judge, topic by topic.
             documents: Texts of the documents.
             title: Title of the requests on the display of the progress.
             purpose: Purpose of the prompt: `judge`, or `sentence` for sentences.
@@ -84,8 +77,8 @@ class JudgingInputs:
         """
         prompt = self.prompts[purpose]
         question = self.task.questions[purpose]
-        with self.stage(title, len(work) * len(prompt.sent)) as done:
-            judgments, failures = await judge(
+        with self.stage(title, len(work) * prompt.requests_per_document) as done:
+            return await judge(
                 [*work],
                 documents,
                 question,
@@ -93,7 +86,6 @@ class JudgingInputs:
                 self.builder,
                 done,
             )
-        return JudgedDocuments(judgments=judgments, failures=failures)
 
 
 class Kind(ABC):

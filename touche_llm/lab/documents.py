@@ -263,7 +263,7 @@ def describe_exchange(trial: Trial) -> dict[str, Any]:
             "answer": trial.result.answer.text,
             "thought": trial.result.thought,
         }
-    last = trial.result.attempts[-1]
+    last = trial.attempts[-1]
     return {"messages": messages, "answer": last.text, "thought": ""}
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.evaluation.agreement import round_grade
+from touche_llm.evaluation.judges.labels import find_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.prompt_lab.comparison import PromptComparison
@@ -18,6 +19,8 @@ from touche_llm.prompt_lab.variants import Variant
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.page import LETTERS, render
 from touche_llm.runs.open_folder import describe_truncation
+from touche_llm.tasks.parts import Scale
+from touche_llm.tasks.task import Task
 
 # Number of colours for grades above 0.
 _HEAT = 5
@@ -32,6 +35,7 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[SimpleNamespace]:
         for failure in said.failures
     }
     sampled_by = next(name for name in found.task.question.grades if name in qrels.grades)
+    are_comparable = found.task.qrels_mapping_of(sampled_by) is not None
     rows: list[SimpleNamespace] = []
     for part in found.parts:
         for item in part.sample:
@@ -42,15 +46,22 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[SimpleNamespace]:
             }
             cells = [
                 _build_cell(
-                    item, said.get(variant.name), failed.get((part.name, variant.name, *key)), qrels
+                    item,
+                    said.get(variant.name),
+                    failed.get((part.name, variant.name, *key)),
+                    qrels,
+                    found.task,
                 )
                 for variant in found.variants
             ]
             differs, spread = _measure_disagreement(
-                list(said.values()), max(scale.highest for scale in qrels.scales.values())
+                list(said.values()), max(scale.highest for scale in found.task.aspects.values())
             )
             hits = sum(
-                grade.hit for cell in cells for grade in cell.grades if grade.name == sampled_by
+                bool(grade.hit)
+                for cell in cells
+                for grade in cell.grades
+                if grade.name == sampled_by
             )
             rows.append(
                 SimpleNamespace(
@@ -63,9 +74,9 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[SimpleNamespace]:
                     differs=differs,
                     spread=spread,
                     # The variants that judged the part, and those whose first grade is not that of
-                    # the assessors.
+                    # the assessors, where both can be compared.
                     requested=len(said),
-                    misses=len(said) - hits,
+                    misses=len(said) - hits if are_comparable else 0,
                 )
             )
     return sorted(rows, key=lambda row: -row.spread)
@@ -120,7 +131,11 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
 
 
 def _build_cell(
-    item: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels
+    item: Sampled,
+    judgment: Judgment | None,
+    failure: Failure | None,
+    qrels: Qrels,
+    task: Task,
 ) -> SimpleNamespace:
     """Return the judgment of a document by one variant.
 
@@ -134,7 +149,12 @@ def _build_cell(
     label = qrels.stances.get(item.topic_id, {}).get(item.document_id)
     return SimpleNamespace(
         grades=[
-            _make_grade(name, value, qrels, hit=round_grade(value) == truth.get(name))
+            _make_grade(
+                name,
+                value,
+                task.aspects[name],
+                hit=_has_same_grade(judgment, name, task, truth.get(name)),
+            )
             for name, value in judgment.grades.items()
         ],
         stance=judgment.stance,
@@ -145,12 +165,26 @@ def _build_cell(
     )
 
 
-def _make_grade(name: str, value: float, qrels: Qrels, *, hit: bool = False) -> SimpleNamespace:
+def _has_same_grade(
+    judgment: Judgment, aspect: str, task: Task, assessment: int | None
+) -> bool | None:
+    """Return whether the most probable grade is that of the assessors.
+
+    None if the task's scales differ and it maps neither to the other.
+    """
+    if task.qrels_mapping_of(aspect) is None:
+        return None
+    return find_grade(judgment, aspect, task) == assessment
+
+
+def _make_grade(
+    name: str, value: float, scale: Scale, *, hit: bool | None = False
+) -> SimpleNamespace:
     """Return a grade with the index of its colour.
 
-    `hit` is whether, rounded, it equals that of the assessors.
+    `hit` is whether it is that of the assessors; None if they cannot be compared.
     """
-    heat = round(max(qrels.scales[name].to_share(value), 0.0) * _HEAT)
+    heat = round(max(scale.to_share(value), 0.0) * _HEAT)
     return SimpleNamespace(name=name, value=value, heat=heat, hit=hit)
 
 
@@ -159,7 +193,11 @@ def _list_assessments(item: Sampled, qrels: Qrels) -> list[SimpleNamespace]:
         name: grades.get(item.topic_id, {}).get(item.document_id)
         for name, grades in qrels.grades.items()
     }
-    return [_make_grade(name, value, qrels) for name, value in given.items() if value is not None]
+    return [
+        _make_grade(name, value, qrels.scales[name])
+        for name, value in given.items()
+        if value is not None
+    ]
 
 
 def _measure_disagreement(

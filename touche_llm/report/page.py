@@ -23,7 +23,7 @@ from touche_llm.data.measure import Measure
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_headline
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.evaluation.significance import describe_missing_intervals
+from touche_llm.evaluation.significance import describe_intervals
 from touche_llm.runs.facts import FactGroup, join_texts, select_facts
 from touche_llm.runs.record import StageRecord, StageRecords
 from touche_llm.tasks.task import Task
@@ -201,5 +201,5 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
         by_topic=by_topic,
         plots=plots,
         coverage=coverage,
-        notes=describe_missing_intervals([*rows, *changes]),
+        notes=describe_intervals([*rows, *changes]),
     )

@@ -23,6 +23,7 @@ from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, se
 from touche_llm.evaluation.significance import compare
 from touche_llm.kinds.known import get_kind
 from touche_llm.regression.snapshot import DECISIVE
+from touche_llm.report.agreement import describe_agreement
 from touche_llm.report.page import (
     LETTERS,
     CostRow,
@@ -53,11 +54,13 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
     with open_folder(folder) as opened:
         run, task, notes = opened.run, opened.task, list[str]()
         measured = None
+        agreement = None
         if qrels is None:
             notes.append("No qrels were given, so the run is not evaluated.")
         else:
             qrels = select_topics(qrels, [run])
             measured = measure_run(run, opened.first, qrels, get_kind(task).before_judging)
+            agreement = describe_agreement(opened.records.judgments, qrels, task)
             notes += [
                 *measured.notes,
                 *describe_fitted("The run", run, opened.config.fitted_on, qrels),
@@ -86,6 +89,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
             has_judge_ranks=any(row.judge is not None for row in shown),
             stances=compute_label_shares({_RUN: run}, qrels, task.stances),
             measured=measured,
+            agreement=agreement,
             scores={
                 topic: [
                     (name, run[topic], first.get(topic))

@@ -19,8 +19,7 @@ from touche_llm.engines.settings import PoolingConfig, PoolingPurpose
 from touche_llm.judging.result import Judgments
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.ranking.comparer import RankingMethod
-from touche_llm.ranking.steps import METHODS
+from touche_llm.ranking.registry import ComparingMethod
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory
@@ -145,29 +144,28 @@ def _list_max_requests(
     """
     max_requests: dict[str, int] = {}
     for step in context.config.steps:
-        kind = METHODS[step.name].kind if step.name in METHODS else None
-        if kind is None:
+        method = context.config.ranking.find_method(step.name)
+        if not isinstance(method, ComparingMethod):
             continue
 
-        (prompt,) = context.load_prompts(kind).values()
+        (prompt,) = context.load_prompts(method.kind).values()
         if prompt.name not in usages:
             continue
 
         # A topic whose comparisons all have an answer in the cache needs no request.
         topics = usages[prompt.name].topics
         depths = [min(step.depth, len(ranking.rankings[topic_id])) for topic_id in topics]
-        method: RankingMethod = getattr(context.config.ranking, step.name)
         max_comparisons = _sum_max_comparisons(method, depths)
         if max_comparisons is None:
             continue
 
-        has_thoughts = context.config.sampling.thinking.think_for(kind)
+        has_thoughts = context.config.sampling.thinking.think_for(method.kind)
         requests_per_comparison = 2 if has_thoughts else 1
         max_requests[str(step)] = max_comparisons * requests_per_comparison
     return max_requests
 
 
-def _sum_max_comparisons(method: RankingMethod, depths: Collection[int]) -> int | None:
+def _sum_max_comparisons(method: ComparingMethod, depths: Collection[int]) -> int | None:
     """Return the maximum number of comparisons of all topics.
 
     None if answers do not change the number.

@@ -166,9 +166,7 @@ class RunFolder:
             kept = {candidate.document_id for candidate in ranking}
             before = rank_by_first_stage(candidates)
             judged = rank_by_judgment(before, judgments, self.config.weights, self.task.aspects)
-            ordered = [
-                candidate.document_id for candidate in judged if candidate.document_id in kept
-            ]
+            ordered = [document for document in judged.ranking.documents if document in kept]
             judge = {document: rank for rank, document in enumerate(ordered, start=1)}
         rows = []
         for candidate in ranking:
@@ -213,11 +211,11 @@ class RunFolder:
         key = (topic_id, row.document_id)
         judgment, stance = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
         readings = {} if judgment is None else dict(judgment.readings)
-        keys = [] if judgment is None else _list_answers(judgment, judgment.answer_keys)
+        keys = [] if judgment is None else _list_answers(judgment)
         if stance is not None:
             probable = Reading(answered=row.stance, probabilities=stance.probabilities)
             readings["stance, separate request"] = probable
-            keys += _list_answers(stance, stance.keys)
+            keys += _list_answers(stance)
         sentence_ids = get_kind(self.task).list_sentences(row.document_id)
         return SimpleNamespace(
             row=row,
@@ -271,10 +269,11 @@ def _read_text(answers: Cache, key: str) -> str | None:
     )
 
 
-def _list_answers(judged: Judgment | StanceReading, keys: Sequence[str]) -> list[tuple[str, str]]:
+def _list_answers(judged: Judgment | StanceReading) -> list[tuple[str, str]]:
     """Return the prompt and the key of each completion, thoughts first."""
-    thoughts = ((f"{judged.prompt}, thought", key) for key in judged.thoughts or ())
-    return [*thoughts, *((judged.prompt, key) for key in keys)]
+    thoughts = [(f"{judged.prompt}, thought", key) for key in judged.thought_keys]
+    answers = [(judged.prompt, key) for key in judged.answer_keys]
+    return [*thoughts, *answers]
 
 
 def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
@@ -362,18 +361,27 @@ def find_differences(
 ) -> list[str] | None:
     """Return the aspects in which the model differs from the assessors, grades after rounding.
 
-    None unless both judged.
+    Grades are compared where their scales are the same or the task maps them. None unless both
+    judged an aspect that can be compared.
 
     The grades of the model are empty without a judgment; `people` has those of `get_assessments`.
     """
-    both = [
-        aspect for aspect in people if aspect in grades or (aspect == STANCE and grades and stance)
-    ]
-
-    def is_equal(aspect: str) -> bool:
+    compared = 0
+    differing: list[str] = []
+    for aspect, assessment in people.items():
         if aspect == STANCE:
-            return people[aspect] == stance
-        grade = task.aspects[aspect].convert(grades[aspect], task.qrels_scales[aspect])
-        return round_grade(grade) == round_grade(float(people[aspect]))
-
-    return [aspect for aspect in both if not is_equal(aspect)] if both else None
+            is_judged = bool(grades) and bool(stance)
+            is_equal = assessment == stance
+        else:
+            mapping = task.qrels_mapping_of(aspect)
+            is_judged = aspect in grades and mapping is not None
+            is_equal = (
+                mapping is not None
+                and aspect in grades
+                and mapping[round_grade(grades[aspect])] == round_grade(float(assessment))
+            )
+        if is_judged:
+            compared += 1
+        if is_judged and not is_equal:
+            differing.append(aspect)
+    return differing if compared else None

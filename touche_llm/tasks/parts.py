@@ -51,19 +51,13 @@ class Scale(NamedTuple):
         """Return the place of a grade on the scale, from 0 to 1."""
         return (grade - self.lowest) / (self.highest - self.lowest)
 
-    def convert(self, grade: float, scale: Scale) -> float:
-        """Return the grade of another scale that has the same place there."""
-        if scale == self:
-            return grade
-        return scale.lowest + self.to_share(grade) * (scale.highest - scale.lowest)
-
     @property
     def grades(self) -> tuple[int, ...]:
         """All grades, in ascending order."""
         return tuple(range(self.lowest, self.highest + 1))
 
 
-def _parse_scale(text: object) -> Scale:
+def parse_scale(text: object) -> Scale:
     """Return the scale of a text such as `0..3`; raise ValueError if it is none."""
     ends = _SCALE.fullmatch(str(text))
     if ends is not None:
@@ -98,7 +92,7 @@ def _to_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-GradeScale = Annotated[Scale, BeforeValidator(_parse_scale)]
+GradeScale = Annotated[Scale, BeforeValidator(parse_scale)]
 Line = Annotated[str, Field(min_length=1, max_length=200)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 Aspect = Annotated[Name, AfterValidator(_check_free)]

@@ -72,6 +72,8 @@ class Task(Model, strict=True):
         aspects: Scale of each aspect that the judge prompt grades, in the order of the answer.
         qrels: Scale of the human judgments of each aspect where it is another than that of the
             prompt.
+        qrels_mapping: Grade of people for each grade of the prompt, from the lowest on, of an aspect
+            whose scales differ; without it, grades of different scales are not compared one by one.
         sentence_aspects: Aspects that are graded for single sentences, if the kind judges these.
         stance: Stance labels; None if documents have no stance, so that runs have `Q0` in its
             place.
@@ -89,6 +91,7 @@ class Task(Model, strict=True):
     corpus: CorpusDefinition = CorpusDefinition(reader="json_lines")
     aspects: Annotated[dict[Aspect, GradeScale], Field(min_length=1, max_length=10)]
     qrels: dict[str, GradeScale] = {}
+    qrels_mapping: dict[str, list[int]] = {}
     sentence_aspects: list[str] = []
     stance: StanceDefinition | None = None
     documents_per_topic: DocumentLimits = DocumentLimits()
@@ -102,6 +105,7 @@ class Task(Model, strict=True):
         """Raise ValueError unless the keys of the definition fit together."""
         self._check_scales()
         self._check_names()
+        self._check_mapping()
         self._check_measures()
         self._check_features()
         return self
@@ -116,10 +120,24 @@ class Task(Model, strict=True):
 
     def _check_names(self) -> None:
         _require_known("qrels", self.qrels, self.aspects)
+        _require_known("qrels_mapping", self.qrels_mapping, self.qrels)
         _require_known("sentence_aspects", self.sentence_aspects, self.aspects)
         _require_known("measures", self.measures, self.judged_aspects)
         for objective, weights in self.weights.items():
             _require_known(f"weights.{objective}", weights, self.weight_names)
+
+    def _check_mapping(self) -> None:
+        """Raise ValueError if a mapping does not give each grade of the prompt a grade of people."""
+        for name, targets in self.qrels_mapping.items():
+            grades = self.aspects[name].grades
+            is_complete = len(targets) == len(grades)
+            allowed = self.qrels[name].grades
+            is_ascending = targets == sorted(targets)
+            if not is_complete or not is_ascending or not set(targets) <= set(allowed):
+                raise ValueError(
+                    f"qrels_mapping.{name}: must be {len(grades)} ascending grades of {self.qrels[name]}, one for "
+                    f"each of {self.aspects[name]}, not {targets!s:.60}"
+                )
 
     def _check_measures(self) -> None:
         for name, measure in self.measures.items():
@@ -253,6 +271,15 @@ class Task(Model, strict=True):
     def qrels_scales(self) -> Mapping[str, Scale]:
         """Scale of each aspect in human judgments."""
         return {**self.aspects, **self.qrels}
+
+    def qrels_mapping_of(self, aspect: str) -> dict[int, int] | None:
+        """Return the grade of people for each grade of the prompt; None if there is no such mapping."""
+        grades = self.aspects[aspect].grades
+        if self.aspects[aspect] == self.qrels_scales[aspect]:
+            return dict(zip(grades, grades, strict=True))
+        if aspect not in self.qrels_mapping:
+            return None
+        return dict(zip(grades, self.qrels_mapping[aspect], strict=True))
 
     @property
     def weight_names(self) -> tuple[str, ...]:
@@ -396,14 +423,21 @@ class Task(Model, strict=True):
     ) -> Question:
         """Return a question about a document, with the objects of the topic if it has some."""
         render = self._choose_renderer()
+        neutral_label = None if position_answer is None else self.no_stances[0]
         if "objects" not in self.features:
-            return Question(answer=answer, render=render, position_answer=position_answer)
+            return Question(
+                answer=answer,
+                render=render,
+                position_answer=position_answer,
+                neutral_label=neutral_label,
+            )
         return Question(
             answer=answer,
             render=add_objects(render),
             variables={"first": False, "second": False},
             topic_variables=name_objects,
             position_answer=position_answer,
+            neutral_label=neutral_label,
         )
 
     def _choose_renderer(self) -> Render:

@@ -12,12 +12,14 @@ from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Failure, Judgment, Topic
 from touche_llm.judging.grades import combine_grades
 from touche_llm.judging.judgments import group_judgments
+from touche_llm.judging.outcomes import Outcomes
+from touche_llm.judging.requests import TopicDocument
 from touche_llm.kinds.pairs.documents import PairDocuments, reverse_pair
 from touche_llm.kinds.pairs.inheritance import inherit_judgment
 from touche_llm.kinds.pairs.pairing import make_pairs
 from touche_llm.kinds.pairs.sentences import SentenceSelector
 from touche_llm.kinds.pairs.settings import PairSettings
-from touche_llm.kinds.registry import JudgedDocuments, JudgingInputs
+from touche_llm.kinds.registry import JudgingInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class _MadePairs:
     """Pairs by topic id, and the judged sentences that they were made of."""
 
     by_topic: Mapping[str, list[Candidate]]
-    sentences: JudgedDocuments
+    sentences: Outcomes[Judgment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +88,8 @@ class PairJudge:
         first_orders = await self._judge_best_pairs(made)
         reversed_orders = await self._judge_reversed_pairs(first_orders)
 
-        pair_judgments = group_judgments([*first_orders.judgments, *reversed_orders.judgments])
-        sentence_judgments = group_judgments(made.sentences.judgments)
+        pair_judgments = group_judgments([*first_orders.results, *reversed_orders.results])
+        sentence_judgments = group_judgments(made.sentences.results)
         ranked: list[_RankedPairs] = []
         for topic in self.inputs.topics:
             pairs = self._rank_pairs(
@@ -100,7 +102,7 @@ class PairJudge:
         return JudgedPairs(
             rankings=[pairs.ranking for pairs in ranked],
             judgments=[judgment for pairs in ranked for judgment in pairs.judgments],
-            sentences=made.sentences.judgments,
+            sentences=made.sentences.results,
             failures=[
                 *made.sentences.failures,
                 *first_orders.failures,
@@ -121,10 +123,10 @@ class PairJudge:
         start = 0
         while True:
             stop = start + depth
-            work: list[tuple[Topic, str]] = []
+            work: list[TopicDocument] = []
             for topic in lacking:
                 for sentence in self._list_sentences(topic)[start:stop]:
-                    work.append((topic, sentence.document_id))
+                    work.append(TopicDocument(topic, sentence.document_id))
             if not work:
                 break
 
@@ -134,7 +136,7 @@ class PairJudge:
                 title="judging sentences",
                 purpose="sentence",
             )
-            judgments.extend(judged.judgments)
+            judgments.extend(judged.results)
             failures.extend(judged.failures)
 
             by_topic = group_judgments(judgments)
@@ -144,7 +146,7 @@ class PairJudge:
             lacking = [topic for topic in lacking if len(pairs[topic.id]) < self.min_pairs]
             start = stop
 
-        sentences = JudgedDocuments(judgments=judgments, failures=failures)
+        sentences = Outcomes(results=judgments, failures=failures)
         return _MadePairs(by_topic=pairs, sentences=sentences)
 
     def _list_sentences(self, topic: Topic) -> list[Candidate]:
@@ -167,27 +169,27 @@ class PairJudge:
         sentences = selector.select(candidates, judgments)
         return make_pairs(topic.id, sentences, self.settings, self.min_pairs)
 
-    async def _judge_best_pairs(self, made: _MadePairs) -> JudgedDocuments:
+    async def _judge_best_pairs(self, made: _MadePairs) -> Outcomes[Judgment]:
         """Judge the first pairs of each topic."""
-        work: list[tuple[Topic, str]] = []
+        work: list[TopicDocument] = []
         for topic in self.inputs.topics:
             for pair in made.by_topic[topic.id][: self.settings.judged]:
-                work.append((topic, pair.document_id))
+                work.append(TopicDocument(topic, pair.document_id))
         return await self._judge_pairs("judging pairs", work)
 
-    async def _judge_reversed_pairs(self, judged: JudgedDocuments) -> JudgedDocuments:
+    async def _judge_reversed_pairs(self, judged: Outcomes[Judgment]) -> Outcomes[Judgment]:
         """Judge the best of the judged pairs of each topic in the other order."""
-        by_topic = group_judgments(judged.judgments)
-        work: list[tuple[Topic, str]] = []
+        by_topic = group_judgments(judged.results)
+        work: list[TopicDocument] = []
         for topic in self.inputs.topics:
             judgments = by_topic[topic.id].values()
             for judgment in nlargest(self.settings.both_orders, judgments, key=self._grade):
-                work.append((topic, reverse_pair(judgment.document_id)))
+                work.append(TopicDocument(topic, reverse_pair(judgment.document_id)))
         if not work:
-            return JudgedDocuments(judgments=[], failures=[])
+            return Outcomes(results=[], failures=[])
         return await self._judge_pairs("judging pairs in reversed order", work)
 
-    async def _judge_pairs(self, title: str, work: Sequence[tuple[Topic, str]]) -> JudgedDocuments:
+    async def _judge_pairs(self, title: str, work: Sequence[TopicDocument]) -> Outcomes[Judgment]:
         """Judge pairs of some topics."""
         return await self.inputs.judge(work, PairDocuments(self.sentences), title=title)
 
