@@ -93,7 +93,7 @@ def balance(
     return balanced
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Contender:
     """A document that has no place in the balanced ranking yet.
 
