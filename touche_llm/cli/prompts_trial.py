@@ -277,7 +277,7 @@ def _list_lines(trial: Trial) -> Iterator[str]:
             how = f"by the probabilities of all labels, not {stance.answered} as written"
             yield f"  stance: {trial.values[STANCE]} {how}: docs/explanation/stance.md"
         return
-    for attempt in trial.result.attempts:
+    for attempt in trial.attempts:
         yield f"  no usable answer ({attempt.kind}): {attempt.reason}"
         yield from [f"    came back: {attempt.text}"] * bool(attempt.text)
 
@@ -310,7 +310,7 @@ def _make_rows(
         row |= {"prompt": prompt.label, "topic": subject.topic.id, "cached": trial.is_cached}
         row |= {"documents": " ".join(trial.ids) or None}
         if not isinstance(trial.result, AnsweredRequest):
-            last = trial.result.attempts[-1]
+            last = trial.attempts[-1]
             rows.append(row | {"failure": last.kind, "answer": last.text})
             continue
         answer = trial.result.answer

@@ -23,12 +23,13 @@ from touche_llm.data.records import (
     Topic,
 )
 from touche_llm.errors import PromptError
+from touche_llm.judging.readings import count_labels
 from touche_llm.judging.requests import RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answer_schema import AnswerModel
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Origin, Request, place_system_message
-from touche_llm.llm.truncation import CUT_MARK
+from touche_llm.llm.truncation import CUT_MARK, TruncatedDocument
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (
     LABELS,
@@ -83,16 +84,8 @@ class ComparisonReply:
         cut: Truncation of each document that was cut.
     """
 
-    result: AnsweredRequest[AnswerModel] | FailedRequest
+    result: AnsweredRequest[AnswerModel] | UnansweredRequest
     cut: dict[str, Cut]
-
-
-@dataclass(frozen=True, slots=True)
-class _ShownDocument:
-    """Text of a document as a prompt shows it, with its truncation if it is cut."""
-
-    text: str
-    cut: Cut | None
 
 
 class _Measurements(Generic[KeyT, MeasuredT]):
@@ -104,15 +97,15 @@ class _Measurements(Generic[KeyT, MeasuredT]):
         self._locks: defaultdict[KeyT, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def get(
-        self, key: KeyT, measure: Callable[[], Awaitable[MeasuredT | FailedRequest]]
-    ) -> MeasuredT | FailedRequest:
+        self, key: KeyT, measure: Callable[[], Awaitable[MeasuredT | UnansweredRequest]]
+    ) -> MeasuredT | UnansweredRequest:
         """Return the measurement of a key, made by `measure` unless it is known."""
         async with self._locks[key]:
             if key in self._known:
                 return self._known[key]
 
             measured = await measure()
-            if not isinstance(measured, FailedRequest):
+            if not isinstance(measured, UnansweredRequest):
                 self._known[key] = measured
             return measured
 
@@ -156,7 +149,7 @@ class Comparer:
     # Tokens for each document, by kind of comparison and number of documents.
     _shares: _Measurements[tuple[ComparisonKind, int], int] = field(default_factory=_Measurements)
     # Documents as shown, by id and number of tokens.
-    _shown_documents: _Measurements[tuple[str, int], _ShownDocument] = field(
+    _shown_documents: _Measurements[tuple[str, int], TruncatedDocument] = field(
         default_factory=_Measurements
     )
 
@@ -257,7 +250,7 @@ class Comparer:
                 self._record(comparands, result)
         return self._results.get(comparands)
 
-    def _record(self, comparands: Comparands, result: Comparison | FailedRequest) -> None:
+    def _record(self, comparands: Comparands, result: Comparison | UnansweredRequest) -> None:
         """Record the result of a comparison, or its failure."""
         if isinstance(result, Comparison):
             self._results[comparands] = result
@@ -269,10 +262,10 @@ class Comparer:
         if failure is not None:
             self._failures[comparands] = failure
 
-    async def _request_comparison(self, comparands: Comparands) -> Comparison | FailedRequest:
+    async def _request_comparison(self, comparands: Comparands) -> Comparison | UnansweredRequest:
         """Request a comparison and read its answer."""
         reply = await self.request_answer(comparands)
-        if isinstance(reply.result, FailedRequest):
+        if isinstance(reply.result, UnansweredRequest):
             return reply.result
 
         best: Reading | None = None
@@ -297,19 +290,20 @@ class Comparer:
         """Read the label of the best document, and count an answer whose label cannot be read."""
         prompt = self.prompts[comparands.kind]
         origin = prompt.origin(self.topic.id, comparands.joined_ids)
-        return self.builder.read_and_count_labels(answered, origin)["best"]
+        count_labels(self.builder, origin, answered, answered.readings)
+        return answered.readings["best"]
 
     async def request_answer(self, comparands: Comparands) -> ComparisonReply:
         """Request the answer to a comparison, whose documents are cut to equal shares if they must be."""
         cut: dict[str, Cut] = {}
         share = await self._find_share(comparands.kind, len(comparands.documents))
-        if isinstance(share, FailedRequest):
+        if isinstance(share, UnansweredRequest):
             return ComparisonReply(share, cut)
 
         texts: list[str] = []
         for document_id in comparands.documents:
             shown = await self._find_shown_document(comparands.kind, document_id, share)
-            if isinstance(shown, FailedRequest):
+            if isinstance(shown, UnansweredRequest):
                 return ComparisonReply(shown, cut)
 
             texts.append(shown.text)
@@ -360,14 +354,16 @@ class Comparer:
         max_tokens = sampling.max_tokens + _TOKENS_PER_LABEL * document_count
         return replace(self.builder, sampling=replace(sampling, max_tokens=max_tokens))
 
-    async def _find_share(self, kind: ComparisonKind, document_count: int) -> int | FailedRequest:
+    async def _find_share(
+        self, kind: ComparisonKind, document_count: int
+    ) -> int | UnansweredRequest:
         """Return the maximum number of tokens for each document, measured once."""
         measure = partial(self._measure_share, kind, document_count)
         return await self._shares.get((kind, document_count), measure)
 
     async def _measure_share(
         self, kind: ComparisonKind, document_count: int
-    ) -> int | FailedRequest:
+    ) -> int | UnansweredRequest:
         """Return the maximum number of tokens for each document.
 
         Raises:
@@ -378,13 +374,13 @@ class Comparer:
         room = model.engine_info.context - without_texts.max_tokens
 
         max_prompt_tokens = await model.bound_tokens(without_texts)
-        if isinstance(max_prompt_tokens, FailedRequest):
+        if isinstance(max_prompt_tokens, UnansweredRequest):
             return max_prompt_tokens
         if max_prompt_tokens + document_count * self.document_tokens <= room:
             return self.document_tokens
 
         prompt_tokens = await model.count_tokens(without_texts)
-        if isinstance(prompt_tokens, FailedRequest):
+        if isinstance(prompt_tokens, UnansweredRequest):
             return prompt_tokens
 
         equal_share = (room - prompt_tokens) // document_count - _SEAM
@@ -400,14 +396,14 @@ class Comparer:
 
     async def _find_shown_document(
         self, kind: ComparisonKind, document_id: str, share: int
-    ) -> _ShownDocument | FailedRequest:
+    ) -> TruncatedDocument | UnansweredRequest:
         """Return a document as shown with at most `share` tokens, truncated once."""
         truncate = partial(self._truncate, self.prompts[kind], document_id, share)
         return await self._shown_documents.get((document_id, share), truncate)
 
     async def _truncate(
         self, prompt: Prompt, document_id: str, share: int
-    ) -> _ShownDocument | FailedRequest:
+    ) -> TruncatedDocument | UnansweredRequest:
         """Truncate a document to at most `share` tokens."""
         rendered = self.question.render(self.topic, self.documents.get(document_id))
         content = sanitize_document(rendered)
@@ -420,16 +416,12 @@ class Comparer:
         build_request = partial(
             self._build_document_request, origin=prompt.origin(self.topic.id, document_id)
         )
-        truncated = await model.truncate_document(
+        return await model.truncate_document(
             build_request,
             build_request(whole_text),
             content,
             model.engine_info.overhead + share,
         )
-        if isinstance(truncated, FailedRequest):
-            return truncated
-        text, cut = truncated
-        return _ShownDocument(text, cut)
 
     def _build_document_request(self, text: str, origin: Origin) -> Request:
         """Build a request with the text of a document alone, which is only measured."""

@@ -210,11 +210,11 @@ class RunFolder:
         key = (topic_id, row.document_id)
         judgment, stance = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
         readings = {} if judgment is None else dict(judgment.readings)
-        keys = [] if judgment is None else _list_answers(judgment, judgment.answer_keys)
+        keys = [] if judgment is None else _list_answers(judgment)
         if stance is not None:
             probable = Reading(answered=row.stance, probabilities=stance.probabilities)
             readings["stance, separate request"] = probable
-            keys += _list_answers(stance, stance.keys)
+            keys += _list_answers(stance)
         parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
         return SimpleNamespace(
             row=row,
@@ -268,10 +268,11 @@ def _read_text(answers: Cache, key: str) -> str | None:
     )
 
 
-def _list_answers(judged: Judgment | StanceReading, keys: Sequence[str]) -> list[tuple[str, str]]:
+def _list_answers(judged: Judgment | StanceReading) -> list[tuple[str, str]]:
     """Return the prompt and the key of each completion, thoughts first."""
-    thoughts = ((f"{judged.prompt}, thought", key) for key in judged.thoughts or ())
-    return [*thoughts, *((judged.prompt, key) for key in keys)]
+    thoughts = [(f"{judged.prompt}, thought", key) for key in judged.thought_keys]
+    answers = [(judged.prompt, key) for key in judged.answer_keys]
+    return [*thoughts, *answers]
 
 
 def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:

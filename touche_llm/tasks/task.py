@@ -366,13 +366,26 @@ class Task(Model, strict=True):
     def _make_question(
         self, answer: type[AnswerModel], position_answer: type[AnswerModel] | None = None
     ) -> Question:
+        neutral_label = None if position_answer is None else self.no_stances[0]
         render = render_excerpts if "excerpts" in self.features else render_text
         if self.document_kind == "argument":
             render = render_argument
         if "objects" not in self.features:
-            return Question(answer, render, position_answer=position_answer)
+            return Question(
+                answer,
+                render,
+                position_answer=position_answer,
+                neutral_label=neutral_label,
+            )
         variables = {"first": False, "second": False}
-        return Question(answer, add_objects(render), variables, name_objects, position_answer)
+        return Question(
+            answer,
+            add_objects(render),
+            variables,
+            name_objects,
+            position_answer,
+            neutral_label,
+        )
 
 
 def prompts_folder() -> Path:
