@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, at_random, by_worth, ids, names
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.scores import JudgedRanking, TopicDocuments
+from touche_llm.ranking.scores import JudgedRanking, TopicInputs
 from touche_llm.ranking.steps import (
     STEPS,
     RankingSettings,
@@ -52,7 +52,7 @@ async def rank(
     stances: Mapping[str, str] | None = None,
     **chosen: object,
 ) -> list[ScoredDocument]:
-    documents = TopicDocuments(
+    documents = TopicInputs(
         first_stage=first,
         judged=judged if isinstance(judged, JudgedRanking) else JudgedRanking(judged, [], []),
         stances=stances if stances is not None else {each.document_id: "NO" for each in first},

@@ -390,10 +390,11 @@ def _rank_documents(
     judgments_by_topic = group_judgments(judgments.values())
     rankings: dict[str, list[Candidate]] = {}
     for topic, documents in by_topic.items():
-        ranked = rank_by_judgment(documents, judgments_by_topic[topic], weights, scales)
+        judged = rank_by_judgment(documents, judgments_by_topic[topic], weights, scales)
+        ranked = judged.ranking.fill_scores()
         rankings[topic] = [
             Candidate(topic, scored.document_id, rank, scored.score)
-            for rank, scored in enumerate(ranked.ranking.fill_scores(), start=1)
+            for rank, scored in enumerate(ranked, start=1)
         ]
 
     stances: dict[tuple[str, str], str] = {}

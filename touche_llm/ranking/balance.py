@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from touche_llm.ranking.registry import RankingStep, ReorderingMethod, register
-from touche_llm.ranking.scores import JudgedRanking, TopicDocuments
+from touche_llm.ranking.scores import JudgedRanking, TopicInputs
 
 
 class BalanceSettings(ReorderingMethod):
@@ -23,7 +23,7 @@ class BalanceSettings(ReorderingMethod):
     margin: float = Field(0.05, ge=0.0)
     places: int = Field(3, ge=1)
 
-    def reorder(self, documents: list[str], topic: TopicDocuments) -> list[str]:
+    def reorder(self, documents: list[str], topic: TopicInputs) -> list[str]:
         """Balance the sides of documents, whatever scores the steps gave them."""
         return balance(
             documents,
@@ -93,7 +93,7 @@ def balance(
     return balanced
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Contender:
     """A document that has no place in the balanced ranking yet.
 

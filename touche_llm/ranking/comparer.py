@@ -29,7 +29,7 @@ from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Origin, Request, place_system_message
-from touche_llm.llm.truncation import CUT_MARK
+from touche_llm.llm.truncation import CUT_MARK, TruncatedDocument
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (
     LABELS,
@@ -86,14 +86,6 @@ class ComparisonReply:
 
     result: AnsweredRequest[AnswerModel] | UnansweredRequest
     cut: dict[str, Cut]
-
-
-@dataclass(frozen=True, slots=True)
-class _ShownDocument:
-    """Text of a document as a prompt shows it, with its truncation if it is cut."""
-
-    text: str
-    cut: Cut | None
 
 
 class _Measurements(Generic[KeyT, MeasuredT]):
@@ -157,7 +149,7 @@ class Comparer:
     # Tokens for each document, by kind of comparison and number of documents.
     _shares: _Measurements[tuple[ComparisonKind, int], int] = field(default_factory=_Measurements)
     # Documents as shown, by id and number of tokens.
-    _shown_documents: _Measurements[tuple[str, int], _ShownDocument] = field(
+    _shown_documents: _Measurements[tuple[str, int], TruncatedDocument] = field(
         default_factory=_Measurements
     )
 
@@ -404,14 +396,14 @@ class Comparer:
 
     async def _find_shown_document(
         self, kind: ComparisonKind, document_id: str, share: int
-    ) -> _ShownDocument | UnansweredRequest:
+    ) -> TruncatedDocument | UnansweredRequest:
         """Return a document as shown with at most `share` tokens, truncated once."""
         truncate = partial(self._truncate, self.prompts[kind], document_id, share)
         return await self._shown_documents.get((document_id, share), truncate)
 
     async def _truncate(
         self, prompt: Prompt, document_id: str, share: int
-    ) -> _ShownDocument | UnansweredRequest:
+    ) -> TruncatedDocument | UnansweredRequest:
         """Truncate a document to at most `share` tokens."""
         rendered = self.question.render(self.topic, self.documents.get(document_id))
         content = sanitize_document(rendered)
@@ -424,16 +416,12 @@ class Comparer:
         build_request = partial(
             self._build_document_request, origin=prompt.origin(self.topic.id, document_id)
         )
-        truncated = await model.truncate_document(
+        return await model.truncate_document(
             build_request,
             build_request(whole_text),
             content,
             model.engine_info.overhead + share,
         )
-        if isinstance(truncated, UnansweredRequest):
-            return truncated
-        text, cut = truncated
-        return _ShownDocument(text, cut)
 
     def _build_document_request(self, text: str, origin: Origin) -> Request:
         """Build a request with the text of a document alone, which is only measured."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from touche_llm.data.records import ScoredDocument
 from touche_llm.extensions import Registry
 from touche_llm.ranking.comparer import Comparer, ComparisonKind
-from touche_llm.ranking.scores import NamedRanking, TopicDocuments
+from touche_llm.ranking.scores import NamedRanking, TopicInputs
 from touche_llm.settings.section import Section
 
 # Scores of documents for one topic, in the given order.
@@ -81,7 +81,7 @@ class ReorderingMethod(RankingMethod):
     Scores stay with the places, and later steps do not fuse its order.
     """
 
-    def reorder(self, documents: list[str], topic: TopicDocuments) -> list[str]:
+    def reorder(self, documents: list[str], topic: TopicInputs) -> list[str]:
         """Return documents, given best first, in their new order.
 
         Args:

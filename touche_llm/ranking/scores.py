@@ -118,7 +118,7 @@ class JudgedRanking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicDocuments:
+class TopicInputs:
     """Documents of one topic before the steps.
 
     Attributes:

@@ -34,7 +34,7 @@ from touche_llm.ranking.registry import (
 from touche_llm.ranking.scores import (
     NamedRanking,
     PartialRanking,
-    TopicDocuments,
+    TopicInputs,
     rank_by_first_stage,
     rank_by_judgment,
 )
@@ -55,7 +55,7 @@ class StepModels(Protocol):
 
 
 async def rank_topic(
-    topic: TopicDocuments,
+    topic: TopicInputs,
     steps: Sequence[Step],
     settings: RankingSettings,
     models: StepModels,
@@ -279,7 +279,7 @@ class _TopicRanker:
         lines = _make_lines(topic.id, ranking, documents.stances, self.plan)
         return _RankedTopic(lines, models.comparers)
 
-    def _gather_documents(self, topic_id: str) -> TopicDocuments:
+    def _gather_documents(self, topic_id: str) -> TopicInputs:
         """Return the documents of a topic that have a stance, by first stage and by judgments."""
         stances = self.stances.get(topic_id, {})
         ranked = rank_by_first_stage(self.candidates.get(topic_id, []))
@@ -290,7 +290,7 @@ class _TopicRanker:
             self.plan.weights,
             self.plan.task.aspects,
         )
-        return TopicDocuments(
+        return TopicInputs(
             first_stage=first_stage,
             judged=judged,
             stances=stances,
