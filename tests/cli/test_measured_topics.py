@@ -17,7 +17,7 @@ from tests.cli.conftest import Touche
 from tests.sample_runs import config_for, run_scripted
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.request import Request
-from touche_llm.report.run_pages import gather_report
+from touche_llm.report.run_page import gather_report
 from touche_llm.runs.directory import RunDirectory
 
 TOPICS = ("3", "7", "12", "20")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.report.reports import hostile_run, sample_run, write_qrels
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.report.run_pages import gather_report
+from touche_llm.report.run_page import gather_report
 from touche_llm.tasks import get_task
 
 

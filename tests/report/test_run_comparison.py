@@ -17,8 +17,8 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.comparisons import compare_runs
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Qrels
+from touche_llm.report.comparison_page import check_number, gather_comparison
 from touche_llm.report.page import render
-from touche_llm.report.run_pages import check_number, gather_comparison
 from touche_llm.tasks import get_task
 
 # Pages of several runs take a while to make.

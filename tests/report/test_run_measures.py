@@ -13,7 +13,7 @@ from touche_llm.data.measure import MACRO_F1, make_headline_ndcg
 from touche_llm.data.runs.reading import read_run
 from touche_llm.evaluation.agreement import count_confusion
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.report.run_pages import measure_run
+from touche_llm.report.run_page import measure_run
 
 
 # The first stage has unjudged documents.

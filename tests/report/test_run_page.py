@@ -14,7 +14,7 @@ from tests.report.reports import ATTACKS, POISON, changed, poisoned
 from touche_llm.data.files import write_records
 from touche_llm.data.records import Attempt, Failure
 from touche_llm.report.page import render
-from touche_llm.report.run_pages import gather_report
+from touche_llm.report.run_page import gather_report
 
 
 class Page(HTMLParser):

@@ -13,7 +13,7 @@ from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Attempt, Comparison, Cut, Failure, Judgment, Reading
 from touche_llm.data.runs.reading import read_run
 from touche_llm.errors import DataError
-from touche_llm.report.run_pages import gather_report
+from touche_llm.report.run_page import gather_report
 from touche_llm.runs.open_folder import find_differences, summarize_comparisons
 from touche_llm.tasks import get_task
 from touche_llm.text.passages import GAP_MARK

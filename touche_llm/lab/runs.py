@@ -136,8 +136,8 @@ def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
     """Return the page that compares runs with the first, over the topics to choose on or all, which is logged."""
     from touche_llm.evaluation.comparisons import compare_runs
     from touche_llm.evaluation.measures import evaluate_run
+    from touche_llm.report.comparison_page import check_number, gather_comparison
     from touche_llm.report.page import render
-    from touche_llm.report.run_pages import check_number, gather_comparison
 
     runs = list(dict.fromkeys(run))
     overviews = [read_overview(lab.find_run(name).path) for name in runs]
