@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from touche_llm.report.page import create_environment, plot_topics
+from touche_llm.report.measures import plot_topics
+from touche_llm.report.page import create_environment
 
 TITLES = {"1": ("t1", 'tea <b>or</b> "coffee" & more'), "2": ("t2", "plain")}
 RUNS = [(letter, letter, f"side{n}") for n, letter in enumerate("ABC")]

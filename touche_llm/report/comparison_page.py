@@ -18,13 +18,13 @@ from touche_llm.evaluation.agreement import count_confusion
 from touche_llm.evaluation.measures import Evaluation
 from touche_llm.evaluation.qrels import Qrels, format_notes
 from touche_llm.regression.snapshot import DECISIVE
+from touche_llm.report.measures import tabulate_measures
 from touche_llm.report.page import (
     LETTERS,
     CostRow,
     compute_label_shares,
     describe_run,
     tabulate_costs,
-    tabulate_measures,
 )
 from touche_llm.runs.inputs import INCIDENTAL
 from touche_llm.runs.open_folder import RunFolder, get_assessments, open_folder

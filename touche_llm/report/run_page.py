@@ -15,11 +15,11 @@ from touche_llm.evaluation.agreement import count_confusion
 from touche_llm.evaluation.measures import describe_judging, evaluate_run, list_headline
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, select_topics
 from touche_llm.evaluation.significance import compare
+from touche_llm.report.measures import tabulate_measures
 from touche_llm.report.page import (
     compute_label_shares,
     describe_run,
     tabulate_costs,
-    tabulate_measures,
 )
 from touche_llm.runs.open_folder import DocumentRow, RunFolder, open_folder
 
