@@ -126,8 +126,8 @@ def test_all_commands_and_the_library_have_the_same_values(
             ]
     report = gather_report(Path(folder), qrels, 1).measured
     assert report is not None
-    for shown in report.measures:
-        assert same(report.rows["run", shown].value, rows[str(shown)]["value"])
+    for shown in report.rows:
+        assert same(shown.run.value, rows[str(shown.measure)]["value"])
 
 
 def test_the_library_measures_a_ranking_by_the_topics_that_it_was_given(made: Path) -> None:

@@ -26,7 +26,6 @@ from touche_llm.tasks.task import Task
 
 # Characters of a text in a list.
 _SNIPPET = 240
-_SEPARATE_STANCE = "stance, separate request"
 Fields = dict[str, dict[str, Any]]
 
 
@@ -80,9 +79,7 @@ def list_topics(lab: Workplace, *, run: str) -> dict[str, Any]:
             "title": topic.title,
             "half": find_half(topic.title),
             "documents": len(opened.run.rankings.get(topic.id, [])),
-            "failures": sum(
-                len(found) for (of, _), found in opened.failed.items() if of == topic.id
-            ),
+            "failures": opened.count_failures(topic.id),
         }
         for topic in opened.topics.values()
     ]
@@ -127,10 +124,8 @@ def _make_row(
     texts: Mapping[str, Document],
     own: Mapping[str, UserLabels],
 ) -> dict[str, Any]:
-    judgment, stance = (
-        opened.judgments[topic].get(row.document_id),
-        opened.readings.get((topic, row.document_id)),
-    )
+    judgment = opened.find_judgment(topic, row.document_id)
+    stance = opened.stance_readings.get((topic, row.document_id))
     readings = {} if judgment is None else judgment.readings
     shares = (
         stance.probabilities
@@ -140,7 +135,8 @@ def _make_row(
         else {}
     )
     known = [each.probabilities for each in readings.values() if each.probabilities]
-    failures, document = opened.failed.get((topic, row.document_id)), texts.get(row.document_id)
+    failures = opened.find_failures(topic, row.document_id)
+    document = texts.get(row.document_id)
     return {
         "rank": row.rank,
         "document": row.document_id,
@@ -169,19 +165,23 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> dic
         raise DataError(f"topic {topic:.80}, document {document:.80}: not in {run}")
     details = opened.document(topic, row)
     readings = dict(details.readings)
-    if (separate := readings.pop(_SEPARATE_STANCE, None)) is not None:
-        readings[STANCE] = separate
+    if details.separate_stance is not None:
+        readings[STANCE] = details.separate_stance
     values = {**row.grades, **({STANCE: row.stance} if row.stance and opened.task.stances else {})}
-    judgment = opened.judgments[topic].get(document)
+    judgment = opened.find_judgment(topic, document)
     cut = None if judgment is None else judgment.cut
     content = _read_documents(opened, [document]).get(document)
     requests, notes = _read_requests(opened, topic, document)
-    stance = opened.readings.get((topic, document))
-    for prompt, text in details.answers:
-        if stance is not None and prompt.startswith(stance.prompt):
-            requests.append(
-                {"prompt": prompt, "key": "", "messages": [], "answer": text or "", "thought": ""}
-            )
+    for completion in details.stance_answers:
+        requests.append(
+            {
+                "prompt": completion.prompt,
+                "key": "",
+                "messages": [],
+                "answer": completion.text or "",
+                "thought": "",
+            }
+        )
     own = _find_own(opened, topic, document)
     return {
         "document": document,
@@ -217,7 +217,7 @@ def _read_requests(
         trials = asyncio.run(_repeat(opened, opened.answers, opened.corpus, topic, document))
     except ToucheError as error:
         return [], [f"The request cannot be shown: {error}"]
-    judgment = opened.judgments[topic].get(document)
+    judgment = opened.find_judgment(topic, document)
     keys = [
         trial.result.key if isinstance(trial.result, AnsweredRequest) else "" for trial in trials
     ]
