@@ -17,8 +17,8 @@ from touche_llm.data.records import Topic
 from touche_llm.engines.recorder import TOKEN_CHARS
 from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.lab.answers import describe_exchange, describe_fields, make_snippet, read_fields
 from touche_llm.lab.bench import Bench, Benches
-from touche_llm.lab.documents import describe_exchange, describe_fields, make_snippet, read_fields
 from touche_llm.lab.runs_of_lab import run_apart
 from touche_llm.lab.templates import describe_template
 from touche_llm.llm.cache import CacheMode
