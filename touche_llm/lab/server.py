@@ -33,8 +33,8 @@ _MAX_BODY = 4 * 2**20
 # A view takes the workplace, the list of runs or the benches, and its arguments by name. It returns
 # a record, which is sent as JSON, None or a response. A plain function is called in the thread that
 # reads folders, an asynchronous one here; the records of a generator are sent as they come, and it
-# is closed if the page goes away.
-View = Callable[..., object]
+# is closed if the page goes away. Each view has arguments of its own, which `_Arguments` checks.
+View = Callable[..., object]  # type: ignore[explicit-any]
 _WORKPLACE_VIEWS: Mapping[tuple[str, str], View] = {
     ("GET", "/api/state"): Workplace.describe,
     ("GET", "/compare"): runs.compare,
