@@ -1,4 +1,4 @@
-"""What the pages need in a browser: whole words in wrapped commands, and a search with excerpts.
+"""What pages need in a browser: whole words in commands, and a search.
 
 Sphinx fetches a page to show an excerpt of it, which a browser refuses if the documentation is
 opened from a folder. The search page therefore has the texts of the pages in a script.
@@ -45,7 +45,10 @@ def _mark_words(code: str) -> str:
 
 
 def _write_script(app: Any, exception: Exception | None) -> None:
-    """Write the script with the articles of all pages, once the documentation is built."""
+    """Write the script with the articles of all pages.
+
+    It is called when the documentation is built.
+    """
     if exception is not None:
         return
 

@@ -1,4 +1,4 @@
-"""Parts of the reference that are generated from the code when the documentation is built.
+"""Parts of the reference that are generated from the code.
 
 A line `<!-- generated: NAME -->` of a page becomes the Markdown that the function of this name
 returns. It replaces the line in italics below it too, which says in the plain file where to find
@@ -107,7 +107,10 @@ def command_line() -> str:
 
 
 def _load(group: TyperGroup, name: str) -> TyperCommand | TyperGroup:
-    """Return a command of a group, or a group in it; a stand-in is replaced by the command."""
+    """Return a command of a group, or a group in it.
+
+    A stand-in is replaced by the command.
+    """
     command = group.commands[name]
     if isinstance(command, LazyCommand):
         return command.loaded
@@ -138,7 +141,7 @@ def _describe_command(
 
 
 def _describe_arguments(command: TyperCommand, context: typer.Context, path: str) -> Iterator[str]:
-    """Yield the usage of a command, and its arguments and options by panel, arguments first."""
+    """Yield the usage of a command, and its arguments and options by panel."""
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"```sh\n{path} {usage}\n```\n"
 
@@ -161,7 +164,7 @@ def _describe_arguments(command: TyperCommand, context: typer.Context, path: str
 
 
 def _escape(text: str) -> str:
-    """Return text with the characters that Markdown would interpret escaped, apart from code."""
+    """Return text, apart from code, with the special characters of Markdown escaped."""
     parts: list[str] = []
     for part in re.split(r"(`[^`]*`)", text):
         is_code = part.startswith("`")
@@ -203,7 +206,10 @@ def settings() -> str:
 
 
 def _list_settings(section: type[BaseModel], prefix: str) -> Iterator[_Setting]:
-    """Yield the settings of a section and of the sections in it; names begin with `prefix`."""
+    """Yield the settings of a section and of the sections in it.
+
+    Names begin with `prefix`.
+    """
     attributes = _read_attributes(section)
     for name, field in section.model_fields.items():
         inner = _find_section(field)
@@ -244,7 +250,7 @@ def _describe_setting(setting: _Setting) -> str:
 
 
 def _format_entry(name: str, facts: str, text: str) -> str:
-    """Return an entry of a definition list: a name, facts about it, and a description, if any."""
+    """Return an entry of a definition list: name, facts, and any description."""
     description = f" {_escape(text)}" if text else ""
     return f"`{name}`\n: {facts}.{description}\n"
 
@@ -314,7 +320,7 @@ def run_record() -> str:
 
 
 def _describe_record(record: type) -> str:
-    """Return the summary of a record and its own fields, without those that it inherits."""
+    """Return the summary of a record and its own fields, not the inherited ones."""
     summary, _, _ = (record.__doc__ or "").partition("Attributes:")
     attributes = _read_attributes(record)
     hints = get_type_hints(record)
@@ -462,7 +468,7 @@ def published_files() -> str:
 
 
 def _link_file(file: PublishedFile) -> str:
-    """Return a link to a published file, with the name of the file in it, if it is an archive."""
+    """Return a link to a published file, and the file in an archive."""
     link = f"[{file.name}]({file.url})"
     return f"{link}, with `{file.holds}`" if file.holds else link
 
@@ -492,7 +498,7 @@ def published_models() -> str:
 
 
 def _describe_parameters(model: gpu_time.PublishedModel) -> str:
-    """Return the number of parameters, and of those that a token uses if it does not use all."""
+    """Return the number of parameters, and of those that a token uses."""
     text = f"{model.parameters / 1e9:.1f} billion"
     if model.active == model.parameters:
         return text
@@ -500,7 +506,10 @@ def _describe_parameters(model: gpu_time.PublishedModel) -> str:
 
 
 def fitting_models() -> str:
-    """Return a table of the tokens that fit beside the weights of each model in the memory of each GPU."""
+    """Return a table of the tokens that fit beside the weights of each model.
+
+    The columns are GPUs.
+    """
 
     def format_tokens(model: gpu_time.PublishedModel, gpu: gpu_time.PublishedGpu) -> str:
         tokens = gpu_time.tokens_at_a_time(model, gpu)
@@ -510,7 +519,10 @@ def fitting_models() -> str:
 
 
 def run_minutes() -> str:
-    """Return a table of minutes by the formula: 5,000 requests of 800 tokens, 200 of which are not shared."""
+    """Return a table of minutes by the formula.
+
+    5,000 requests have 800 tokens, 200 of which are not shared.
+    """
     requests = 5_000
 
     def format_minutes(model: gpu_time.PublishedModel, gpu: gpu_time.PublishedGpu) -> str:

@@ -1,4 +1,4 @@
-"""Take the pictures of the documentation in Chromium: runs on the sample, with its invented judgments.
+"""Take the pictures of the documentation in Chromium: runs on the sample.
 
 python docs/screenshot.py    # pages, and the lab with the sample's invented answers
 python docs/screenshot.py --base-url URL --folder FOLDER --topic 12 --topic 48 --topic 84
@@ -93,7 +93,10 @@ def main() -> None:
 
 
 def _parse_arguments() -> PictureOptions:
-    """Parse the arguments of the command line; the folder and the cache become absolute paths."""
+    """Parse the arguments of the command line.
+
+    The folder and the cache become absolute paths.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -120,7 +123,10 @@ def _parse_arguments() -> PictureOptions:
 
 
 def _list_commands(options: PictureOptions) -> Sequence[str]:
-    """Return the commands that make the runs and their pages, in the folder of the topics."""
+    """Return the commands that make the runs and their pages.
+
+    They run in the folder of the topics.
+    """
     if options.base_url is None:
         return _COMMANDS
     corpus = next(Path().glob("passages.jsonl*"))

@@ -1,4 +1,4 @@
-"""Check of the attributes that a page template names, by the types of the page's record."""
+"""Check of the attributes that a template names, by the types of its record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Unknown:
 
 @dataclass
 class TemplateCheck:
-    """Walk through a template that follows the types of its variables, into macros too.
+    """Walk through a template and its macros that follows the types of variables.
 
     Attributes:
         environment: Environment of the templates.
@@ -106,7 +106,10 @@ class TemplateCheck:
                 return _Unknown
 
     def _call(self, macro: nodes.Macro, arguments: Sequence[Any], page: type) -> None:
-        """Check the body of a macro with arguments of these types; those left out have a default."""
+        """Check the body of a macro with arguments of these types.
+
+        Those left out have a default.
+        """
         scope = {parameter.name: _Unknown for parameter in macro.args}
         scope |= {parameter.name: kind for parameter, kind in zip(macro.args, arguments)}  # noqa: B905
         self._visit_all(nodes.Scope(macro.body), scope | {"page": page})

@@ -1,4 +1,4 @@
-"""What the lab shows of prompts and answers: fields, readings, messages, and the beginning of a document.
+"""What the lab shows of prompts and answers: fields, readings and messages.
 
 The records are sent to the page as JSON; their attributes are the names that its scripts read.
 """
@@ -102,7 +102,10 @@ class FailedAttempt:
 
 
 def describe_fields(task: Task) -> list[AnswerField]:
-    """Return the fields of an answer of the judge prompt; the stance is the last one, if any."""
+    """Return the fields of an answer of the judge prompt.
+
+    The stance is the last one, if any.
+    """
     fields = [_describe_aspect(task, name) for name in task.question.grades]
     if task.stances:
         stance = AnswerField(

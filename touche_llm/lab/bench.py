@@ -1,4 +1,4 @@
-"""The bench of a run: its configuration, topics and candidates, the prompts to edit, and the open model."""
+"""The bench of a run: topics, candidates, the prompts to edit, and the open model."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ class Bench:
             return candidates.rankings.get(topic.id, [])
 
     def list_names(self) -> list[str]:
-        """Return the names of prompts that may be read: the run's, the task's own, and the user's."""
+        """Return the names of prompts that may be read.
+
+        They are the run's, the task's own, and those in the user's folder.
+        """
         templates = sorted(self.prompts.glob("*.jinja"))
         names = [self.config.prompts.judge, PURPOSE, *map(str, templates)]
         return list(dict.fromkeys(names))
@@ -194,7 +197,7 @@ class Bench:
 
 
 def _may_judge(entry: CatalogEntry) -> bool:
-    """Return whether a template is a judge prompt, or cannot be loaded and so may be one."""
+    """Return whether a template is a judge prompt, or cannot be loaded."""
     if entry.loaded is None:
         return True
     purpose, _ = entry.loaded
@@ -203,7 +206,10 @@ def _may_judge(entry: CatalogEntry) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _OpenBench:
-    """A bench, and when the configuration that it was opened with was changed; None without a run."""
+    """A bench, and when its configuration was changed before it was opened.
+
+    None without a run.
+    """
 
     bench: Bench
     changed: int | None

@@ -73,7 +73,7 @@ class ViewCommand:
 
 
 def describe_confirmation(benches: Benches, *, run: str, name: str) -> Confirmation:
-    """Return the command that confirms a saved prompt, and earlier accesses to held-out topics."""
+    """Return how a saved prompt is confirmed, with earlier accesses."""
     bench = benches.get(run)
     prompt = bench.load(name)
     titles = {
@@ -158,7 +158,10 @@ def write_command(
 
 
 def _write_runs(lab: Workplace, selected: Sequence[str]) -> str:
-    """Return the command that compares the selected runs, or lists all with fewer than two."""
+    """Return the command that compares the selected runs.
+
+    With fewer than two, the command that lists all.
+    """
     folders = [shorten_path(lab.find_run(name).path) for name in selected if name]
     if len(folders) > 1:
         return _write("compare", *folders)
@@ -186,7 +189,7 @@ def _write_trial(
 
 
 def _list_inputs(lab: Workplace, bench: Bench) -> list[str]:
-    """Return the options that give a command the configuration and the qrels of a bench."""
+    """Return the options with the configuration and the qrels of a bench."""
     file = lab.inputs.config if bench.directory is None else bench.directory.config_file
     options: list[str] = []
     if file is not None:

@@ -1,4 +1,4 @@
-"""Documents of a run: what the model and the assessors said of each, and the labels and notes of the user.
+"""Documents of a run with judgments by the model, the assessors and the user.
 
 The records are sent to the page as JSON; their attributes are the names that its scripts read.
 """
@@ -185,7 +185,7 @@ class RevealedTopics:
 
 @dataclass(frozen=True, slots=True)
 class _RepeatedRequests:
-    """Judge requests about a document as they were sent, or notes on why they cannot be shown."""
+    """Judge requests about a document, or notes on why they cannot be shown."""
 
     requests: list[SentRequest]
     notes: list[str]
@@ -306,7 +306,10 @@ def _find_stance_probability(
 
 
 def _find_confidence(readings: Mapping[str, Reading]) -> float | None:
-    """Return the lowest of the highest probabilities of all fields; None without probabilities."""
+    """Return the probability of the answer's least certain field.
+
+    None without probabilities.
+    """
     highest = [
         max(reading.probabilities.values())
         for reading in readings.values()
@@ -316,7 +319,9 @@ def _find_confidence(readings: Mapping[str, Reading]) -> float | None:
 
 
 def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> DocumentDetails:
-    """Return a document with its judgments, and its requests as they were sent, if the cache proves it.
+    """Return a document with its judgments and requests.
+
+    Requests are shown only if the cache proves that they were sent so.
 
     Raises:
         DataError: The run has no such document for the topic.
@@ -370,7 +375,10 @@ def _list_seen_spans(cut: Cut | None) -> list[tuple[int, int]] | None:
 
 
 def _read_view(opened: RunFolder, view: DocumentView) -> dict[str, FieldReading]:
-    """Return the readings of a document by field; the stance prompt comes before the judge prompt."""
+    """Return the readings of a document by field.
+
+    The stance prompt comes before the judge prompt.
+    """
     values: dict[str, float | str] = {**view.row.grades}
     if view.row.stance and opened.task.stances:
         values[STANCE] = view.row.stance

@@ -1,4 +1,4 @@
-"""Views of the bench: a draft checked, rendered, and tried on pinned documents while its user types.
+"""Views of the bench: a draft checked, rendered, and tried on pinned documents.
 
 The records are sent to the page as JSON; their attributes are the names that its scripts read.
 """
@@ -35,7 +35,7 @@ from touche_llm.lab.templates import describe_template
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompt_lab.holdout import find_half, record_trial
-from touche_llm.prompt_lab.lint import CheckedPrompt, check
+from touche_llm.prompt_lab.lint import check
 from touche_llm.prompt_lab.trial import (
     PromptPart,
     Subject,
@@ -117,7 +117,10 @@ class BenchDescription:
 
 @dataclass(frozen=True, slots=True)
 class CandidateEntry:
-    """A candidate of a topic, with the beginning of its text, and whether assessors judged it."""
+    """A candidate of a topic, and whether assessors judged it.
+
+    `text` is the beginning of its text.
+    """
 
     id: str
     title: str
@@ -266,7 +269,7 @@ def _describe_choice(name: str, entry: CatalogEntry) -> PromptChoice:
 
 
 def list_candidates(benches: Benches, *, run: str, topic: str, query: str = "") -> CandidateList:
-    """Return the first candidates of a topic whose id or text has all words of a query."""
+    """Return the first candidates of a topic that have all words of a query."""
     bench = benches.get(run)
     shown_topic = bench.find_topic(topic)
     documents = bench.context.corpus.documents
@@ -300,7 +303,7 @@ def _has_words(document: Document, words: Sequence[str]) -> bool:
 
 
 async def check_draft(benches: Benches, *, run: str, name: str, text: str) -> DraftCheck:
-    """Return the problems of a draft, its tokens, and its differences from the saved version."""
+    """Return the problems of a draft, its tokens, and its changes."""
     bench = await benches.lab.apart(benches.get, run)
     template = await benches.lab.apart(describe_template, bench, name)
     unchecked = DraftCheck(
@@ -310,24 +313,24 @@ async def check_draft(benches: Benches, *, run: str, name: str, text: str) -> Dr
         disk=template.hash,
     )
 
-    problems: list[str] = []
     try:
         prompt = bench.load(name, text)
-        checked = await _check_prompt(bench, prompt, problems)
+        problems = _list_example_problems(bench, prompt)
+        checked_topics = list(bench.topics.values())[:_CHECKED_TOPICS]
+        checked = await run_apart(check, bench.context.task, bench.purpose, prompt, checked_topics)
     except (PromptError, UsageError) as error:
         return replace(unchecked, findings=[_make_finding("error", str(error), text)])
 
-    findings = [_make_finding(each.level, each.message, text) for each in checked.findings]
+    findings = [_make_finding(finding.level, finding.message, text) for finding in checked.findings]
     findings += [_make_finding("warning", problem, text) for problem in problems]
     return replace(unchecked, findings=findings, tokens=round(checked.shared / TOKEN_CHARS))
 
 
-async def _check_prompt(bench: Bench, prompt: Prompt, problems: list[str]) -> CheckedPrompt:
-    """Check a prompt with the first topics of a bench; add problems of its examples to `problems`."""
-    topics = list(bench.topics.values())
-    check_examples(prompt, topics, bench.config.topics, problems.append)
-    checked_topics = topics[:_CHECKED_TOPICS]
-    return await run_apart(check, bench.context.task, bench.purpose, prompt, checked_topics)
+def _list_example_problems(bench: Bench, prompt: Prompt) -> list[str]:
+    """Return what is wrong with the few-shot examples of a prompt on a bench's topics."""
+    problems: list[str] = []
+    check_examples(prompt, list(bench.topics.values()), bench.config.topics, problems.append)
+    return problems
 
 
 def _format_changes(saved: str, draft: str) -> str:
@@ -343,7 +346,7 @@ def _make_finding(level: Literal["error", "warning"], message: str, text: str) -
 
 
 def _find_line(message: str, text: str) -> int | None:
-    """Return the line that a message names, or the first that has words that it quotes."""
+    """Return the line that a message names, or the first with words that it quotes."""
     named = _LINE.search(message)
     if named is not None:
         return int(named[1])
@@ -357,7 +360,10 @@ def _find_line(message: str, text: str) -> int | None:
 async def render_draft(
     benches: Benches, *, run: str, name: str, text: str, topic: str, document: str
 ) -> RenderedPrompt | DraftProblem:
-    """Return the messages that would be sent about a document, in parts by who shares them."""
+    """Return the messages that would be sent about a document.
+
+    They are in parts, by the requests that share them.
+    """
     bench = await benches.lab.apart(benches.get, run)
     try:
         prompt = bench.load(name, text)
@@ -389,7 +395,7 @@ async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> 
 async def answer_documents(
     benches: Benches, *, run: str, name: str, text: str, topic: str, documents: list[str]
 ) -> AsyncIterator[DraftAnswer | AnswersDone]:
-    """Yield the answers of a draft about pinned documents as they come, then their counts.
+    """Yield the answers about pinned documents as they come, then their counts.
 
     When the page goes away, pending requests are cancelled.
 
@@ -469,7 +475,7 @@ def _summarize(answers: Sequence[DraftAnswer], seconds: float) -> AnswersDone:
 async def _answer_each(
     bench: Bench, prompt: Prompt, topic: Topic, documents: Sequence[str]
 ) -> AsyncIterator[DraftAnswer]:
-    """Yield the answer about each document as it comes, without judgments by assessors."""
+    """Yield the answer about each document as it comes, without assessments."""
     builder = await bench.open_model()
     making = make_subject(bench.context, topic, bench.purpose, tuple(documents), builder)
     subject = await concurrency.run_async(making)
@@ -543,7 +549,10 @@ def _describe_trials(document: str, trials: Sequence[Trial]) -> DraftAnswer:
 
 
 def _find_failure(trials: Sequence[Trial]) -> FailedAttempt | None:
-    """Return the last attempt of the first request that failed; None if all have an answer."""
+    """Return the last attempt of the first request that failed.
+
+    None if all have an answer.
+    """
     for trial in trials:
         if not isinstance(trial.result, AnsweredRequest):
             return describe_attempt(trial.result.attempts[-1])
@@ -561,7 +570,7 @@ def _read_trials(trials: Sequence[Trial]) -> dict[str, FieldReading]:
 def _add_assessments(
     answer: DraftAnswer, task: Task, qrels: Qrels | None, topic: str
 ) -> DraftAnswer:
-    """Return an answer with the assessors' judgments, and the fields in which the model differs."""
+    """Return an answer with the assessors' judgments and the differences from them."""
     grades: dict[str, float] = {}
     stance = ""
     for name, field in answer.fields.items():

@@ -1,4 +1,4 @@
-"""Runs of a folder: a row for each, measured over the topics to choose on or over all, and their comparison.
+"""Runs of a folder: a row for each with its measures, and their comparison.
 
 The rows are sent to the page as JSON; their attributes are the names that its scripts read.
 """
@@ -119,7 +119,10 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredState:
-    """What the measures of a run depend on: the state of its files, and whether all topics count."""
+    """What the measures of a run depend on.
+
+    They are the state of its files, and whether all topics count.
+    """
 
     run: str
     files: _State
@@ -127,7 +130,10 @@ class _MeasuredState:
 
 
 class RunList:
-    """Rows of the runs; the measures of each are computed once for each state of its files."""
+    """Rows of the runs.
+
+    The measures of each are computed once for each state of its files.
+    """
 
     def __init__(self, lab: Workplace) -> None:
         self._lab = lab
@@ -138,12 +144,15 @@ class RunList:
         return RunRows([self._make_row(name, bool(all)) for name in self._lab.list_runs()])
 
     async def read(self, *, run: str, all: int = 0) -> RunRow:
-        """Return the row of a run, measured over the topics to choose on, or over all, which is logged."""
+        """Return the row of a run, measured over the topics to choose on.
+
+        With `all`, it is measured over all topics, which is logged.
+        """
         # In a thread of its own, since measuring takes a while.
         return await asyncio.to_thread(self._read, run, bool(all))
 
     def _read(self, run: str, is_all: bool) -> RunRow:
-        """Return the row of a run, which is measured unless it was in this state of its files."""
+        """Return the row of a run, which is measured unless its files are unchanged."""
         overview = read_overview(self._lab.find_run(run).path)
         state = self._find_state(run, is_all)
         if state not in self._measured and overview.state == COMPLETE:
@@ -267,7 +276,9 @@ def _read_states(lab: Workplace) -> dict[str, _State]:
 
 
 def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
-    """Return the page that compares runs with the first one; the access to judgments is logged.
+    """Return the page that compares runs with the first one.
+
+    The access to judgments is logged.
 
     Args:
         lab: Workplace of the lab.
@@ -311,7 +322,9 @@ def _compare_runs(
     files: Mapping[str, Path],
     remarks: list[str],
 ) -> ComparisonPage:
-    """Return the page that compares runs with the first one; the access to judgments is logged.
+    """Return the page that compares runs with the first one.
+
+    The access to judgments is logged.
 
     Args:
         lab: Workplace of the lab.
@@ -344,6 +357,9 @@ def _compare_runs(
 
 
 def make_page(text: str) -> web.Response:
-    """Return a page about runs or prompts; its own policy allows the style and script within it."""
+    """Return a page about runs or prompts.
+
+    Its own policy allows the style and script within it.
+    """
     policy = {"Content-Security-Policy": "frame-ancestors 'none'"}
     return web.Response(text=text, content_type="text/html", headers=policy)

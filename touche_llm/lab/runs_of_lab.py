@@ -1,4 +1,4 @@
-"""What the lab works on: runs with their configurations and judgments, and the judgments that its user may see."""
+"""Runs of a lab, and the judgments that its user may see."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ class _OpenRun:
 
 
 class Workplace:
-    """Runs and judgments of a lab, by the name of a run: its path below the root, empty for a configuration alone.
+    """Runs and judgments of a lab.
+
+    A run is named by its path below the root; the name is empty for a configuration alone.
 
     Attributes:
         inputs: What the lab was started with.
@@ -161,7 +163,7 @@ class Workplace:
         return max(changed, key=lambda name: changed[name], default=None)
 
     def configure(self, run: str) -> Config:
-        """Return the configuration of a run, with the settings that the lab was started with.
+        """Return the configuration of a run, with the settings of the lab.
 
         Raises:
             DataError: The run has no configuration.
@@ -204,7 +206,7 @@ class Workplace:
             opened.stack.close()
 
     def find_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Mapping[str, Path]:
-        """Return the qrels of runs: given ones, those of their last evaluation, or the dataset's.
+        """Return the qrels of runs: given, of their last evaluation, or the dataset's.
 
         Empty without any.
 
@@ -236,7 +238,10 @@ class Workplace:
         return self._qrels[key]
 
     def is_hidden(self, run: str, topic: Topic) -> bool:
-        """Return whether the judgments of a topic are hidden: it is held out, and the user has not asked for them."""
+        """Return whether the judgments of a topic are hidden.
+
+        They are if it is held out and the user has not revealed them.
+        """
         return find_half(topic.title) == HOLD_OUT and (run, topic.id) not in self._revealed
 
     def read_visible_qrels(self, run: str, topics: Iterable[Topic], config: Config) -> Qrels | None:
@@ -300,7 +305,10 @@ class Workplace:
 
 
 def _read_change_time(directory: RunDirectory) -> int:
-    """Return when the metadata of a run or, without it, its folder was changed, in nanoseconds."""
+    """Return when the metadata of a run was changed, in nanoseconds.
+
+    Without metadata, when its folder was.
+    """
     file = directory.metadata_file
     changed = file if file.exists() else directory.path
     return changed.stat().st_mtime_ns

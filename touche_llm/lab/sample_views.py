@@ -1,4 +1,4 @@
-"""Views of the bench that measure: a draft compared with its saved version over a sample of the choosing half.
+"""Views of the bench that measure: a draft compared with its saved version.
 
 The records are sent to the page as JSON; their attributes are the names that its scripts read.
 """
@@ -135,7 +135,9 @@ class SampleResult:
 
 
 def _prepare(benches: Benches, run: str, name: str, text: str) -> ComparisonInputs:
-    """Return the comparison of a text with its saved version, or of a saved text with the prompt of the run.
+    """Return the comparison of a draft with another prompt.
+
+    That is its saved version or, for a saved text, the prompt of the run.
 
     Raises:
         PromptError: The text is no valid prompt.
@@ -149,7 +151,10 @@ def _prepare(benches: Benches, run: str, name: str, text: str) -> ComparisonInpu
 
 
 def _choose_variants(bench: Bench, name: str, text: str) -> list[Variant]:
-    """Return the prompts to compare: two versions of a changed text, or a saved one and its baseline."""
+    """Return the prompts to compare.
+
+    They are two versions of a changed text, or a saved one and its baseline.
+    """
     draft = bench.load(name, text)
     saved = bench.load(name)
     if draft.hash != saved.hash:

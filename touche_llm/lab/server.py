@@ -92,7 +92,10 @@ class StreamError:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """A view with its method and path, and the object that it works on as its first argument."""
+    """A view with its method and path, and the object that it works on.
+
+    The view gets the object as its first argument.
+    """
 
     method: str
     path: str
@@ -194,7 +197,10 @@ class _Arguments:
 
 
 def make_handler(lab: Workplace, route: _Route) -> Handler:
-    """Return the handler of a route, which checks the arguments by the types of its view."""
+    """Return the handler of a route.
+
+    It checks arguments by the types of the view.
+    """
     arguments = _Arguments.of(route.view)
     is_exact = route.view in _EXACT
 
@@ -212,14 +218,20 @@ def make_handler(lab: Workplace, route: _Route) -> Handler:
 
 
 async def _call(lab: Workplace, call: Callable[[], object]) -> object:
-    """Call a view: an asynchronous one here, a plain one in the thread that reads folders."""
+    """Call a view.
+
+    An asynchronous one runs here, a plain one in the thread that reads folders.
+    """
     if inspect.iscoroutinefunction(call):
         return await call()
     return await lab.apart(call)
 
 
 async def _stream(request: web.Request, records: AsyncGenerator[object]) -> web.StreamResponse:
-    """Send the records of a generator as JSON, one a line, the last with an error if there is one."""
+    """Send the records of a generator as JSON, one a line.
+
+    An error is the last line.
+    """
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     try:
@@ -234,7 +246,10 @@ async def _stream(request: web.Request, records: AsyncGenerator[object]) -> web.
 
 
 def _encode_line(record: object) -> bytes:
-    """Return a record as a line of JSON, without characters that control the direction of text."""
+    """Return a record as a line of JSON.
+
+    Characters that control the direction of text are replaced.
+    """
     text = orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     return f"{replace_directions(text)}\n".encode()
 
@@ -252,7 +267,9 @@ async def _send_events(lab: Workplace, request: web.Request) -> web.StreamRespon
 
 @asynccontextmanager
 async def serve_lab(lab: Workplace, port: int = 0) -> AsyncIterator[Address]:
-    """Serve a lab on a port of this machine while the block runs; 0 chooses a free one.
+    """Serve a lab on a port of this machine while the block runs.
+
+    0 chooses a free one.
 
     Raises:
         OSError: The port is in use.

@@ -1,4 +1,4 @@
-"""Templates on the bench: read with their drafts, and saved as the next version, never over a change by others.
+"""Templates on the bench: read with drafts, and never saved over others' changes.
 
 The records of templates are sent to the page as JSON; their attributes are the names that its
 scripts read.
@@ -47,7 +47,10 @@ class Draft(Model):
 
 @dataclass(frozen=True, slots=True)
 class DraftText:
-    """An unsaved text, with the SHA-256 of the template that it began with and when it was stored."""
+    """An unsaved text.
+
+    `base` is the SHA-256 of the template that it began with, `saved` when it was stored.
+    """
 
     text: str
     base: str
@@ -100,7 +103,10 @@ def hash_text(text: str) -> str:
 
 
 def read_version(text: str) -> int:
-    """Return the version in the front matter of a template; 0 if it has none that can be read."""
+    """Return the version in the front matter of a template.
+
+    0 if it has none that can be read.
+    """
     header = HEADER.match(text)
     if header is None:
         return 0
@@ -109,7 +115,7 @@ def read_version(text: str) -> int:
 
 
 def raise_version(text: str, saved: str) -> str:
-    """Return a text with the version after that of the saved one, unless it has a later one already.
+    """Return a text with the next version, unless it has a later one already.
 
     Args:
         text: Text to save.
@@ -130,7 +136,7 @@ def _draft_file(path: Path) -> Path:
 
 
 def is_writable(bench: Bench, entry: CatalogEntry) -> bool:
-    """Return whether a template is in the user's folder, so that it is saved in its place.
+    """Return whether a template is in the user's folder, and saved in its place.
 
     Others are copied there.
     """
@@ -197,7 +203,7 @@ def write_draft(benches: Benches, *, run: str, name: str, text: str | None, base
 def save_template(
     benches: Benches, *, run: str, name: str, text: str, hash: str, file: str | None = None
 ) -> TemplateView | SaveConflict:
-    """Save a text as the next version of its template, or as a template of the user's folder.
+    """Save a text as the next version of its template, or as a new template.
 
     Args:
         benches: Benches.

@@ -257,7 +257,10 @@ def _describe_file(run: ParsedRun) -> dict[str, str]:
 
 
 def _describe_folder(folder: RunFolder, task: Task) -> dict[str, str]:
-    """Return the facts about the run of a folder, by name; the task is that of the page."""
+    """Return the facts about the run of a folder, by name.
+
+    The task is that of the page.
+    """
     facts = describe_run(folder.config, task, folder.stages, folder.run)
     del facts["task"]
     failures = sum(len(in_file) for in_file in folder.failures.values())
@@ -279,7 +282,7 @@ def _find_differing_settings(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def _list_settings(config: Config) -> dict[str, object]:
-    """Return every setting that determines a run after the first stage, by dotted name."""
+    """Return the settings that determine a run after the first stage, by dotted name."""
     dumped = config.model_dump(mode="json")
     values = {name: dumped[name] for name in DECISIVE if dumped[name] is not None}
     values["engine"]["model"] = config.engine.model_name
@@ -303,7 +306,7 @@ def _make_marks(runs: Sequence[RunView]) -> list[PlotMark]:
 
 
 def _compare_costs(runs: Sequence[StageRecords]) -> dict[StageName, list[CostRow]]:
-    """Return a table of costs for each stage that a run has, with a column for each run."""
+    """Return a table of costs for each stage, with a column for each run."""
     compared: dict[StageName, list[CostRow]] = {}
     for stage in STAGES:
         records = [run.finished.get(stage) for run in runs]
@@ -351,7 +354,10 @@ def _view_topic(topic_id: str, runs: Sequence[_ComparedRun], top: int) -> Compar
 def _find_places(
     topic_id: str, compared: _ComparedRun, document_ids: set[str]
 ) -> dict[str, RankedPlace]:
-    """Return the places of documents in a run, by document id; documents that it lacks are left out."""
+    """Return the places of documents in a run, by document id.
+
+    Documents that it lacks are left out.
+    """
     grades: dict[str, Mapping[str, float]] = {}
     if compared.folder is not None:
         rows = compared.folder.rows(topic_id, None)
@@ -381,7 +387,10 @@ def _find_texts(
 
 
 def _find_topic(topic_id: str, runs: Iterable[_ComparedRun]) -> Topic:
-    """Return a topic of the first folder that has it, with its objects; run files have only its id."""
+    """Return a topic of the first folder that has it, with its objects.
+
+    Run files have only its id.
+    """
     for folder in _list_folders(runs):
         if topic_id in folder.topics:
             return folder.topics[topic_id]
@@ -396,7 +405,10 @@ def _view_document(
     places: list[RankedPlace | None],
     has_topic: Sequence[bool],
 ) -> ComparedDocument:
-    """Return a document with what the runs differ in; `has_topic` says which runs have its topic."""
+    """Return a document with what the runs differ in.
+
+    `has_topic` says which runs have its topic.
+    """
     stances = {place.stance for place in places if place is not None and place.stance}
     is_at_top = [
         place is not None and place.rank <= CUTOFF
@@ -414,7 +426,7 @@ def _view_document(
 
 
 def _rank_document(document: ComparedDocument) -> tuple[int, int, str]:
-    """Return the sort key of a document: its best rank, the sum of its ranks, and its id."""
+    """Return the sort key of a document: best rank, sum of ranks, and id."""
     ranks = [place.rank for place in document.places if place is not None]
     return min(ranks), sum(ranks), document.document_id
 

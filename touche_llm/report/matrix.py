@@ -1,4 +1,4 @@
-"""The HTML page that compares prompts: documents by prompt variants, disagreements first."""
+"""The page that compares prompts: documents by variants, disagreements first."""
 
 from __future__ import annotations
 
@@ -266,7 +266,10 @@ def render_matrix(comparison: PromptComparison, qrels: Qrels, judged_by: Mapping
 
 
 def _view_variants(comparison: PromptComparison) -> list[VariantView]:
-    """Return the compared prompts with their wordings: the first in full, then differences from it."""
+    """Return the compared prompts.
+
+    The wording of the first is given in full, then differences from it.
+    """
     baseline = _format_prompt(comparison.variants[0].prompt)
     winner = comparison.verdict.winner
 
@@ -355,7 +358,10 @@ def _list_changes(part: PartMeasures, others: Sequence[VariantView]) -> list[Mea
 
 
 def _group_rows(rows: Sequence[MatrixRow]) -> list[RowGroup]:
-    """Group documents by whether the variants agree; those without any judgment do neither."""
+    """Group documents by whether the variants agree.
+
+    Those without any judgment do neither.
+    """
     judged = [row for row in rows if row.is_judged]
     groups = [
         RowGroup("The variants differ", [row for row in judged if row.differs]),
@@ -411,7 +417,10 @@ def _build_row(
 def _find_judgments(
     part: PartMeasures, item: Sampled, comparison: PromptComparison
 ) -> dict[str, Judgment | None]:
-    """Return the judgment of a document by each variant that judged its part; None if it failed."""
+    """Return the judgment of a document by each variant that judged its part.
+
+    None if it failed.
+    """
     document = (item.topic_id, item.document_id)
     return {
         variant.name: comparison.judged[part.name, variant.name].judgments.get(document)
@@ -422,7 +431,10 @@ def _find_judgments(
 def _find_failure(
     part: PartMeasures, item: Sampled, variant: str, comparison: PromptComparison
 ) -> Failure | None:
-    """Return the last failed request of a variant about a document; None if there is none."""
+    """Return the last failed request of a variant about a document.
+
+    None if there is none.
+    """
     judged = comparison.judged.get((part.name, variant))
     if judged is None:
         return None

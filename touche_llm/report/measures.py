@@ -1,4 +1,4 @@
-"""Measures on a page: values, differences and plots of runs that were measured with the same qrels."""
+"""Measures on a page: values, differences and plots of runs with the same qrels."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ class MeasureRow:
 
 @dataclass(frozen=True, slots=True)
 class PlottedTopic:
-    """Values of one topic in a plot, by the index of the run; runs without the topic are left out."""
+    """Values of one topic in a plot, by the index of the run.
+
+    Runs without the topic are left out.
+    """
 
     topic_id: str
     values: dict[int, float]
@@ -186,7 +189,7 @@ def read_change(row: Mapping[str, float]) -> Change:
 
 
 def _read_value(row: Mapping[str, float], change: Change | None) -> RunMeasure:
-    """Return the value in a row of `Evaluation.summary`, with its difference from the baseline."""
+    """Return the value in a row of `Evaluation.summary`, with its difference."""
     return RunMeasure(
         value=row["value"],
         interval=Interval(row["low"], row["high"]),
@@ -199,7 +202,10 @@ def _read_value(row: Mapping[str, float], change: Change | None) -> RunMeasure:
 def _collect_topic_values(
     evaluations: Sequence[Evaluation], measures: Sequence[Measure]
 ) -> dict[Measure, list[dict[str, float]]]:
-    """Return the values by topic of each run, by measure; measures that a run lacks are left out."""
+    """Return the values by topic of each run, by measure.
+
+    Measures that a run lacks are left out.
+    """
     by_topic: dict[Measure, list[dict[str, float]]] = {}
     for measure in measures:
         estimates = [evaluation.estimates.get(measure) for evaluation in evaluations]
@@ -216,7 +222,7 @@ def _plot_measures(by_topic: Mapping[Measure, list[dict[str, float]]]) -> list[T
 
 
 def plot_topics(runs: Sequence[Mapping[str, float]]) -> list[PlottedTopic]:
-    """Return the topics of a plot, those with the highest value of the first run first.
+    """Return the topics of a plot, by descending value of the first run.
 
     Args:
         runs: Values by topic of each run.

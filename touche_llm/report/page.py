@@ -1,4 +1,4 @@
-"""What HTML pages share: how they are rendered and written, and the facts, costs and stances of runs."""
+"""What HTML pages share: rendering, and the facts, costs and stances of runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ LETTERS = "ABCDEFGH"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What every page shows; the subclass of a page has the rest of its template's input.
+    """What every page shows.
+
+    The subclass of a page has the rest of its template's input.
 
     Attributes:
         template: Name of the template, which gets the record as `page`.
@@ -65,7 +67,10 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class PlotMark:
-    """Mark of a run in plots: its name, the sign that is drawn, and the ending of its style class."""
+    """Mark of a run in plots.
+
+    `sign` is drawn, and `style` is the ending of its class.
+    """
 
     name: str
     sign: str
@@ -104,7 +109,10 @@ def replace_directions(text: str) -> str:
 
 
 def render(page: Page) -> str:
-    """Render a page with its template, without characters that control the direction of text."""
+    """Render a page with its template.
+
+    Characters that control the direction of text are replaced.
+    """
     template = create_environment().get_template(f"{page.template}.html.jinja")
     return replace_directions(template.render(page=page))
 
@@ -193,7 +201,10 @@ def count_lines(run: ParsedRun) -> int:
 
 
 def list_confusion(run: ParsedRun, qrels: Qrels) -> list[list[int]]:
-    """Return the documents by true label (rows) and the run's label; empty without stance qrels."""
+    """Return the documents by true label (rows) and the run's label.
+
+    Empty without stance qrels.
+    """
     if not qrels.stances:
         return []
     counts: list[list[int]] = count_confusion(run, qrels).tolist()
@@ -201,7 +212,10 @@ def list_confusion(run: ParsedRun, qrels: Qrels) -> list[list[int]]:
 
 
 def tabulate_costs(records: Sequence[StageRecord | None]) -> list[CostRow]:
-    """Return a row for each cost, with a column for each record; a missing cost is a dash."""
+    """Return a row for each cost, with a column for each record.
+
+    A missing cost is a dash.
+    """
     columns = [_list_costs(record) for record in records]
     labels = dict.fromkeys(label for column in columns for label in column)
 
@@ -222,7 +236,9 @@ def _list_costs(record: StageRecord | None) -> dict[str, str]:
 def compute_label_shares(
     runs: Mapping[str, ParsedRun], qrels: Qrels | None, labels: Iterable[str]
 ) -> list[LabelShares]:
-    """Return the share of each label in each run and by assessors; sets without labels are omitted.
+    """Return the share of each label in each run and by assessors.
+
+    Sets without labels are omitted.
 
     Args:
         runs: Runs by name.

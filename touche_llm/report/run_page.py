@@ -61,7 +61,7 @@ class StageMeasures:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """Measures of a run and of its first stage; the attributes are those of `MeasureTable`.
+    """Measures of a run and of its first stage, otherwise as in `MeasureTable`.
 
     Attributes:
         by_topic: Values by topic of the run, then of the first stage.
@@ -323,7 +323,10 @@ def _compare_stages(run: Evaluation, first_stage: Evaluation) -> DataFrame:
 
 
 def _name_stages(rows: Sequence[MeasureRow]) -> list[StageMeasures]:
-    """Return the rows of a table whose runs are a run, which has all measures, and its first stage."""
+    """Return the rows of a table with a run and its first stage.
+
+    The run has all measures.
+    """
     named: list[StageMeasures] = []
     for row in rows:
         run, first_stage = row.runs

@@ -100,7 +100,10 @@ class DocumentRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredCompletion:
-    """A completion of the run: label of its prompt, and its text; None if the cache lacks it."""
+    """A completion of the run: label of its prompt, and its text.
+
+    The text is None if the cache lacks it.
+    """
 
     prompt: str
     text: str | None
@@ -279,15 +282,18 @@ class RunFolder:
 
     @cached_property
     def _comparison_lines(self) -> dict[tuple[str, str], list[str]]:
+        """Summaries of comparisons, by topic id and document id."""
         return summarize_comparisons(self.comparisons)
 
     @cached_property
     def _sentences(self) -> dict[tuple[str, str], Judgment]:
+        """Judgments of sentences, by topic id and sentence id."""
         judgments = self.sentence_judgments
         return {(judgment.topic_id, judgment.document_id): judgment for judgment in judgments}
 
     @cached_property
     def _failures_by_document(self) -> dict[tuple[str, str | None], list[Failure]]:
+        """Failed requests, by topic id and document id; None for requests about a topic."""
         by_document: dict[tuple[str, str | None], list[Failure]] = defaultdict(list)
         for in_file in self.failures.values():
             for failure in in_file:
@@ -365,7 +371,10 @@ class RunFolder:
         )
 
     def _rank_by_judgment(self, topic_id: str) -> dict[str, int]:
-        """Return the ranks by judgment of a topic's documents; empty unless later steps changed them."""
+        """Return the ranks by judgment of a topic's documents.
+
+        Empty unless later steps changed them.
+        """
         steps = self.config.steps
         is_reranked = steps[0].name == JUDGE and len(steps) > 1
         if not is_reranked:
@@ -382,7 +391,7 @@ class RunFolder:
         return {document_id: rank for rank, document_id in enumerate(ranked, start=1)}
 
     def texts(self, topic_id: str, document_ids: Iterable[str]) -> dict[str, str]:
-        """Return the texts of the documents in the corpus, or the parts that the model saw."""
+        """Return the texts of documents in the corpus, or the parts that the model saw."""
         if self.corpus is None:
             return {}
         requested = list(document_ids)
@@ -439,7 +448,9 @@ class RunFolder:
     def _read_completions(
         self, judged: Judgment | StanceReading, keys: Sequence[str]
     ) -> list[StoredCompletion]:
-        """Return the completions behind a judgment, those of reasoning first; empty without a cache.
+        """Return the completions behind a judgment, those of reasoning first.
+
+        Empty without a cache.
 
         Args:
             judged: Judgment of a document, or the reading of its stance.
@@ -489,7 +500,10 @@ def _read_completion(answers: Cache, key: str) -> str | None:
 
 
 def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
-    """Summarize the comparisons of each document, by topic and document id: a line for each step."""
+    """Summarize the comparisons of each document, a line for each step.
+
+    The lines are by topic id and document id.
+    """
     values: dict[tuple[str, str], dict[_StepKind, list[float]]] = {}
     for comparison in comparisons:
         kind = _StepKind(comparison.step, has_best=comparison.best is not None)
@@ -504,14 +518,17 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class _StepKind:
-    """A ranking step, and whether its comparisons name the best document or give an order."""
+    """A ranking step, and whether its comparisons name the best document.
+
+    The others give an order.
+    """
 
     step: str
     has_best: bool
 
 
 def _list_values(comparison: Comparison) -> dict[str, float]:
-    """Return the probability of each document to be the best, or its rank in the answer."""
+    """Return each document's probability of being the best, or its rank."""
     if comparison.best is None:
         order = comparison.order or []
         return {document_id: float(rank) for rank, document_id in enumerate(order, start=1)}
@@ -551,7 +568,7 @@ def _open_corpus(config: Config, task: Task, notes: list[str]) -> Iterator[Corpu
 
 
 def _check_stored(config: Config) -> None:
-    """Raise DataError if opening the corpus would download what is missing, or make an empty cache."""
+    """Raise DataError if opening the corpus would download or create what is missing."""
     needed = config.retriever.kind.find_needed_file(config.retriever_settings)
     if config.dataset is not None and config.index is not None:
         needed = config.index / "manifest.json"
@@ -581,7 +598,7 @@ def describe_cut(cut: Cut) -> str:
 
 
 def get_assessments(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str, str]:
-    """Return the judgments of a document by assessors: grades by aspect, and the stance."""
+    """Return the judgments of a document by assessors: grades, and the stance."""
     if qrels is None:
         return {}
 
@@ -600,7 +617,9 @@ def get_assessments(qrels: Qrels | None, topic_id: str, document_id: str) -> dic
 def find_differences(
     grades: Mapping[str, float], stance: str, people: Mapping[str, str], task: Task
 ) -> list[str] | None:
-    """Return the aspects in which the model differs from the assessors, grades after rounding.
+    """Return the aspects in which the model differs from the assessors.
+
+    Grades are rounded first.
 
     Args:
         grades: Grades by the model; empty without a judgment.
@@ -630,6 +649,6 @@ def find_differences(
 
 
 def _is_equal_grade(aspect: str, grade: float, assessed: str, task: Task) -> bool:
-    """Return whether a grade equals that of the assessors, on their scale and after rounding."""
+    """Return whether a grade, rounded, equals that of the assessors."""
     converted = task.aspects[aspect].convert(grade, task.qrels_scales[aspect])
     return round_grade(converted) == round_grade(float(assessed))
