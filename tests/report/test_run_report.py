@@ -163,6 +163,13 @@ def test_comparisons_are_summed_up_for_each_document_and_step() -> None:
     assert found["1", "c"] == ["listwise:3: mean rank 1.0 (1×)"]
 
 
+def test_the_name_of_a_step_is_text_whatever_it_holds() -> None:
+    order = Comparison(
+        topic_id="1", step="{step} {0.real}", documents=["a"], order=["a"], prompt="p", key="k"
+    )
+    assert summarize_comparisons([order]) == {("1", "a"): ["{step} {0.real}: mean rank 1.0 (1×)"]}
+
+
 def test_of_a_cut_document_what_the_model_saw_is_shown_and_its_failures_stand_beside_it(
     comparative: Path, tmp_path: Path
 ) -> None:
