@@ -187,10 +187,7 @@ def gather_comparison(
         top: Number of first documents of each run and topic that are shown.
     """
     with ExitStack() as stack:
-        runs: list[_ComparedRun] = []
-        for letter, evaluation, path in zip(LETTERS, evaluations, paths, strict=False):
-            folder = None if path is None else stack.enter_context(open_folder(path))
-            runs.append(_ComparedRun(letter, evaluation, folder))
+        runs = _open_runs(evaluations, paths, stack)
         for folder in _list_folders(runs):
             folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
 
@@ -217,6 +214,17 @@ def gather_comparison(
             top=top,
             costs=_compare_costs([view.stages for view in views if view.stages is not None]),
         )
+
+
+def _open_runs(
+    evaluations: Sequence[Evaluation], paths: Sequence[Path | None], stack: ExitStack
+) -> list[_ComparedRun]:
+    """Return the runs with their letters; the stack closes the folders that they have."""
+    runs: list[_ComparedRun] = []
+    for letter, evaluation, path in zip(LETTERS, evaluations, paths, strict=False):
+        folder = None if path is None else stack.enter_context(open_folder(path))
+        runs.append(_ComparedRun(letter, evaluation, folder))
+    return runs
 
 
 def _list_folders(runs: Iterable[_ComparedRun]) -> list[RunFolder]:
@@ -292,12 +300,11 @@ def _list_settings(config: Config) -> dict[str, object]:
 
 def _find_shared_facts(runs: Sequence[RunView]) -> dict[str, str]:
     """Return the facts that all runs share, by name."""
-    first, *others = runs
-    return {
-        name: value
-        for name, value in first.facts.items()
-        if all(other.facts.get(name) == value for other in others)
-    }
+    shared: dict[str, str] = {}
+    for name, value in runs[0].facts.items():
+        if all(run.facts.get(name) == value for run in runs):
+            shared[name] = value
+    return shared
 
 
 def _make_marks(runs: Sequence[RunView]) -> list[PlotMark]:

@@ -155,10 +155,10 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
 
     names = [evaluation.name for evaluation in evaluations]
     measures = dict.fromkeys(measure for _, measure in values)
-    rows = {
-        measure: MeasureRow(measure, [values.get((name, measure)) for name in names])
-        for measure in measures
-    }
+    rows: dict[Measure, MeasureRow] = {}
+    for measure in measures:
+        by_run = [values.get((name, measure)) for name in names]
+        rows[measure] = MeasureRow(measure, by_run)
 
     headline = list_headline(evaluations[0].qrels)
     by_topic = _collect_topic_values(evaluations, headline)

@@ -315,10 +315,9 @@ def _compare_stages(run: Evaluation, first_stage: Evaluation) -> DataFrame:
     if not measures:
         return DataFrame()
 
-    estimates = {
-        evaluation.name: {measure: evaluation.estimates[measure] for measure in measures}
-        for evaluation in (run, first_stage)
-    }
+    run_estimates = {measure: run.estimates[measure] for measure in measures}
+    first_estimates = {measure: first_stage.estimates[measure] for measure in measures}
+    estimates = {run.name: run_estimates, first_stage.name: first_estimates}
     return compare(first_stage.name, estimates)
 
 

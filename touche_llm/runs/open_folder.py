@@ -510,10 +510,11 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
         for document_id, value in _list_values(comparison).items():
             by_kind = values.setdefault((comparison.topic_id, document_id), {})
             by_kind.setdefault(kind, []).append(value)
-    return {
-        document: [_summarize_step(kind, of_kind) for kind, of_kind in by_kind.items()]
-        for document, by_kind in values.items()
-    }
+
+    summaries: dict[tuple[str, str], list[str]] = {}
+    for document, by_kind in values.items():
+        summaries[document] = [_summarize_step(kind, of_kind) for kind, of_kind in by_kind.items()]
+    return summaries
 
 
 @dataclass(frozen=True, slots=True)
