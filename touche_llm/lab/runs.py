@@ -56,7 +56,7 @@ class MeasureValue:
 
 
 @dataclass(frozen=True, slots=True)
-class RunRow:
+class RunEntry:
     """A run in the list of runs.
 
     Attributes:
@@ -103,10 +103,10 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RunRows:
+class RunEntries:
     """Rows of all runs."""
 
-    rows: list[RunRow]
+    rows: list[RunEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,11 @@ class RunList:
         self._lab = lab
         self._measured: dict[_MeasuredState, _Measured] = {}
 
-    def list(self, *, all: int = 0) -> RunRows:
+    def list(self, *, all: int = 0) -> RunEntries:
         """Return the rows, with the measures that are known; the others are pending."""
-        return RunRows([self._make_row(name, bool(all)) for name in self._lab.list_runs()])
+        return RunEntries([self._make_row(name, bool(all)) for name in self._lab.list_runs()])
 
-    async def read(self, *, run: str, all: int = 0) -> RunRow:
+    async def read(self, *, run: str, all: int = 0) -> RunEntry:
         """Return the row of a run, measured over the topics to choose on.
 
         With `all`, it is measured over all topics, which is logged.
@@ -151,7 +151,7 @@ class RunList:
         # In a thread of its own, since measuring takes a while.
         return await asyncio.to_thread(self._read, run, bool(all))
 
-    def _read(self, run: str, is_all: bool) -> RunRow:
+    def _read(self, run: str, is_all: bool) -> RunEntry:
         """Return the row of a run, which is measured unless its files are unchanged."""
         overview = read_overview(self._lab.find_run(run).path)
         state = self._find_state(run, is_all)
@@ -163,13 +163,13 @@ class RunList:
         """Return what the measures of a run depend on."""
         return _MeasuredState(run, read_state(self._lab.find_run(run)), is_all)
 
-    def _make_row(self, run: str, is_all: bool) -> RunRow:
+    def _make_row(self, run: str, is_all: bool) -> RunEntry:
         """Return the row of a run with the measures that are known."""
         overview = read_overview(self._lab.find_run(run).path)
         known = self._measured.get(self._find_state(run, is_all))
         measured = _Measured() if known is None else known
         totals = overview.totals
-        return RunRow(
+        return RunEntry(
             run=run,
             state=overview.state,
             problem=overview.problem,
