@@ -11,8 +11,8 @@ import pytest
 
 from tests.ranking.test_comparer import Held
 from touche_llm.data.records import Topic
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo
@@ -22,11 +22,11 @@ from touche_llm.tasks import get_task
 TOPIC = Topic("1", "Cats or {document} dogs?", description="Which pet?", objects=("cat", "dog"))
 
 
-class Recording(RecordingEngine):
+class Recording(DryRunEngine):
     """Records what is sent."""
 
     def __init__(self) -> None:
-        super().__init__(lambda _: None, EstimatingTokenizer())
+        super().__init__()
         self.sent: list[tuple[str, list[str]]] = []
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:

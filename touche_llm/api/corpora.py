@@ -17,8 +17,8 @@ from touche_llm.corpus.ir_dataset import dataset_index
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics.reading import build_query
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.engines.recorder import RecordingEngine
 from touche_llm.engines.use import PoolingUse
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.llm.settings import CacheConfig
@@ -257,7 +257,7 @@ class DenseCorpus(LocalCorpus):
             client.raise_on_misses()
             self.usage = PoolingUse.from_client(client, settings, index.dimensions)
             has_invented_vectors = (
-                isinstance(client.engine, RecordingEngine) and client.counts.requests > sent_before
+                isinstance(client.engine, DryRunEngine) and client.counts.requests > sent_before
             )
             if has_invented_vectors:
                 return [self._spread(topic, depth, done) for topic in topics]
@@ -289,7 +289,7 @@ class DenseCorpus(LocalCorpus):
                 "(`dense.url`)"
             )
         with self._progress.stage("embedding documents", len(missing), client.counts) as done:
-            if isinstance(client.engine, RecordingEngine):
+            if isinstance(client.engine, DryRunEngine):
                 for rows in split_rows(missing, client.batch):
                     await index.embed(client, rows)
                     for _ in rows:

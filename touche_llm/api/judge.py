@@ -116,7 +116,7 @@ async def judge(
         with progress.stage(title, total, model.counts) as done:
             yield done
         model.raise_on_misses()
-        model.raise_on_unread()
+        model.labels.raise_on_unread()
 
     topics = candidates.topics
     if task.objects_answer is not None:
@@ -202,7 +202,7 @@ async def _judge_documents(
 def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
     """Warn of answers to prompts whose labels cannot be read, or say nothing."""
     for prompt in prompts.values():
-        if counts := model.labels.get(prompt.name):
+        if counts := model.labels.summarize(prompt.name):
             for note in counts.list_problems():
                 progress.warn(f"prompt {prompt.name}: {note}")
 

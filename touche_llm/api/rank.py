@@ -150,7 +150,7 @@ async def rank(
     for client in plan.clients:
         client.raise_on_misses()
     if plan.builder is not None:
-        plan.builder.model.raise_on_unread()
+        plan.builder.model.labels.raise_on_unread()
         warn_of_labels(plan.builder.model, plan.prompts, progress)
     if not lines:
         raise DataError(

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from touche_llm.engines.settings import SECTIONS, EngineConfig, PoolingConfig, PoolingPurpose
 from touche_llm.errors import UsageError
 from touche_llm.llm.answer_key import hash_content
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.protocol import EngineInfo
-
-if TYPE_CHECKING:
-    pass
 
 # Settings of an engine of chats or of a pooling model.
 ModelSettings = EngineConfig | PoolingConfig

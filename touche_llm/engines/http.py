@@ -55,16 +55,30 @@ class HttpClient:
         patience: How many times its limit a request may take while requests wait at vLLM.
     """
 
-    section, address, patience = "engine", "`engine.base_url`", 12
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        concurrency: int,
+        request_timeout: float,
+        section: str = "engine",
+        address: str = "`engine.base_url`",
+        patience: int = 12,
+    ) -> None:
+        """Initialise the client of a server; nothing is sent yet.
 
-    def __init__(self, base_url: str, *, concurrency: int, request_timeout: float) -> None:
-        """Initialise the client of an address, with or without `/v1` or `/v1/chat/completions`.
-
-        Nothing is sent yet.
-
-        A request fails if no request of the client got a reply for `request_timeout` seconds, and
-        none wait at vLLM.
+        Args:
+            base_url: Address, with or without `/v1` or `/v1/chat/completions`.
+            concurrency: Max number of requests at a time.
+            request_timeout: Seconds without a reply to any request of the client after which a
+                request fails, unless requests wait at vLLM.
+            section: Section of the settings of the server, for messages.
+            address: Where its address is given, for messages.
+            patience: How many times its limit a request may take while requests wait at vLLM.
         """
+        self.section = section
+        self.address = address
+        self.patience = patience
         self.base_url = base_url.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1")
         allow_open_files(concurrency + _OTHER_FILES)
         self._slots = asyncio.Semaphore(concurrency)

@@ -8,7 +8,7 @@ from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Failure, Topic
 from touche_llm.judging.requests import Done, RequestBuilder, make_failure
 from touche_llm.llm.answer_schema import AnswerModel
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.task import Task
@@ -37,7 +37,7 @@ async def find_objects(
 
 async def request_objects(
     topic: Topic, task: Task, prompt: Prompt, builder: RequestBuilder
-) -> AnsweredRequest[AnswerModel] | FailedRequest:
+) -> AnsweredRequest[AnswerModel] | UnansweredRequest:
     """Request the objects in the title of a topic."""
     build_answer = task.objects_answer
     assert build_answer is not None  # The prompt exists only for tasks with objects.

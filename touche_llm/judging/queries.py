@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Failure, Queries, Topic
 from touche_llm.judging.requests import Done, RequestBuilder, make_failure
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
@@ -29,7 +29,7 @@ class QueryExpander:
 
 async def request_queries(
     topic: Topic, prompt: Prompt, builder: RequestBuilder
-) -> AnsweredRequest[AlternativeQueries] | FailedRequest:
+) -> AnsweredRequest[AlternativeQueries] | UnansweredRequest:
     """Request additional queries for a topic."""
     # In the worst case each character is a token.
     query_tokens = MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)

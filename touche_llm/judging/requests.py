@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from touche_llm.data.records import Cut, Failure, Reading, Topic
+from touche_llm.data.records import Failure, Reading, Topic
 from touche_llm.judging.readings import describe_unread, read_labels
 from touche_llm.llm.answer_schema import AnswerModel, build_schema, count_alternatives
-from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.client import MissingAnswer, UnansweredRequest
+from touche_llm.llm.model import AnsweredRequest, DocumentResult, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling, SystemPlace, place_system_message
 from touche_llm.llm.settings import ThinkingConfig
 from touche_llm.prompts.prompt import Prompt
@@ -71,7 +71,11 @@ class RequestBuilder:
         """Read the labels of an answer, and count answers whose labels cannot be read."""
         readings = read_labels(result, question)
         if self.sampling.top_logprobs:
-            self.model.count_labels(origin, readings, describe_unread(result))
+            problem = describe_unread(result)
+            if problem:
+                self.model.labels.add_unread(origin, problem)
+            else:
+                self.model.labels.add_read(origin, readings)
         return readings
 
 
@@ -107,10 +111,8 @@ async def request_answer(
     question: Question,
     prompt: Prompt,
     builder: RequestBuilder,
-) -> tuple[AnsweredRequest[AnswerModel] | FailedRequest, Cut | None]:
+) -> DocumentResult[AnswerModel]:
     """Request the answer to a question about one document.
-
-    Return the document's truncation too, None if it is whole.
 
     The prompt receives `topic`, the question's own variables and `document`.
     """
@@ -126,14 +128,15 @@ async def request_answer(
 
 
 def make_failure(
-    topic: Topic, document_id: str | None, prompt: Prompt, failed: FailedRequest
+    topic: Topic, document_id: str | None, prompt: Prompt, unanswered: UnansweredRequest
 ) -> Failure | None:
     """Return the failure record of a request about a topic, or about documents for it.
 
     None for a replay miss.
     """
-    if not (attempts := failed.attempts):
+    if isinstance(unanswered, MissingAnswer):
         return None
+    attempts = unanswered.attempts
     return Failure(
         topic_id=topic.id,
         document_id=document_id,

@@ -168,8 +168,7 @@ def describe_exchange(trial: Trial) -> Exchange:
     result = trial.result
     if isinstance(result, AnsweredRequest):
         return Exchange(messages, answer=result.answer.text, thought=result.thought)
-    last_text = result.attempts[-1].text if result.attempts else ""
-    return Exchange(messages, answer=last_text, thought="")
+    return Exchange(messages, answer=result.attempts[-1].text, thought="")
 
 
 def describe_attempt(attempt: Attempt) -> FailedAttempt:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from touche_llm.data import concurrency
 from touche_llm.data.records import Document, Topic
-from touche_llm.engines.recorder import TOKEN_CHARS
+from touche_llm.engines.token_estimates import TOKEN_CHARS
 from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.judging.requests import RequestBuilder

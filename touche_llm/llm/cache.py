@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec.structs import asdict, astuple
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from touche_llm.data.files import iterate_records, open_atomic, parse_record
 from touche_llm.data.records import Count, JsonRecord, JsonStruct
@@ -99,6 +98,9 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
                 raise DataError(f"{path}: empty, not {FORMAT.noun}; use another file")
             return database
         create_if_empty(database, FORMAT, path)
+        # 20 ms, which commands without a cache do without.
+        from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
+
         # SQLite does not wait for other processes when it switches the mode.
         retrying = Retrying(
             retry=retry_if_exception(

@@ -9,7 +9,7 @@ from touche_llm.api.opening import open_client
 from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.config.configuration import Config
 from touche_llm.data.records import Failure, Topic
-from touche_llm.engines.recorder import make_dry_engine
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
@@ -155,7 +155,7 @@ class PromptComparison:
                 self.context, variant, pairs, builder
             )
         builder.model.raise_on_misses()
-        builder.model.raise_on_unread()
+        builder.model.labels.raise_on_unread()
 
     async def measure(
         self, kind: Kind, part: str, variants: Sequence[Variant], builder: RequestBuilder
@@ -243,7 +243,7 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
         context.progress = ForwardedProgress(progress, "dry run")
         part = next(iter(work.samples))
         for variant in (None, *work.variants):
-            engine = make_dry_engine(answered=answered)
+            engine = DryRunEngine(answered=answered)
             async with open_dry_client(config, engine) as model:
                 builder = make_request_builder(model)
                 if variant is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from touche_llm.data.records import Topic
-from touche_llm.engines.recorder import TOKEN_CHARS
+from touche_llm.engines.token_estimates import TOKEN_CHARS
 from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answer_schema import AnswerForm, get_labels
 from touche_llm.prompt_lab.trial import (

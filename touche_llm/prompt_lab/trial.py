@@ -13,8 +13,9 @@ from touche_llm.api.opening import StoredAnswers, open_client
 from touche_llm.config.configuration import Config
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Document, Reading, Topic
-from touche_llm.engines.recorder import TOKEN_CHARS, count_shared, make_dry_engine
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.engines.settings import EngineConfig
+from touche_llm.engines.token_estimates import TOKEN_CHARS, count_shared
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.judging.objects import read_objects, request_objects
@@ -23,10 +24,10 @@ from touche_llm.judging.readings import read_labels
 from touche_llm.judging.requests import RequestBuilder, make_request_builder, request_answer
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import FailedRequest, MissingAnswer, UnansweredRequest
 from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.llm.model import AnsweredRequest, make_replay_miss
-from touche_llm.llm.request import Message
+from touche_llm.llm.request import Message, Request
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
@@ -119,11 +120,6 @@ class Trial:
         """Whether the answer was in the cache."""
         return isinstance(self.result, AnsweredRequest) and self.result.is_cached
 
-    @property
-    def is_miss(self) -> bool:
-        """Whether it is a replay whose cache lacks the answer."""
-        return isinstance(self.result, FailedRequest) and self.result.is_miss
-
     @cached_property
     def readings(self) -> dict[str, Reading]:
         """Return the reading of each field that has labels; empty without a usable answer."""
@@ -171,7 +167,7 @@ async def make_subject(
     result = await request_objects(topic, task, prompt, builder)
     if isinstance(result, AnsweredRequest):
         return replace(subject, topic=replace(topic, objects=read_objects(result)))
-    if not result.is_miss:
+    if isinstance(result, FailedRequest):
         reason = result.attempts[-1].reason
         raise DataError(
             f"topic {topic.id}: the model names no two objects ({reason}); name them in <objects>"
@@ -202,7 +198,7 @@ async def open_offline(config: Config) -> AsyncIterator[OfflineBuilders]:
     engine, sampling, cache = config.engine, config.sampling, reused.read_only
     async with (
         open_client(engine, sampling, cache, answers=StoredAnswers()) as known,
-        open_client(engine, sampling, cache, answers=make_dry_engine()) as dry,
+        open_client(engine, sampling, cache, answers=DryRunEngine()) as dry,
     ):
         yield OfflineBuilders(known=make_request_builder(known), dry=make_request_builder(dry))
 
@@ -218,30 +214,38 @@ async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list
         PromptError: The prompt is invalid, or leaves no room for a document.
         ReplayMiss: The cache of a replay lacks an answer.
     """
-    by_part: list[list[Trial]] = []
+    by_part: list[list[Trial | MissingAnswer]] = []
     for part in prompt.sent:
         by_part.append(await _send_part(part, subject, builder))
 
-    trials = [trial for of_document in zip(*by_part, strict=True) for trial in of_document]
-    misses = [trial.result.request for trial in trials if trial.is_miss]
+    trials: list[Trial] = []
+    misses: list[Request] = []
+    for of_document in zip(*by_part, strict=True):
+        for trial in of_document:
+            if isinstance(trial, MissingAnswer):
+                misses.append(trial.request)
+            else:
+                trials.append(trial)
     if misses:
         raise make_replay_miss(builder.model.cache.path, misses)
     return trials
 
 
-async def _send_part(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[Trial]:
+async def _send_part(
+    prompt: Prompt, subject: Subject, builder: RequestBuilder
+) -> list[Trial | MissingAnswer]:
     """Send one part of a prompt; return a trial for each document, or one for the topic."""
     purpose = subject.purpose
     if purpose.question is None:
         result = await _request_about_topic(prompt, subject, builder)
-        return [Trial(ids=(), result=result, cut={})]
+        return [_make_trial((), result, cut={})]
 
     if purpose.depends_on == "documents":
         return [await _compare_documents(prompt, subject, purpose.question, builder)]
 
     question = purpose.question
 
-    async def send(document_id: str) -> Trial:
+    async def send(document_id: str) -> Trial | MissingAnswer:
         result, cut = await request_answer(
             subject.topic,
             document_id,
@@ -250,9 +254,9 @@ async def _send_part(prompt: Prompt, subject: Subject, builder: RequestBuilder) 
             prompt,
             builder,
         )
-        return Trial(
-            ids=(document_id,),
-            result=result,
+        return _make_trial(
+            (document_id,),
+            result,
             cut={} if cut is None else {document_id: cut},
             question=question,
         )
@@ -260,9 +264,21 @@ async def _send_part(prompt: Prompt, subject: Subject, builder: RequestBuilder) 
     return await map_in_order(send, subject.ids, builder.concurrency)
 
 
+def _make_trial(
+    ids: tuple[str, ...],
+    result: AnsweredRequest[AnswerModel] | UnansweredRequest,
+    cut: dict[str, Cut],
+    question: Question | None = None,
+) -> Trial | MissingAnswer:
+    """Return the trial with this result, or the request whose answer a replay lacks."""
+    if isinstance(result, MissingAnswer):
+        return result
+    return Trial(ids=ids, result=result, cut=cut, question=question)
+
+
 async def _request_about_topic(
     prompt: Prompt, subject: Subject, builder: RequestBuilder
-) -> AnsweredRequest[Any] | FailedRequest:
+) -> AnsweredRequest[Any] | UnansweredRequest:
     """Send a prompt that is about a topic alone."""
     if subject.purpose.name == "objects":
         topic = replace(subject.topic, objects=None)
@@ -272,7 +288,7 @@ async def _request_about_topic(
 
 async def _compare_documents(
     prompt: Prompt, subject: Subject, question: Question, builder: RequestBuilder
-) -> Trial:
+) -> Trial | MissingAnswer:
     """Send a prompt that compares the documents."""
     kind: ComparisonKind = "best" if subject.purpose.name == "best" else "order"
     comparer = Comparer(
@@ -287,7 +303,7 @@ async def _compare_documents(
         document_tokens=subject.document_tokens,
     )
     result, cut = await comparer.request_answer(kind, subject.ids)
-    return Trial(ids=subject.ids, result=result, cut=cut, question=question)
+    return _make_trial(subject.ids, result, cut, question)
 
 
 # A server's prefix cache serves the common beginning of requests; who shares a part is found by
@@ -330,7 +346,7 @@ class _Changed:
 async def open_dry_builder() -> AsyncIterator[RequestBuilder]:
     """Open a builder of requests that sends, truncates and stores nothing."""
     cache = CacheConfig(mode=CacheMode.OFF)
-    answers = make_dry_engine()
+    answers = DryRunEngine()
     async with open_client(EngineConfig(), SamplingConfig(), cache, answers=answers) as client:
         yield make_request_builder(client)
 

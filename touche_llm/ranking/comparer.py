@@ -25,10 +25,10 @@ from touche_llm.data.records import (
 from touche_llm.errors import PromptError
 from touche_llm.judging.requests import RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answer_schema import AnswerModel
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Request, place_system_message
-from touche_llm.llm.truncation import CUT_MARK
+from touche_llm.llm.truncation import CUT_MARK, TruncatedDocument
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (
     LABELS,
@@ -199,7 +199,7 @@ class Comparer:
             if key not in self._results and key not in self.unanswered:
                 async with self.slots:
                     found = await self._request_comparison(*key)
-                if isinstance(found, FailedRequest):
+                if isinstance(found, UnansweredRequest):
                     self.unanswered.add(key)
                     kind, documents = key
                     if failure := make_failure(
@@ -212,32 +212,31 @@ class Comparer:
 
     async def request_answer(
         self, kind: ComparisonKind, documents: tuple[str, ...]
-    ) -> tuple[AnsweredRequest[AnswerModel] | FailedRequest, dict[str, Cut]]:
+    ) -> tuple[AnsweredRequest[AnswerModel] | UnansweredRequest, dict[str, Cut]]:
         """Return the answer to a comparison, and the truncation of each document that was cut."""
         cut: dict[str, Cut] = {}
         share = await self._keep(self._measure_share, kind, len(documents))
-        if isinstance(share, FailedRequest):
+        if isinstance(share, UnansweredRequest):
             return share, cut
 
         texts: list[str] = []
         truncate = partial(self._truncate, self.prompts[kind])
         for document in documents:
             truncated = await self._keep(truncate, document, share)
-            if isinstance(truncated, FailedRequest):
+            if isinstance(truncated, UnansweredRequest):
                 return truncated, cut
-            text, document_cut = truncated
-            texts.append(text)
-            if document_cut is not None:
-                cut[document] = document_cut
+            texts.append(truncated.text)
+            if truncated.cut is not None:
+                cut[document] = truncated.cut
 
         request = self._build_request(kind, texts, documents)
         return await self.builder.model.request(request, _ANSWERS[kind](len(documents))), cut
 
     async def _request_comparison(
         self, kind: ComparisonKind, documents: tuple[str, ...]
-    ) -> Comparison | FailedRequest:
+    ) -> Comparison | UnansweredRequest:
         result, cut = await self.request_answer(kind, documents)
-        if isinstance(result, FailedRequest):
+        if isinstance(result, UnansweredRequest):
             return result
 
         prompt = self.prompts[kind]
@@ -277,31 +276,31 @@ class Comparer:
 
     async def _keep(
         self,
-        measure: Callable[[Any, int], Awaitable[ResultT | FailedRequest]],
+        measure: Callable[[Any, int], Awaitable[ResultT | UnansweredRequest]],
         *key: *tuple[str, int],
-    ) -> ResultT | FailedRequest:
+    ) -> ResultT | UnansweredRequest:
         """Return a known result, or measure it.
 
         A failure is not kept, since the next question may succeed.
         """
         async with self._locks[key]:
-            result: ResultT | FailedRequest = self._known.get(key) or await measure(*key)
-            if not isinstance(result, FailedRequest):
+            result: ResultT | UnansweredRequest = self._known.get(key) or await measure(*key)
+            if not isinstance(result, UnansweredRequest):
                 self._known[key] = result
             return result
 
-    async def _measure_share(self, kind: ComparisonKind, documents: int) -> int | FailedRequest:
+    async def _measure_share(self, kind: ComparisonKind, documents: int) -> int | UnansweredRequest:
         """Return the maximum number of tokens for each of `documents` documents."""
         model, max_tokens = self.builder.model, self.document_tokens
         bare = self._build_request(kind, [CUT_MARK] * documents, ())
         room = model.engine_info.context - bare.max_tokens
         bound = await model.bound_tokens(bare)
-        if isinstance(bound, FailedRequest):
+        if isinstance(bound, UnansweredRequest):
             return bound
         if bound + documents * max_tokens <= room:
             return max_tokens
         counted = await model.count_tokens(bare)
-        if isinstance(counted, FailedRequest):
+        if isinstance(counted, UnansweredRequest):
             return counted
         share = min(max_tokens, (room - counted) // documents - _SEAM)
         if share < _MIN_SHARE:
@@ -315,8 +314,8 @@ class Comparer:
 
     async def _truncate(
         self, prompt: Prompt, document_id: str, share: int
-    ) -> tuple[str, Cut | None] | FailedRequest:
-        """Truncate a document to `share` tokens; return its text and the truncation, if any."""
+    ) -> TruncatedDocument | UnansweredRequest:
+        """Truncate a document to `share` tokens."""
         model, builder = self.builder.model, self.builder
 
         def wrap(text: str) -> Request:

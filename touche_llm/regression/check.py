@@ -16,8 +16,9 @@ from touche_llm.config.configuration import Config
 from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.engines.cached_info import name_kind, replay_engine_info
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine, run_until_pending
+from touche_llm.engines.recording import RecordingEngine, run_until_pending
 from touche_llm.engines.settings import PoolingConfig, PoolingPurpose
+from touche_llm.engines.token_estimates import EstimatingTokenizer
 from touche_llm.errors import DataError, ToucheError, describe_os_error
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo
@@ -79,7 +80,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
 
     # The first stage is given, so no query is expanded.
     config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
-    engine = RecordingEngine(lambda _: None, EstimatingTokenizer())
+    engine = RecordingEngine(EstimatingTokenizer())
     used_keys: set[str] = set()
     opening = open_client(
         config.engine,

@@ -14,8 +14,8 @@ from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.api.rank import Ranking
 from touche_llm.config.configuration import Config
 from touche_llm.engines.cached_info import assume_engine_info
+from touche_llm.engines.dry_run import DryRunEngine, Usage
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.engines.settings import PoolingConfig, PoolingPurpose
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig
@@ -98,7 +98,7 @@ async def estimate_cost(
         context.progress = ForwardedProgress(progress, "dry run")
         answered: set[str] = set()
         for stage in stages:
-            engine = make_dry_engine(task=context.task.name, answered=answered)
+            engine = DryRunEngine(task=context.task.name, answered=answered)
             async with open_dry_client(config, engine) as model:
                 context.model = model
                 context.open_pooling = partial(_open_pooling, model)
@@ -119,7 +119,7 @@ async def estimate_cost(
 
 
 def open_dry_client(
-    config: Config, engine: RecordingEngine
+    config: Config, engine: DryRunEngine
 ) -> AbstractAsyncContextManager[ModelClient]:
     """Open a client with the settings of a run that sends and stores nothing."""
     return open_client(config.engine, config.sampling, config.cache.read_only, answers=engine)
@@ -194,7 +194,7 @@ async def _open_pooling(
     dimensions: int | None = None,
 ) -> AsyncIterator[PoolingClient]:
     """Open a pooling model that sends nothing, and whose requests the engine of `model` records."""
-    assert isinstance(model.engine, RecordingEngine)
+    assert isinstance(model.engine, DryRunEngine)
     yield PoolingClient(
         engine_info=assume_engine_info(asked, model.cache, purpose),
         engine=model.engine,

@@ -287,7 +287,7 @@ def _record_model_use(
 
     labels: dict[str, LabelCounts] = {}
     for purpose, prompt in prompts.items():
-        label_counts = model.labels.get(prompt.name)
+        label_counts = model.labels.summarize(prompt.name)
         if label_counts is not None:
             labels[purpose] = label_counts
 

@@ -28,15 +28,15 @@ from tests.fake_server import (
     says,
     status,
 )
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.examination import connect as connect_to
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
 from touche_llm.llm import retries
 from touche_llm.llm.answer_schema import build_schema
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
@@ -62,11 +62,12 @@ async def model_of(
         request_timeout=request_timeout,
         chat_template_kwargs={"enable_thinking": False},
     ) as engine:
-        info = await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
+        examined = await connect_to(ServerUnderTest(engine, EngineConfig(), SamplingConfig()))
+        engine.dialect = examined.dialect
         with Cache(path / "answers.sqlite", options.get("mode", CacheMode.REUSE)) as cache:
             retry = options.get("retry_failures", False)
             yield ModelClient(
-                engine_info=info,
+                engine_info=examined.info,
                 engine=engine,
                 cache=cache,
                 retry_for=retry_for,
@@ -81,7 +82,7 @@ def question(text: str = "A question.") -> Request:
 
 async def send_question(
     server: FakeServer, path: Path, **options: Any
-) -> tuple[AnsweredRequest[Any] | FailedRequest, ModelClient]:
+) -> tuple[AnsweredRequest[Any] | UnansweredRequest, ModelClient]:
     async with server.running(), model_of(server, path, **options) as model:
         return await model.request(question(), ComparativeJudgment), model
 
@@ -199,7 +200,7 @@ async def connect(server: FakeServer, model: str | None = None, logprobs: bool =
             server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}
         ) as engine:
             return await connect_to(
-                Survey(
+                ServerUnderTest(
                     engine,
                     EngineConfig(model=model, revision="r1"),
                     SamplingConfig(logprobs=logprobs),
@@ -231,7 +232,7 @@ async def test_a_server_that_cannot_do_the_work_is_an_error_at_the_start(
 async def test_an_unreachable_address_is_named_with_the_option(url: str) -> None:
     async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
         with pytest.raises(EngineError, match="`engine.base_url`") as raised:
-            await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
+            await connect_to(ServerUnderTest(engine, EngineConfig(), SamplingConfig()))
     assert raised.value.location == url.partition("/v1")[0]
 
 
@@ -287,7 +288,7 @@ async def test_a_web_page_is_quoted_and_the_option_is_named(code: int) -> None:
             url, concurrency=1, request_timeout=5, chat_template_kwargs={}
         ) as engine:
             with pytest.raises(EngineError) as caught:
-                await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
+                await connect_to(ServerUnderTest(engine, EngineConfig(), SamplingConfig()))
     message = str(caught.value)
     assert message.startswith(f"{url}: ") and "<!DOCTYPE html>" in message
     assert "`engine.base_url`" in message and len(message) < 400
