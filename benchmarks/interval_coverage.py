@@ -1,102 +1,99 @@
-"""Coverage of 95 % intervals over topics: how often they contain the true value, by shape of the data and topics.
+"""Coverage of 95 % intervals over topics: how often they contain the true value, by measure and method.
 
-    python -m benchmarks.interval_coverage [--trials 2000]
+    python -m benchmarks.interval_coverage [--trials 1000] [--resamples 1000]
 
-Topics are drawn from a large population of simulated topics, whose value is the true one. A mean of
-values by topic has Student's t interval beside the percentile bootstrap, a measure of pooled
-documents the bootstrap alone. All seeds are fixed, so that the tables, which are those of
-docs/reference/measures.md, do not change.
+Topics are drawn from a large population of simulated topics, whose value is the true one; a topic's
+documents stay together. The interval of the program is that of the column `jackknife, log-odds`.
+All seeds are fixed, so that the tables, which are those of docs/reference/measures.md, do not
+change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, logit, ndtr, ndtri, stdtrit
 
 from benchmarks.figures import parse_sizes
-from touche_llm.evaluation.agreement import estimate_kappa, macro_f1
-from touche_llm.evaluation.significance import Array, compute_bootstrap, compute_half_width, ratio
+from touche_llm.evaluation.intervals import (
+    SHARE,
+    Array,
+    Bounds,
+    Formula,
+    compute_jackknife_interval,
+)
+from touche_llm.evaluation.judges.label_tables import (
+    compute_kappa,
+    compute_macro_f1,
+    compute_quadratic_kappa,
+)
+from touche_llm.evaluation.significance import ratio
 
-TOPICS = (2, 3, 5, 8, 10, 12, 20, 30, 50)
+TOPICS = (5, 8, 12, 20, 25, 50)
 POPULATION = 100_000
 LABELS = 4
+CORRELATION = Bounds(-1.0, 1.0)
+LOWER, UPPER = 0.025, 0.975
 Random = np.random.Generator
-Formula = Callable[[Array], Array]
+# Labels of people: as frequent as in TREC Deep Learning.
+SHARES = np.array([0.45, 0.28, 0.18, 0.09])
+# Labels of a judge by people's label, as of the published judges of LLMJudge.
+CONFUSION = np.array(
+    [
+        [0.75, 0.15, 0.08, 0.02],
+        [0.40, 0.30, 0.22, 0.08],
+        [0.20, 0.30, 0.35, 0.15],
+        [0.10, 0.20, 0.35, 0.35],
+    ]
+)
 
 
-def simulate_means(random: Random) -> Iterator[tuple[str, Array]]:
-    """Yield shapes of values by topic, with a population of each."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measure on a population of topics.
 
-    def leave_out(values: Array, share: float) -> Array:
-        return np.where(random.random(POPULATION) < share, 0.0, values)
-
-    yield "normal", random.normal(size=POPULATION)
-    yield "beta(2, 2)", random.beta(2.0, 2.0, POPULATION)
-    yield "beta(0.5, 0.5), most near 0 or 1", random.beta(0.5, 0.5, POPULATION)
-    yield "beta(1, 6), skewed", random.beta(1.0, 6.0, POPULATION)
-    yield "steps of 0.2, as P@5", random.binomial(5, random.beta(2.0, 2.0, POPULATION)) / 5.0
-    yield "half zeros, else beta(2, 2)", leave_out(random.beta(2.0, 2.0, POPULATION), 0.5)
-    yield "80 % zeros, else beta(2, 2)", leave_out(random.beta(2.0, 2.0, POPULATION), 0.8)
-    yield "difference, half ties, else normal", leave_out(random.normal(size=POPULATION), 0.5)
-    yield "difference, 80 % ties, else normal", leave_out(random.normal(size=POPULATION), 0.8)
-
-
-def simulate_pooled(random: Random) -> Iterator[tuple[str, Array, Formula]]:
-    """Yield measures of pooled documents, with the counts of a population of topics, and their formulas.
-
-    A topic has 3 to 40 judged documents, label shares of its own, and its own probability of a
-    right answer. The second run of a difference is right for other documents, more often.
+    Attributes:
+        name: Name of the measure.
+        counts: Contribution of each topic, (topics, counts).
+        formula: Computes the value from sums over topics.
+        bounds: Range of the value.
     """
-    sizes = random.integers(3, 41, POPULATION)
-    ease = random.beta(4.0, 2.0, POPULATION)
-    shares = random.dirichlet(np.ones(LABELS), POPULATION)
-    right = [draw_tables(random, sizes, shares, chance) for chance in (ease, np.sqrt(ease))]
-    for name, formula in (("accuracy", accuracy), ("macro-F1", pooled_macro_f1)):
-        yield f"{name} of 4 labels", right[0], formula
-        yield f"difference of {name}", np.concatenate(right, axis=1), subtract(formula)
-    sums = [sum_grades(tables) for tables in right]
-    kappa = estimate_kappa({}).formula
-    yield "quadratic kappa of grades 0 to 3", sums[0], kappa
-    yield "difference of kappa", np.concatenate(sums, axis=1), subtract(kappa)
+
+    name: str
+    counts: Array
+    formula: Formula
+    bounds: Bounds
 
 
-def draw_tables(random: Random, sizes: NDArray[np.int64], shares: Array, ease: Array) -> Array:
-    """Draw a confusion matrix for each topic, (topics, labels * labels).
+def draw_tables(random: Random, sizes: tuple[int, int], spread: float) -> Array:
+    """Draw a table of people's and the judge's labels for each topic, (topics, labels, labels).
 
-    A wrong answer is any label.
+    Args:
+        random: Generator.
+        sizes: Minimum and maximum number of documents of a topic.
+        spread: How alike topics are in their shares of labels; the higher, the more alike.
     """
-    true = random.multinomial(sizes, shares)
-    tables = np.zeros((len(sizes), LABELS, LABELS))
+    documents = random.integers(sizes[0], sizes[1] + 1, POPULATION)
+    shares = random.dirichlet(SHARES * spread, POPULATION)
+    true = random.multinomial(documents, shares)
+    tables = np.zeros((POPULATION, LABELS, LABELS))
     for label in range(LABELS):
-        right = random.binomial(true[:, label], ease)
-        tables[:, label] = random.multinomial(true[:, label] - right, np.full(LABELS, 1.0 / LABELS))
-        tables[:, label, label] += right
-    return tables.reshape(len(sizes), -1)
+        # Each topic has its own confusions.
+        chances = random.dirichlet(CONFUSION[label] * 6.0, POPULATION)
+        tables[:, label] = random.multinomial(true[:, label], chances)
+    return tables
 
 
-def sum_grades(tables: Array) -> Array:
-    """Return the sums that kappa is computed from, the labels taken as grades: see `estimate_kappa`."""
-    one, other = np.divmod(np.arange(LABELS**2), LABELS)
-    return np.asarray(
-        tables @ np.stack([np.ones(LABELS**2), one, other, one**2 + other**2, one * other], axis=1)
-    )
-
-
-def accuracy(counts: Array) -> Array:
-    """Compute the share of right labels, (…, labels * labels) to (…)."""
-    return np.asarray(counts[..., :: LABELS + 1].sum(axis=-1) / counts.sum(axis=-1))
-
-
-def pooled_macro_f1(counts: Array) -> Array:
-    """Compute macro-F1, (…, labels * labels) to (…)."""
-    tables = counts.reshape(*counts.shape[:-1], LABELS, LABELS)
-    return macro_f1(counts[..., :: LABELS + 1], tables.sum(axis=-2), tables.sum(axis=-1))
+def flatten(compute: Callable[[Array], Array]) -> Formula:
+    """Return the formula of flattened tables."""
+    return lambda counts: compute(counts.reshape(*counts.shape[:-1], LABELS, LABELS))
 
 
 def subtract(formula: Formula) -> Formula:
-    """Return the formula of the second run's value minus the first's, whose counts come first."""
+    """Return the formula of the second judge's value minus the first's, whose counts come first."""
 
     def difference(counts: Array) -> Array:
         first, second = np.split(counts, 2, axis=-1)
@@ -105,48 +102,211 @@ def subtract(formula: Formula) -> Formula:
     return difference
 
 
+def list_labels(random: Random) -> Iterator[Measured]:
+    """Yield measures of labels, and differences of two judges of the same documents."""
+    tables = draw_tables(random, sizes=(20, 300), spread=8.0)
+    counts = tables.reshape(POPULATION, -1)
+    kappa = flatten(compute_kappa)
+    quadratic = flatten(compute_quadratic_kappa)
+    yield Measured("kappa", counts, kappa, CORRELATION)
+    yield Measured("quadratic kappa", counts, quadratic, CORRELATION)
+
+    errors = np.subtract.outer(-np.arange(LABELS), -np.arange(LABELS)).ravel()
+    error_counts = np.stack([counts @ errors, counts.sum(axis=1)], axis=1)
+    yield Measured("mean error", error_counts, ratio, Bounds(-3.0, 3.0))
+
+    stances = draw_tables(random, sizes=(10, 60), spread=4.0).reshape(POPULATION, -1)
+    yield Measured("macro-F1", stances, flatten(compute_macro_f1), SHARE)
+    hits = np.stack([stances[:, :: LABELS + 1].sum(axis=1), stances.sum(axis=1)], axis=1)
+    yield Measured("accuracy", hits, ratio, SHARE)
+
+    other = move_hits(random, tables).reshape(POPULATION, -1)
+    both = np.concatenate([counts, other], axis=1)
+    yield Measured("difference of kappa", both, subtract(kappa), CORRELATION.of_difference)
+    yield Measured(
+        "difference of quadratic kappa", both, subtract(quadratic), CORRELATION.of_difference
+    )
+
+
+def move_hits(random: Random, tables: Array) -> Array:
+    """Return the tables of a better judge: a part of each error, which varies by topic, is right."""
+    shares = random.beta(1.0, 3.0, len(tables))
+    better = tables.copy()
+    for label in range(LABELS):
+        for chosen in range(LABELS):
+            if chosen == label:
+                continue
+            wrong = tables[:, label, chosen].astype(np.int64)
+            mended = random.binomial(wrong, shares)
+            better[:, label, chosen] -= mended
+            better[:, label, label] += mended
+    return better
+
+
+def list_means(random: Random) -> Iterator[Measured]:
+    """Yield means of values by topic, of several shapes."""
+    size = POPULATION
+
+    def replace_some(values: Array, share: float, constant: float) -> Array:
+        return np.where(random.random(size) < share, constant, values)
+
+    shapes = {
+        "nDCG, beta(2.5, 1.2)": random.beta(2.5, 1.2, size),
+        "nDCG, 30 % zeros, else beta(0.8, 0.8)": replace_some(
+            random.beta(0.8, 0.8, size), 0.3, 0.0
+        ),
+        "nDCG, half ones, else beta(4, 1)": replace_some(random.beta(4.0, 1.0, size), 0.5, 1.0),
+        "nDCG, beta(1, 6), skewed": random.beta(1.0, 6.0, size),
+        "P@5, steps of 0.2": random.binomial(5, random.beta(2.0, 2.0, size)) / 5.0,
+        "nDCG, 80 % zeros, else beta(2, 2)": replace_some(random.beta(2.0, 2.0, size), 0.8, 0.0),
+    }
+    for name, values in shapes.items():
+        yield Measured(name, np.stack([values, np.ones(size)], axis=1), ratio, SHARE)
+
+    differences = {
+        "difference, normal": np.clip(random.normal(0.02, 0.2, size), -1.0, 1.0),
+        "difference, 80 % ties": replace_some(
+            np.clip(random.normal(0.02, 0.2, size), -1, 1), 0.8, 0
+        ),
+    }
+    for name, values in differences.items():
+        counts = np.stack([values, np.ones(size)], axis=1)
+        yield Measured(name, counts, ratio, SHARE.of_difference)
+
+
+def compute_percentile(drawn: Array, values: Array, measured: Measured) -> tuple[float, float]:
+    """Return the percentile bootstrap interval."""
+    low, high = np.quantile(values, (LOWER, UPPER))
+    return float(low), float(high)
+
+
+def compute_bca(drawn: Array, values: Array, measured: Measured) -> tuple[float, float]:
+    """Return the bias-corrected and accelerated bootstrap interval (B. Efron, 1987)."""
+    sums = drawn.sum(axis=0)
+    value = measured.formula(sums)
+    without = measured.formula(sums - drawn)
+    deviations = without.mean() - without
+    spread = float(np.square(deviations).sum())
+    if spread == 0.0:
+        return float(value), float(value)
+    acceleration = float((deviations**3).sum()) / (6.0 * spread**1.5)
+    share_below = (np.mean(values < value) + np.mean(values <= value)) / 2.0
+    bias = ndtri(np.clip(share_below, 1e-4, 1.0 - 1e-4))
+    shifted = bias + ndtri(np.array([LOWER, UPPER]))
+    low, high = np.quantile(values, ndtr(bias + shifted / (1.0 - acceleration * shifted)))
+    return float(low), float(high)
+
+
+def compute_student(drawn: Array, values: Array, measured: Measured) -> tuple[float, float]:
+    """Return Student's interval with the error of the jackknife, which can leave the range."""
+    sums = drawn.sum(axis=0)
+    value = float(measured.formula(sums))
+    half_width = find_quantile(drawn) * float(find_error(measured.formula(sums - drawn)))
+    return value - half_width, value + half_width
+
+
+def compute_transformed(drawn: Array, values: Array, measured: Measured) -> tuple[float, float]:
+    """Return the interval of the jackknife of log-odds: each value without a topic is transformed."""
+    sums = drawn.sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = to_share(measured.formula(sums), measured.bounds)
+        without = logit(to_share(measured.formula(sums - drawn), measured.bounds))
+        half_width = find_quantile(drawn) * find_error(without)
+        ends = expit(logit(share) + np.array([-half_width, half_width]))
+    values_of_ends = measured.bounds.lowest + ends * measured.bounds.width
+    return float(values_of_ends[0]), float(values_of_ends[1])
+
+
+def compute_bootstrap_t(drawn: Array, values: Array, measured: Measured) -> tuple[float, float]:
+    """Return the bootstrap-t interval, with the jackknife's error of each of 200 resamples."""
+    topics = len(drawn)
+    random = np.random.default_rng(0)
+    resampled = drawn[random.integers(topics, size=(200, topics))]
+    sums = resampled.sum(axis=1)
+    of_resamples = measured.formula(sums)
+    errors = find_error(measured.formula(sums[:, np.newaxis] - resampled))
+    all_sums = drawn.sum(axis=0)
+    value = float(measured.formula(all_sums))
+    error = float(find_error(measured.formula(all_sums - drawn)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = (of_resamples - value) / errors
+    defined = ratios[np.isfinite(ratios)]
+    if len(defined) == 0:
+        return value, value
+    low, high = np.quantile(defined, (LOWER, UPPER))
+    return value - float(high * error), value - float(low * error)
+
+
+def compute_adopted(drawn: Array, values: Array, measured: Measured) -> tuple[float, float]:
+    """Return the interval of the program."""
+    return compute_jackknife_interval(drawn, measured.formula, measured.bounds)
+
+
+def to_share(values: Array, bounds: Bounds) -> Array:
+    """Return the places of values between the bounds, from 0 to 1."""
+    return np.asarray((values - bounds.lowest) / bounds.width)
+
+
+def find_error(without: Array) -> NDArray[np.float64]:
+    """Return the jackknife's error from the values without each topic, on the last axis."""
+    topics = without.shape[-1]
+    deviations = without - without.mean(axis=-1, keepdims=True)
+    return np.asarray(np.sqrt((topics - 1) / topics * np.square(deviations).sum(axis=-1)))
+
+
+def find_quantile(drawn: Array) -> float:
+    """Return Student's quantile for the topics."""
+    return float(stdtrit(len(drawn) - 1, UPPER))
+
+
+METHODS = {
+    "jackknife, log-odds": compute_adopted,
+    "jackknife, Student": compute_student,
+    "jackknife of log-odds": compute_transformed,
+    "percentile": compute_percentile,
+    "BCa": compute_bca,
+    "bootstrap-t": compute_bootstrap_t,
+}
+
+
 def measure_coverage(
-    counts: Array, formula: Formula, drawn_topics: NDArray[np.int64], *, is_mean: bool
-) -> str:
-    """Return the share of t intervals, for means, and of bootstrap intervals that contain the value of the population.
-
-    Counts are (topics, counts), drawn topics (samples, topics).
-    """
-    truth = float(formula(counts.sum(axis=0)))
-    student = bootstrap = 0
-    for places in drawn_topics:
-        drawn = counts[places]
-        if is_mean:
-            values = drawn[:, 0]
-            student += abs(values.mean() - truth) <= compute_half_width(values)
-        low, high = compute_bootstrap(drawn, formula)
-        bootstrap += low <= truth <= high
-    shares = [student, bootstrap] if is_mean else [bootstrap]
-    return " / ".join(f"{share / len(drawn_topics):.2f}" for share in shares)
+    measured: Measured, topics: int, trials: int, resamples: int
+) -> dict[str, float]:
+    """Return the share of samples of topics whose interval contains the population's value, by method."""
+    truth = float(measured.formula(measured.counts.sum(axis=0)))
+    random = np.random.default_rng(topics)
+    hits = dict.fromkeys(METHODS, 0)
+    for _ in range(trials):
+        drawn = measured.counts[random.integers(POPULATION, size=topics)]
+        times = random.multinomial(topics, np.full(topics, 1.0 / topics), size=resamples)
+        values = measured.formula(times.astype(np.float64) @ drawn)
+        for name, compute in METHODS.items():
+            low, high = compute(drawn, values, measured)
+            hits[name] += low <= truth <= high
+    return {name: count / trials for name, count in hits.items()}
 
 
-def show(
-    title: str, rows: Iterator[tuple[str, Array, Formula]], trials: int, *, is_mean: bool
-) -> None:
-    """Print a table as Markdown, a row as soon as it is measured."""
-    print(f"| {title} | {' | '.join(map(str, TOPICS))} |\n|---|{'--:|' * len(TOPICS)}", flush=True)
-    for row, (name, counts, formula) in enumerate(rows):
-        random = np.random.default_rng(row)
-        samples = (random.integers(POPULATION, size=(trials, topics)) for topics in TOPICS)
-        cells = [measure_coverage(counts, formula, drawn, is_mean=is_mean) for drawn in samples]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    print()
+def show(title: str, measures: Iterator[Measured], trials: int, resamples: int) -> None:
+    """Print a table for each method as Markdown, with a row for each measure."""
+    cells: dict[str, dict[str, list[str]]] = {name: {} for name in METHODS}
+    for measured in measures:
+        for topics in TOPICS:
+            coverage = measure_coverage(measured, topics, trials, resamples)
+            for name, share in coverage.items():
+                cells[name].setdefault(measured.name, []).append(f"{share:.3f}")
+    for name, rows in cells.items():
+        print(f"| {title}: {name} | {' | '.join(map(str, TOPICS))} |")
+        print(f"|---|{'--:|' * len(TOPICS)}")
+        for measure, shares in rows.items():
+            print(f"| {measure} | {' | '.join(shares)} |")
+        print(flush=True)
 
 
 def main() -> None:
-    """Print the tables of means and of pooled measures."""
-    trials = parse_sizes(__doc__, trials=(1, 2000)).parse_args().trials
-    means = simulate_means(np.random.default_rng(1))
-    rows = (
-        (name, np.stack([values, np.ones(POPULATION)], axis=1), ratio) for name, values in means
-    )
-    show("mean: t / bootstrap", rows, trials, is_mean=True)
-    show("pooled: bootstrap", simulate_pooled(np.random.default_rng(2)), trials, is_mean=False)
+    """Print the tables of labels and of means."""
+    sizes = parse_sizes(__doc__, trials=(1, 1000), resamples=(1, 1000)).parse_args()
+    show("labels", list_labels(np.random.default_rng(1)), sizes.trials, sizes.resamples)
+    show("means", list_means(np.random.default_rng(2)), sizes.trials, sizes.resamples)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Candidate, Comparison, Document, Failure, Judgment, Topic
 from touche_llm.judging.judgments import judge
-from touche_llm.judging.requests import RequestBuilder
+from touche_llm.judging.requests import RequestBuilder, TopicDocument
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
@@ -133,13 +133,17 @@ class Outcome:
 async def judge_with(engine: OracleEngine, rankings: Mapping[str, Sequence[str]]) -> Judgments:
     """The judgments of all documents; see `rank_with`."""
     judgments: dict[str, dict[str, Judgment]] = {topic: {} for topic in rankings}
-    work = [(topic, document) for topic in _topics(rankings) for document in rankings[topic.id]]
+    work = [
+        TopicDocument(topic, document)
+        for topic in _topics(rankings)
+        for document in rankings[topic.id]
+    ]
     with _builder(engine) as builder:
-        found, failures = await judge(
+        outcomes = await judge(
             work, _Texts(), _TASK.question, _prompt("judge"), builder, lambda: None
         )
-    assert not failures
-    for each in found:
+    assert not outcomes.failures
+    for each in outcomes.results:
         judgments[each.topic_id][each.document_id] = each
     return judgments
 

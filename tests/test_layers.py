@@ -15,6 +15,7 @@ import touche_llm
 PACKAGE = Path(touche_llm.__file__).parent
 # From the bottom up.
 LAYERS = (
+    "interrupts",
     "errors",
     "extensions",
     "data",

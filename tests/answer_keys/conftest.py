@@ -19,4 +19,4 @@ def server() -> Iterator[RefusingServer]:
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Intervals of a comparison are as wide as they like here."""
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
+    monkeypatch.setattr("touche_llm.evaluation.randomisation.RESAMPLES", 300)

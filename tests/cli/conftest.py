@@ -36,7 +36,7 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
     With 10,000 resamples the tests would take twice as long.
     """
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
+    monkeypatch.setattr("touche_llm.evaluation.randomisation.RESAMPLES", 300)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from tests.changed_example import FIVE, INPUTS, LABELS, TWO_SCALES, change_examp
 from tests.cli.conftest import Touche
 from tests.prompt_variants import opening
 from tests.scripted_engine import Label, ScriptedEngine
-from touche_llm.evaluation.agreement import estimate_kappa
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.request import Request
 
@@ -56,11 +55,9 @@ def test_wordings_are_compared_by_all_aspects_and_labels(
     done = touche(*command, "--html", "page.html", "--format", "json")
     assert done.returncode == 0, done.stderr
     blunt, judge = json.loads(done.stdout)
-    # Exact but for document 5, whose expected depth of 3 is that of document 4; so reversed, but
-    # for document 1.
-    assert judge["depth_kappa"] == pytest.approx(16 / 17) and blunt["depth_kappa"] == pytest.approx(
-        -16 / 17
-    )
+    # The most probable depth is that of people, and the reverse of it.
+    assert judge["depth_kappa"] == pytest.approx(1.0)
+    assert blunt["depth_kappa"] == pytest.approx(-1.0)
     assert (judge["stance_macro_f1"], blunt["stance_macro_f1"], judge["best"]) == (1.0, 0.2, True)
     assert judge["requests"] == blunt["requests"] == len(engine.requests) / 2 == 10
     page = Path("page.html").read_text()
@@ -100,9 +97,18 @@ def test_grades_are_compared_on_the_scale_of_the_judgments(
     after = json.loads(touche(*command).stdout)
     for old, new in zip(before, after, strict=True):
         assert new["depth_ndcg_5"] == pytest.approx(old["depth_ndcg_5"])
-    people, judge = (0, 2, 4, 6, 8), (0.5, 2.5, 4.5, 6.5, 6.0)
-    expected = estimate_kappa({"1": zip(judge, people, strict=True)}).value
-    assert after[1]["depth_kappa"] == pytest.approx(expected) and after[1]["requests"] == 0
+        # Nothing says which depth of people each depth of the prompt is.
+        assert "depth_kappa" not in new
+    assert [row["depth_spearman"] for row in after] == pytest.approx([-1.0, 1.0])
+    assert after[1]["requests"] == 0
+
+    definition.write_text(
+        definition.read_text().replace(
+            "\nstance:", "\nqrels_mapping: {depth: [0, 2, 4, 6, 8]}\nstance:"
+        )
+    )
+    mapped = json.loads(touche(*command).stdout)
+    assert [row["depth_kappa"] for row in mapped] == pytest.approx([-1.0, 1.0])
 
 
 def test_a_task_of_other_aspects_without_stances_has_these_alone(

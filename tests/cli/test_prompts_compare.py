@@ -123,21 +123,23 @@ def test_rows_have_equal_keys_figures_and_differences(touche: Touche, engine: En
         False,
         None,
     )
-    for measure in ("relevance_ndcg_5", "relevance_kappa", "quality_kappa", "stance_macro_f1"):
+    for measure in (
+        "relevance_ndcg_5",
+        "relevance_spearman",
+        "quality_spearman",
+        "stance_macro_f1",
+    ):
         assert sharp[measure] == 1.0 > blunt[measure]
         assert sharp[f"{measure}_difference"] == pytest.approx(1.0 - blunt[measure])
         low, high = sharp[f"{measure}_low"], sharp[f"{measure}_high"]
-        # Six topics are enough for a mean, and too few for pooled documents.
-        assert (
-            low <= sharp[f"{measure}_difference"] <= high
-            if measure == "relevance_ndcg_5"
-            else low is high is None
-        )
+        assert low <= sharp[f"{measure}_difference"] <= high
         assert [sharp[f"{measure}_{each}"] for each in ("wins", "ties", "losses")] == [6, 0, 0]
         assert sharp[f"{measure}_p"] == pytest.approx(2 / 2**6)
         assert blunt[f"{measure}_p"] is None
     assert "mine/sharp.jinja has the best" in done.stderr
-    assert done.stderr.count("no 95 % interval") == 1
+    # Six topics are enough for an interval, and too few for one that holds.
+    assert "no 95 % interval" not in done.stderr
+    assert done.stderr.count("6 topics are too narrow") == 1
 
 
 def test_failures_are_told_and_end_with_their_code(touche: Touche, engine: Engine) -> None:

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from statsmodels.stats.inter_rater import cohens_kappa
 
 from tests.evaluation.judged_runs import TASK, qrels_of, run_of
 from tests.expect import raises_at
@@ -12,7 +10,6 @@ from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName
 from touche_llm.errors import DataError
 from touche_llm.evaluation.agreement import (
     count_confusion,
-    estimate_kappa,
     estimate_labels,
     estimate_stances,
     round_grade,
@@ -84,22 +81,6 @@ def test_a_label_of_another_task_is_an_error() -> None:
         estimate_stances(run, QRELS, 5)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_kappa_is_that_of_the_whole_table(seed: int) -> None:
-    drawn = np.random.default_rng(seed).integers(0, 4, (5, 7, 2)).astype(float)
-    topics = {
-        str(topic): [(float(one), float(other)) for one, other in pairs]
-        for topic, pairs in enumerate(drawn)
-    }
-    table = np.zeros((4, 4))
-    for one, other in (pair for pairs in topics.values() for pair in pairs):
-        table[int(one), int(other)] += 1
-    expected = cohens_kappa(table, wt="quadratic", return_results=False)
-    figure = estimate_kappa(topics)
-    assert figure.value == pytest.approx(expected)
-    assert figure.n == 35
-
-
 def test_expected_grades_are_rounded_and_there_is_none_below_0() -> None:
     assert [round_grade(grade) for grade in (-2.0, 0.49, 0.5, 1.5, 2.49, 2.5, 3.0)] == [
         0,
@@ -110,4 +91,3 @@ def test_expected_grades_are_rounded_and_there_is_none_below_0() -> None:
         3,
         3,
     ]
-    assert estimate_kappa({"a": [(0.4, -2.0), (2.6, 3.0), (1.4, 1.0)]}).value == 1.0

@@ -31,7 +31,7 @@ from touche_llm.errors import EngineError
 from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.client import FailedRequest, MissingAnswer, UnansweredRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest, UncachedRequest
 from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.parsing import parse_answer
@@ -153,7 +153,7 @@ def check(sent: list[Sent], result: Result) -> str:
     """Check one result against the replies that were sent for it; returns what became of it."""
     # Without a reply the connection was lost to the reply before.
     allowed = frozenset().union(*(each.kind.outcomes for each in sent)) or {"server_error"}
-    assert not isinstance(result, MissingAnswer), "nothing is replayed"
+    assert not isinstance(result, UncachedRequest), "nothing is replayed"
     if isinstance(result, FailedRequest):
         assert result.attempts, "a failure without an attempt"
         assert {attempt.kind for attempt in result.attempts} <= allowed, (allowed, result)
@@ -196,7 +196,7 @@ async def check_replay(
     """Check that the cache holds usable answers alone, and gives them again."""
     with Cache(cache, CacheMode.REPLAY) as stored:
         for entry in stored.find("answer"):
-            parse_answer(entry.read(Answer).text, ComparativeJudgment)
+            parse_answer(stored.read(entry, Answer).text, ComparativeJudgment)
         model = ModelClient(engine_info=facts, engine=None, cache=stored, sampling=SamplingConfig())
         for number, result in zip(numbers, results, strict=True):
             again = await model.request(request_for(number), ComparativeJudgment)

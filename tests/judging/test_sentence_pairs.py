@@ -50,7 +50,7 @@ def judgment(
         readings=readings,
         source="probabilities",
         prompt="sentence_pairs/sentence@1-x",
-        key="k",
+        answer_keys=["k"],
     )
 
 
@@ -209,10 +209,10 @@ def test_a_pair_inherits_the_mean_grades_and_the_side() -> None:
         "b": judgment("b", {"PRO": 0.2, "CON": 0.3, "NONE": 0.5}, grades=(2.0, 2.0)),
     }
     made = inherit_judgment(Candidate("1", "a,b", 4, 0.3), judgments, settings)
-    assert (made.document_id, made.stance, made.source, made.key) == (
+    assert (made.document_id, made.stance, made.source, made.answer_keys) == (
         "a,b",
         "CON",
         "inherited",
-        None,
+        [],
     )
     assert made.grades == {"relevance": 2.5, "quality": 1.5}

@@ -17,11 +17,11 @@ from touche_llm.judging.stance_labels import (
     StanceSettings,
     choose_stance,
     choose_stances,
-    combine_position,
     read_thresholds,
     write_thresholds,
 )
 from touche_llm.tasks import get_task
+from touche_llm.tasks.positions import combine_position
 
 TASK = get_task("comparative")
 

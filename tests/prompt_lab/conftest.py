@@ -28,7 +28,7 @@ DULL: dict[str, Callable[[str, int], bool]] = {BLUNT: lambda topic, number: numb
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Intervals are as wide as they like here; tests of 8 topics are exact with so many."""
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
+    monkeypatch.setattr("touche_llm.evaluation.randomisation.RESAMPLES", 300)
 
 
 @dataclass

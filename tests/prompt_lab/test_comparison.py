@@ -21,7 +21,7 @@ from touche_llm.data.measure import MACRO_F1, Measure, MeasureName
 from touche_llm.data.records import Candidate, Judgment
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import PromptError, Rejected, ReplayMiss, UsageError
-from touche_llm.evaluation.agreement import round_grade
+from touche_llm.evaluation.judges.labels import find_grade
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.llm.answer_schema import list_fields
@@ -46,8 +46,8 @@ async def test_the_better_prompt_wins_and_is_confirmed_on_other_topics(
         of = part.estimates[str(sharp)]
         assert {measure: figure.value for measure, figure in of.items()} == {
             NDCG: 1.0,
-            Measure("relevance", MeasureName.KAPPA): 1.0,
-            Measure("quality", MeasureName.KAPPA): 1.0,
+            Measure("relevance", MeasureName.SPEARMAN): 1.0,
+            Measure("quality", MeasureName.SPEARMAN): 1.0,
             MACRO_F1: 1.0,
         }
         worse = part.estimates[str(blunt)]
@@ -207,7 +207,7 @@ async def test_documents_without_an_answer_rank_last(
     part = found.parts[0]
     assert part.estimates[str(sharp)][NDCG].value < part.estimates[str(blunt)][NDCG].value
     # Over its own documents it has no fault.
-    assert part.estimates[str(sharp)][Measure("relevance", MeasureName.KAPPA)].value == 1.0
+    assert part.estimates[str(sharp)][Measure("relevance", MeasureName.SPEARMAN)].value == 1.0
 
 
 async def test_topics_without_a_relevant_document_are_left_out_of_ndcg(
@@ -253,14 +253,14 @@ def test_prompts_for_sentence_pairs_are_compared(
 ) -> None:
     run = sample_run("sentence_pairs", tmp_path)
     judged = read_records(run / "judgments.jsonl", Judgment, "judgments")
+    task = get_task("sentence_pairs")
     own = {
-        (judgment.topic_id, judgment.document_id): judgment.grades["coherence"]
+        (judgment.topic_id, judgment.document_id): find_grade(judgment, "coherence", task)
         for judgment in judged
         if judgment.source != "inherited"
     }
     lines = [
-        f"{topic} 0 {document} {round_grade(grade)}\n"
-        for (topic, document), grade in list(own.items())[:40]
+        f"{topic} 0 {document} {grade}\n" for (topic, document), grade in list(own.items())[:40]
     ]
     (tmp_path / "coherence").write_text("".join(lines))
     copy = tmp_path / "copy.jinja"

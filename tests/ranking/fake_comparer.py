@@ -10,7 +10,7 @@ from typing import cast
 from tests.answer_models import judge_request
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
 from touche_llm.judging.requests import RequestBuilder
-from touche_llm.llm.client import MissingAnswer, UnansweredRequest
+from touche_llm.llm.client import UnansweredRequest, UncachedRequest
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
 from touche_llm.prompts.prompt import Prompt
@@ -81,7 +81,7 @@ class FakeComparer(Comparer):
             answer = self.order_of(documents)
             order = list(answer) if answer is not None else None
         if best is None and order is None:
-            return MissingAnswer(judge_request(" ".join(documents)))
+            return UncachedRequest(judge_request(" ".join(documents)))
         return Comparison(
             topic_id="1",
             step=self.step,

@@ -45,6 +45,8 @@ class TemplateCheck:
         match node:
             case nodes.FromImport():
                 self._import(node)
+            case nodes.Include():
+                self._visit_all(self._parse(node), scope)
             case nodes.Macro():
                 self.macros[node.name] = node
             case nodes.For():
@@ -62,13 +64,15 @@ class TemplateCheck:
 
     def _import(self, node: nodes.FromImport) -> None:
         """Read the macros of another template; its names are used as they are there."""
-        assert isinstance(node.template, nodes.Const) and self.environment.loader is not None
-        source, _, _ = self.environment.loader.get_source(self.environment, node.template.value)
-        macros = {
-            macro.name: macro for macro in self.environment.parse(source).find_all(nodes.Macro)
-        }
+        macros = {macro.name: macro for macro in self._parse(node).find_all(nodes.Macro)}
         self.problems += [f"no macro {name}" for name in node.names if name not in macros]
         self.macros |= macros
+
+    def _parse(self, node: nodes.FromImport | nodes.Include) -> nodes.Template:
+        """Return the template that another one imports from or includes."""
+        assert isinstance(node.template, nodes.Const) and self.environment.loader is not None
+        source, _, _ = self.environment.loader.get_source(self.environment, node.template.value)
+        return self.environment.parse(source)
 
     def _bind(self, target: nodes.Node, kind: Any, scope: dict[str, Any]) -> None:
         """Give the variables of a loop or an assignment their types."""

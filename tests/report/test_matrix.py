@@ -40,7 +40,7 @@ class Refusing(ScriptedEngine):
 
 async def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = "") -> Compared:
     """A blunt wording that takes each first and third document of a topic for the other, and two that agree."""
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 20)
+    monkeypatch.setattr("touche_llm.evaluation.randomisation.RESAMPLES", 20)
     blind: dict[str, Callable[[str, int], bool]] = {"BLUNT": lambda topic, number: number in (0, 2)}
     monkeypatch.setattr(
         "touche_llm.prompt_lab.comparison.open_client", opening(Refusing(reader(blind).script))

@@ -34,7 +34,7 @@ Named = tuple[str, ParsedRun, Path | None]
 @pytest.fixture(scope="module", autouse=True)
 def few_resamples() -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("touche_llm.evaluation.significance.RESAMPLES", 200)
+        patch.setattr("touche_llm.evaluation.randomisation.RESAMPLES", 200)
         yield
 
 

@@ -114,19 +114,35 @@ def test_features_add_prompts(tmp_path: Path) -> None:
     }
 
 
+def test_a_task_can_map_the_grades_of_its_prompt_to_those_of_people(tmp_path: Path) -> None:
+    values = {**GOOD, "qrels": {"depth": "0..2"}, "qrels_mapping": {"depth": [0, 0, 1, 1, 2]}}
+    task = get_task(write_task(tmp_path / "mine", values))
+    assert task.qrels_mapping_of("depth") == {1: 0, 2: 0, 3: 1, 4: 1, 5: 2}
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {"depth": [0, 1, 2]},
+        {"depth": [0, 0, 1, 1, 3]},
+        {"depth": [2, 1, 1, 0, 0]},
+        {"relevance": [0, 1, 2]},
+    ],
+)
+def test_a_mapping_has_an_ascending_grade_of_people_for_each_of_the_prompt(
+    tmp_path: Path, mapping: dict[str, list[int]]
+) -> None:
+    values = {**GOOD, "qrels": {"depth": "0..2"}, "qrels_mapping": mapping}
+    with pytest.raises(DataError, match="qrels_mapping"):
+        get_task(write_task(tmp_path / "mine", values))
+
+
 def test_the_scale_of_human_judgments_is_apart_from_that_of_the_prompt(tmp_path: Path) -> None:
     task = get_task(write_task(tmp_path / "mine", changed("qrels", {"depth": "0..2"})))
     assert get_labels(task.question.answer)["depth"] == (1, 2, 3, 4, 5)
     assert task.qrels_scales == {"relevance": (0, 2), "depth": (0, 2)}
-    # A grade keeps its place between the ends.
-    depth = task.aspects["depth"]
-    assert [depth.convert(grade, task.qrels_scales["depth"]) for grade in (1, 2.5, 3, 5)] == [
-        0.0,
-        0.75,
-        1.0,
-        2.0,
-    ]
-    assert depth.convert(0.1 + 0.2, depth) == 0.1 + 0.2
+    assert task.qrels_mapping_of("relevance") == {0: 0, 1: 1, 2: 2}
+    assert task.qrels_mapping_of("depth") is None
     # A changed definition is another task; grades up to 10 are for people and for scales without a
     # 1.
     values = {

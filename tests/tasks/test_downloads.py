@@ -112,8 +112,10 @@ def test_a_file_of_another_kind_is_a_problem(content: bytes, tmp_path: Path) -> 
 
 
 def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:
-    assert {task for file in read_published() for task in file.tasks} == TASKS.keys()
-    for task in TASKS:
+    # Passages are of any collection.
+    tasks = TASKS.keys() - {"passages"}
+    assert {task for file in read_published() for task in file.tasks} == tasks
+    for task in tasks:
         (topics,) = (
             file for file in read_published() if task in file.tasks and file.role == "topics"
         )

@@ -21,7 +21,6 @@ from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.judging.grades import compute_expected_grade
-from touche_llm.judging.readings import read_labels
 from touche_llm.llm.answer_schema import build_schema, count_alternatives
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -125,7 +124,7 @@ async def test_grades_need_no_more_alternatives_than_their_labels(
                     )
                     answered = await client.request(request, model)
                     assert isinstance(answered, AnsweredRequest)
-                    readings = read_labels(answered)
+                    readings = answered.readings
                     grades.append(
                         [
                             compute_expected_grade(readings[name])

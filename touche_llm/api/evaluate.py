@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import ToucheWarning
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.evaluation.significance import describe_missing_intervals
+from touche_llm.evaluation.significance import describe_intervals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -60,7 +60,7 @@ def evaluate(
         table = evaluation.per_topic()
     else:
         table = evaluation.summary()
-        notes += describe_missing_intervals(table.to_dict("records"))
+        notes += describe_intervals(table.to_dict("records"))
     table["measure"] = [str(measure) for measure in table["measure"]]
 
     for note in notes:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import Progress
+from touche_llm.api.retrieve import add_objects
 from touche_llm.data.records import Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.errors import UsageError
 from touche_llm.judging.judgments import group_judgments
 from touche_llm.judging.judgments import judge as judge_documents
 from touche_llm.judging.objects import find_objects
-from touche_llm.judging.requests import Done, RequestBuilder, Stage
+from touche_llm.judging.requests import Done, RequestBuilder, Stage, TopicDocument
 from touche_llm.judging.stance_labels import StanceSettings
-from touche_llm.judging.stances import judge_stances
+from touche_llm.judging.stances import StanceJudge
 from touche_llm.llm.model import ModelClient
 from touche_llm.pairs.judging import PairJudge
 from touche_llm.pairs.settings import PairSettings
@@ -123,16 +124,12 @@ async def judge(
         unnamed = {topic.id for topic in topics if topic.objects is None}
         if unnamed:
             with stage("finding objects", len(unnamed)) as done:
-                topics, failures = await find_objects(
-                    topics, task, prompts["objects"], builder, done
-                )
+                outcomes = await find_objects(topics, prompts["objects"], builder, done)
+            objects = outcomes.results
+            failures = outcomes.failures
+            topics = add_objects(topics, objects)
         candidates = replace(candidates, topics=topics)
         topics = [topic for topic in topics if topic.objects is not None]
-        objects = [
-            Objects(topic_id=topic.id, objects=topic.objects, prompt=prompts["objects"].label)
-            for topic in topics
-            if topic.id in unnamed and topic.objects
-        ]
     found = Judgments(candidates, (), objects=objects, failures=failures)
     if task.sentence_question is None:
         found = await _judge_documents(found, topics, prompts, builder, stage, stance)
@@ -178,25 +175,34 @@ async def _judge_documents(
     chosen = replace(found.candidates, topics=topics, rankings=rankings)
     documents = chosen.documents
     work = [
-        (topic, candidate.document_id)
+        TopicDocument(topic, candidate.document_id)
         for topic, ranking in zip(topics, chosen.list_rankings(), strict=True)
         for candidate in ranking
     ]
-    with stage("judging", len(work) * len(prompts["judge"].sent)) as done:
-        judgments, failures = await judge_documents(
+    with stage("judging", len(work) * prompts["judge"].requests_per_document) as done:
+        judged = await judge_documents(
             work, documents, task.question, prompts["judge"], builder, done
         )
+    failures = [*found.failures, *judged.failures]
     stances: list[StanceReading] = []
-    if stance is not None and stance.depth and "stance" in prompts:
-        best = _choose_best(chosen, judgments, stance.depth)
-        both_orders = stance.prompt == "both_orders"
-        stances, failed = await judge_stances(
-            best, documents, task, prompts["stance"], both_orders, builder, stage
+    if (
+        stance is not None
+        and stance.depth > 0
+        and task.stance_question is not None
+        and "stance" in prompts
+    ):
+        stance_judge = StanceJudge(
+            task=task,
+            question=task.stance_question,
+            prompt=prompts["stance"],
+            has_both_orders=stance.prompt == "both_orders",
+            builder=builder,
         )
-        failures += failed
-    return replace(
-        found, judgments=judgments, stances=stances, failures=[*found.failures, *failures]
-    )
+        best = _choose_best(chosen, judged.results, stance.depth)
+        outcomes = await stance_judge.judge(best, documents, stage)
+        stances = outcomes.results
+        failures += outcomes.failures
+    return replace(found, judgments=judged.results, stances=stances, failures=failures)
 
 
 def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
@@ -209,17 +215,19 @@ def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: 
 
 def _choose_best(
     candidates: Candidates, judgments: Sequence[Judgment], depth: int
-) -> list[tuple[Topic, str]]:
+) -> list[TopicDocument]:
     """Return the `depth` best judged documents of each topic.
 
     The task's weights decide: the run's weights must not change which requests are made.
     """
-    judged, task, work = group_judgments(judgments), candidates.task, []
+    judged = group_judgments(judgments)
+    task = candidates.task
+    work: list[TopicDocument] = []
     for topic, ranking in zip(candidates.topics, candidates.list_rankings(), strict=True):
         grades = judged.get(topic.id, {})
         ranked = rank_by_judgment(
             rank_by_first_stage(ranking), grades, task.objectives["both"], task.aspects
         )
         best = [document.document_id for document in ranked if document.document_id in grades]
-        work += [(topic, document_id) for document_id in best[:depth]]
+        work += [TopicDocument(topic, document_id) for document_id in best[:depth]]
     return work

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import Progress
-from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
+from touche_llm.data.records import Candidate, Objects, Queries, Topic
 from touche_llm.errors import shorten
+from touche_llm.judging.outcomes import Outcomes
+from touche_llm.judging.queries import QueryExpander, find_queries
 from touche_llm.ranking.fusion import fuse_candidates
+from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.retrieval.sentences import select_distinct
-from touche_llm.retrieval.settings import QueryField
+from touche_llm.retrieval.settings import ExpansionSettings, QueryField
 from touche_llm.text.analysis import Analyzer
-
-if TYPE_CHECKING:
-    pass
-from touche_llm.judging.queries import QueryExpander, find_queries
-from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
 
 
 def add_objects(topics: list[Topic], found: Iterable[Objects]) -> list[Topic]:
@@ -39,39 +37,108 @@ async def retrieve(
 ) -> Candidates:
     """Retrieve the candidates of each topic.
 
-    At most `depth` documents per topic are found; if pairs are made, that many sentences are judged
-    at a time.
+    Args:
+        topics: Topics to search for.
+        corpus: Corpus to search.
+        progress: Shows the progress and warnings.
+        depth: Max documents per topic; if pairs are made, the number of sentences that are judged
+            at a time.
+        fields: Fields of a topic that make the query.
+        expander: Expansion of queries; None for the topics' own queries alone.
+
+    Raises:
+        EngineError: The engine that expands queries failed.
+        NoCandidates: Nothing was found for any topic.
+        ReplayMiss: The cache of a replay lacks queries.
     """
-    queries: Sequence[Queries] = ()
-    failures: Sequence[Failure] = ()
+    expansions: Outcomes[Queries] = Outcomes(results=[], failures=[])
     if expander is not None:
-        model = expander.builder.model
-        with progress.stage("finding queries", len(topics), model.counts) as done:
-            queries, failures = await find_queries(topics, expander.prompt, expander.builder, done)
-        model.raise_on_misses()
+        expansions = await _expand_queries(topics, expander, progress)
+
     with progress.stage("retrieving", len(topics)) as done:
         rankings = await corpus.search(topics, fields, depth, done)
-    if expander is not None and queries:
-        other = {expanded.topic_id: expanded.queries for expanded in queries}
-        additional = [
-            replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())
-        ]
-        further = iter(await corpus.search(additional, ("title",), depth, lambda: None))
-        for place, topic in enumerate(topics):
-            if others := [next(further) for _ in other.get(topic.id, ())]:
-                weights = [1.0, *(expander.settings.weight for _ in others)]
-                rankings[place] = fuse_candidates(
-                    [rankings[place], *others], weights, expander.settings.k
-                )
+    if expander is not None and expansions.results:
+        rankings = await _add_expansions(
+            topics,
+            rankings,
+            expansions.results,
+            corpus,
+            depth,
+            expander.settings,
+        )
         rankings = _cut(rankings, corpus, depth)
     if not any(rankings):
         raise NoCandidates(corpus.empty)
-    found = normalise_rankings(rankings)
+
     candidates = Candidates(
-        corpus.task, topics, corpus, found, depth, queries=queries, failures=failures
+        corpus.task,
+        topics,
+        corpus,
+        normalise_rankings(rankings),
+        depth,
+        queries=expansions.results,
+        failures=expansions.failures,
     )
     warn_of_empty(candidates, progress)
     return candidates
+
+
+async def _expand_queries(
+    topics: list[Topic], expander: QueryExpander, progress: Progress
+) -> Outcomes[Queries]:
+    """Request additional queries for each topic.
+
+    Raises:
+        EngineError: The engine failed.
+        ReplayMiss: The cache of a replay lacks queries.
+    """
+    model = expander.builder.model
+    with progress.stage("finding queries", len(topics), model.counts) as done:
+        outcomes = await find_queries(topics, expander.prompt, expander.builder, done)
+    model.raise_on_misses()
+    return outcomes
+
+
+async def _add_expansions(
+    topics: list[Topic],
+    rankings: list[list[Candidate]],
+    expansions: Iterable[Queries],
+    corpus: Corpus,
+    depth: int,
+    settings: ExpansionSettings,
+) -> list[list[Candidate]]:
+    """Fuse the ranking of each topic with those of its additional queries.
+
+    Args:
+        topics: Topics that were searched for.
+        rankings: Rankings by the topics' own queries, in the order of the topics.
+        expansions: Additional queries of topics.
+        corpus: Corpus to search.
+        depth: Max documents per query.
+        settings: Weight of an additional query, and parameter of the fusion.
+
+    Returns:
+        Rankings in the order of the topics.
+    """
+    queries_by_topic = {expansion.topic_id: expansion.queries for expansion in expansions}
+    requests: list[Topic] = []
+    for topic in topics:
+        queries = queries_by_topic.get(topic.id, ())
+        requests += [replace(topic, title=query) for query in queries]
+    additional = await corpus.search(requests, ("title",), depth, lambda: None)
+
+    rankings_by_topic: defaultdict[str, list[list[Candidate]]] = defaultdict(list)
+    for request, ranking in zip(requests, additional, strict=True):
+        rankings_by_topic[request.id].append(ranking)
+
+    fused: list[list[Candidate]] = []
+    for topic, ranking in zip(topics, rankings, strict=True):
+        others = rankings_by_topic[topic.id]
+        if others:
+            weights = [1.0, *(settings.weight for _ in others)]
+            ranking = fuse_candidates([ranking, *others], weights, settings.k)
+        fused.append(ranking)
+    return fused
 
 
 def warn_of_empty(candidates: Candidates, progress: Progress) -> None:

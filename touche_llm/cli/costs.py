@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from touche_llm.cli.interrupts import run_requests
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, print_rows, say, show_table
+from touche_llm.cli.requests import run_requests
 from touche_llm.config.configuration import Config
 from touche_llm.runs.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.runs.record import StageName

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from touche_llm.cli import options as s
-from touche_llm.cli.interrupts import until_interrupted
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, say, show_lines
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
+from touche_llm.interrupts import run_until_interrupted
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.purposes import load_named
 from touche_llm.runs.context import list_schemas
@@ -45,9 +45,7 @@ def doctor(
     """
     engine = s.read_section(EngineConfig, {**given, "engine.base_url": url}, "engine")
     sampling = s.read_section(SamplingConfig, given, "sampling")
-    examination = until_interrupted(
-        _examine(engine, sampling, thorough), lambda: "nothing was stored"
-    )
+    examination = run_until_interrupted(_examine(engine, sampling, thorough), "nothing was stored")
     failure = examination.result if isinstance(examination.result, EngineError) else None
     if failure is not None and not any(check.is_ok for check in examination.checks):
         raise failure

@@ -37,7 +37,7 @@ from touche_llm.evaluation.calibration import (
 from touche_llm.evaluation.comparisons import compare_runs
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, describe_judging
 from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
-from touche_llm.evaluation.significance import describe_missing_intervals
+from touche_llm.evaluation.significance import describe_intervals
 from touche_llm.judging.stance_labels import choose_stances, write_thresholds
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import find_run_file, find_task, record_evaluation
@@ -173,7 +173,7 @@ def evaluate(
         rows, show = _list_topics(evaluations), _show_topics
     else:
         rows, show = summarize(evaluations), show_summary
-        notes += describe_missing_intervals(rows)
+        notes += describe_intervals(rows)
         if leaderboard:
             rows, show = rank_among_published(known, rows, evaluations), _show_places
     if output is Format.TABLE:
@@ -340,7 +340,7 @@ def compare(
         show_lines(m.describe_qrels(files))
     else:
         print_rows(output, rows)
-    m.print_notes(qrels, evaluations, kept, *notes, *describe_missing_intervals(rows))
+    m.print_notes(qrels, evaluations, kept, *notes, *describe_intervals(rows))
     if page:
         say(output, page)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from touche_llm.api.corpora import DenseCorpus, open_local_corpus
 from touche_llm.cli import options as s
-from touche_llm.cli.interrupts import until_interrupted
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Format, FormatOption, print_result
 from touche_llm.errors import UsageError
+from touche_llm.interrupts import run_until_interrupted
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.retrieval.first_stages import RETRIEVERS, SECTIONS, RetrieverConfig
@@ -115,9 +115,7 @@ def _store(
             opened.open_first_stages()
         if retriever.kind.needs_embeddings:
             work = DenseCorpus(opened, settings, CacheConfig(mode=CacheMode.OFF), progress).embed()
-            until_interrupted(
-                work, lambda: "the vectors so far are stored; the same command resumes"
-            )
+            run_until_interrupted(work, "the vectors so far are stored; the same command resumes")
         store = opened.store
         documents = len(store)
         sentences = len(store.parts)
@@ -164,9 +162,9 @@ def _load(
         settings=settings,
         warn=CommandProgress().warn,
     )
-    loaded = until_interrupted(
+    loaded = run_until_interrupted(
         load_corpus(inputs, corpus, given.get("skip_bad_lines", False)),
-        lambda: "the documents so far are stored; the same command resumes",
+        "the documents so far are stored; the same command resumes",
     )
     sentence = f"{loaded.documents:,} documents of {corpus} are in {loaded.place}"
     row = {"corpus": corpus, "documents": loaded.documents, **loaded.columns}

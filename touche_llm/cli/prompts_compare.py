@@ -15,7 +15,6 @@ from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.costs import print_costs
 from touche_llm.cli.failures import FAILURES_EXIT, print_failures
-from touche_llm.cli.interrupts import run_requests
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import (
     Column,
@@ -26,6 +25,7 @@ from touche_llm.cli.output import (
     show_lines,
     show_table,
 )
+from touche_llm.cli.requests import run_requests
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import check_output
 from touche_llm.data.measure import Measure, MeasureName
@@ -125,7 +125,8 @@ def compare(
             _show(found, part, rows[part.name])
         show_lines(
             [
-                "random order: mean nDCG@5 of the same documents over all orders; outside: mean probability off the "
+                "kappa: quadratically weighted, of the most probable label; random order: mean nDCG@5 of the same "
+                "documents over all orders; outside: mean probability off the "
                 "labels; tokens: of all prompts, cached ones included"
             ]
         )
@@ -148,8 +149,8 @@ def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[st
     """Print the tables of a part: the measures of its variants, and their changes."""
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
-        # Each graded aspect has a kappa; the other measures occur once.
-        is_repeated = measure.name is MeasureName.KAPPA
+        # Each graded aspect has a kappa or a correlation; the other measures occur once.
+        is_repeated = measure.name in (MeasureName.KAPPA, MeasureName.SPEARMAN)
         title = str(measure) if is_repeated else measure.short_text
         columns.append(Column(title, value=_key(measure)))
     columns.append(Column("outside", drop=2))

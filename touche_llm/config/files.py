@@ -47,10 +47,16 @@ _PATHS = (
 )
 
 
+# Max characters of the name of a corpus in that of its index folder: at four bytes each, the folder's
+# name stays below the 255 bytes that a name may have.
+_MAX_INDEX_NAME = 60
+
+
 def index_folder(corpus: Path) -> Path:
     """Return the default index folder of a corpus: below the current folder, one for each corpus file."""
     place = hashlib.sha256(os.fsencode(corpus.absolute())).hexdigest()[:8]
-    return Path(".touche-llm/index") / f"{corpus.name.split('.')[0]}-{place}"
+    title = corpus.name.split(".")[0][:_MAX_INDEX_NAME]
+    return Path(".touche-llm/index") / f"{title}-{place}"
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:

@@ -16,6 +16,7 @@ class MeasureName(StrEnum):
     RECALL = "R"
     JUDGED = "judged"
     KAPPA = "kappa"
+    SPEARMAN = "Spearman"
     MACRO_F1 = "macro-F1"
     ACCURACY = "accuracy"
     LABEL_PRECISION = "precision"
@@ -31,6 +32,7 @@ _KNOWN_FORMS = (
     "judged@K",
     "judged",
     "kappa",
+    "Spearman",
     "macro-F1@K",
     "macro-F1",
     "accuracy@K",

@@ -87,7 +87,7 @@ def find_fitting_engines(
     settings: ModelSettings, cache: Cache, purpose: PoolingPurpose | None
 ) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configured model, revision and context."""
-    known = [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))]
+    known = [cache.read(entry, EngineInfo) for entry in cache.find(name_kind(purpose))]
     model = get_configured_name(settings)
     models = sorted({info.model for info in known})
     if model is None and len(models) > 1:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from touche_llm.data.records import Count, Malformed, decode_json
+from touche_llm.engines.connections import to_line
 from touche_llm.engines.http import HttpClient
 from touche_llm.errors import BrokenReply, MissingLogprobs, Rejected
 from touche_llm.llm.answer import Token
@@ -78,6 +79,7 @@ class _Message(msgspec.Struct, gc=False):
 
 class _Choice(msgspec.Struct, gc=False):
     message: _Message
+    index: int | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
@@ -114,6 +116,27 @@ class ChatReply(msgspec.Struct, gc=False):
     model: str | None = None
     usage: _Usage = msgspec.field(default_factory=_Usage)
     system_fingerprint: str | None = None
+
+    def select_choice(self) -> _Choice:
+        """Return the choice with index 0, or the only one if it has no index.
+
+        Raises:
+            BrokenReply: There is no such choice, or several.
+        """
+        if not self.choices:
+            raise BrokenReply("the reply has no choices")
+
+        has_lone_choice = len(self.choices) == 1 and self.choices[0].index is None
+        if has_lone_choice:
+            return self.choices[0]
+
+        firsts = [choice for choice in self.choices if choice.index == 0]
+        if len(firsts) != 1:
+            indexes = to_line(", ".join(str(choice.index) for choice in self.choices))
+            raise BrokenReply(
+                f"the reply has choices with the index {indexes}; expected one with index 0"
+            )
+        return firsts[0]
 
 
 def build_chat_body(
@@ -160,14 +183,13 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
     """Return the completion in a reply, with the tokens of its values if their layout is given.
 
     Raises:
-        BrokenReply: The reply is incomplete; MissingLogprobs if it has no log-probabilities in
-            spite of a layout.
+        BrokenReply: The reply is incomplete, or it is unclear which of its choices counts;
+            MissingLogprobs if it has no log-probabilities in spite of a layout.
     """
-    if not reply.choices:
-        raise BrokenReply("the reply has no choices")
-    choice = reply.choices[0]
+    choice = reply.select_choice()
     if choice.finish_reason not in ("stop", "length", "content_filter"):
-        raise BrokenReply(f"the answer ended with {choice.finish_reason!r}")
+        reason = to_line(str(choice.finish_reason))
+        raise BrokenReply(f"the answer ended with {reason!r}")
     if layout is not None and _is_answer(choice) and not _has_alternatives(choice):
         raise MissingLogprobs(
             "log-probabilities were requested, but none came; set sampling.logprobs to false if the server sends none"

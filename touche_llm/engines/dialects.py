@@ -28,6 +28,7 @@ from touche_llm.llm.label_probabilities import TokenizedAnswer, check_logprobs, 
 from touche_llm.llm.protocol import TokenCounter
 from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
 from touche_llm.llm.settings import SamplingConfig
+from touche_llm.text.quoting import quote
 
 # Max probability of the tokens that the alternatives leave out, where one of these could be a
 # label's.
@@ -202,7 +203,7 @@ async def _try_constraint_parameter(
     if has_begun and completion.finish_reason == "length":
         return UnenforcedSchema(problems=(), is_endless=True)
 
-    problem = f"the model answered {completion.text[:80]!r}"
+    problem = f"the model answered {quote(completion.text, 80)!r}"
     if completion.reasoning:
         problem += " (its reasoning was not empty: switch thinking off)"
     return UnenforcedSchema((problem,))

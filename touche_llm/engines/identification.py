@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import msgspec
 
 from touche_llm.data.records import Count
-from touche_llm.engines.http import API_KEY_VARIABLE, HttpClient
+from touche_llm.engines.connections import to_line
+from touche_llm.engines.http import HttpClient
 from touche_llm.engines.settings import EngineConfig, PoolingConfig
 from touche_llm.errors import BrokenReply, EngineError, Rejected, Transient
 from touche_llm.llm.protocol import EngineInfo
+from touche_llm.text.quoting import MODEL_KEY_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def _choose_model(
         return models[configured]
 
     other = "" if configured is None else f", not {configured!r}"
-    names = ", ".join(models) or "no model"
+    names = to_line(", ".join(models)) or "no model"
     raise EngineError(f"{base_url}: serves {names}{other}; choose one with `{section}.model`")
 
 
@@ -197,7 +199,7 @@ async def _identify_program(server: HttpClient, model: _ServedModel) -> _Program
         version = reply.version or reply.build_info
         if version:
             context = reply.default_generation_settings.n_ctx
-            return _Program(f"{candidate.name} {version}", context)
+            return _Program(f"{candidate.name} {to_line(version)}", context)
     return _Program("unknown server" if kind is None else kind.name)
 
 
@@ -254,7 +256,7 @@ def describe_failure(
 
     remedy = refused or hint
     if error.status in (401, 403):
-        remedy = f"give its key in {API_KEY_VARIABLE}"
+        remedy = f"give its key in {MODEL_KEY_VARIABLE}"
     return EngineError(
         f"{server.base_url}: the server refused the start-up check: {error}; {remedy}"
     )

@@ -17,7 +17,7 @@ from touche_llm.engines.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.errors import BrokenReply, EngineError, Rejected, ReplayMiss, Transient
 from touche_llm.llm.answer_key import hash_content
 from touche_llm.llm.cache import EntryMetadata, describe_resume
-from touche_llm.llm.client import EngineClient, FailedRequest, MissingAnswer
+from touche_llm.llm.client import EngineClient, FailedRequest, UncachedRequest
 from touche_llm.llm.protocol import EngineInfo, PoolingEngine, TokenCounter
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.truncation import get_complete_text
@@ -200,7 +200,7 @@ class PoolingClient(EngineClient):
         room = self.engine_info.context - self.engine_info.overhead
         complete_request = build_request(complete_text)
         fitted = await self.truncate_document(build_request, complete_request, document, room)
-        if isinstance(fitted, MissingAnswer):
+        if isinstance(fitted, UncachedRequest):
             return complete_text
         if isinstance(fitted, FailedRequest):
             subject = complete_request.origin.subject

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError
+from touche_llm.evaluation.intervals import Array
 from touche_llm.evaluation.qrels import STANCE, Qrels
-from touche_llm.evaluation.significance import Array, Estimate, ratio
+from touche_llm.evaluation.significance import Estimate, ratio
 
 # Places of labels in `task.stances`, of shape (documents,).
 Labels = NDArray[np.intp]
@@ -24,46 +25,6 @@ Labels = NDArray[np.intp]
 def round_grade(grade: float) -> int:
     """Round a grade to the nearest whole grade, halves up; grades below 0 become 0, as in nDCG."""
     return max(math.floor(grade + 0.5), 0)
-
-
-def estimate_kappa(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Estimate:
-    """Estimate Cohen's kappa, with quadratic weights, of two gradings of the same documents in whole grades.
-
-    kappa = 1 - (observed disagreement) / (disagreement expected by chance), where a disagreement
-    counts as the square of the difference (J. Cohen, Weighted kappa, Psychological Bulletin 70,
-    1968). With such weights kappa depends only on sums of grades, of their squares and of their
-    products, so topics add up.
-
-    If all grades of both are the same, kappa is 0 / 0; it counts as 1, since they agree. Topics
-    without documents are left out.
-    """
-    sums: dict[str, Array] = {}
-    for topic, grades in pairs.items():
-        terms = [_list_kappa_terms(round_grade(one), round_grade(other)) for one, other in grades]
-        if terms:
-            sums[topic] = np.array(terms, dtype=np.float64).sum(axis=0)
-    counts = np.array(list(sums.values())).reshape(len(sums), 5)
-    return Estimate(
-        topics=tuple(sums),
-        counts=counts,
-        formula=_compute_kappa,
-        documents=int(counts[:, 0].sum()),
-    )
-
-
-def _list_kappa_terms(one: int, other: int) -> tuple[int, int, int, int, int]:
-    """Return what a document adds to the sums of `_compute_kappa`, from its two grades."""
-    return 1, one, other, one**2 + other**2, one * other
-
-
-def _compute_kappa(counts: Array) -> Array:
-    """Compute kappa from sums over documents, of shape (…, 5), see `_list_kappa_terms`."""
-    n, one, other, squares, products = np.moveaxis(counts, -1, 0)
-    # Both are multiplied by the squared number of documents.
-    observed = n * (squares - 2.0 * products)
-    expected = n * squares - 2.0 * one * other
-    share: Array = np.divide(observed, expected, out=np.zeros_like(observed), where=expected > 0.0)
-    return np.asarray(1.0 - share)
 
 
 def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Array:

@@ -158,7 +158,7 @@ def _read_judgments(path: Path, task: Task, aspect: str) -> dict[str, dict[str, 
     kind = "label" if aspect == STANCE else "grade"
     require_kind(path, "qrels")
     judged: dict[str, dict[str, Any]] = {}
-    for place, topic, document, text in _read_rows(path, kind):
+    for place, topic, document, text in read_rows(path, kind):
         if aspect == STANCE:
             value: str | float = _parse_label(text, task, place)
         else:
@@ -176,7 +176,7 @@ def _read_judgments(path: Path, task: Task, aspect: str) -> dict[str, dict[str, 
     return judged
 
 
-def _read_rows(path: Path, kind: str) -> Iterator[tuple[str, str, str, str]]:
+def read_rows(path: Path, kind: str) -> Iterator[tuple[str, str, str, str]]:
     """Yield place, topic, document and value of each line of qrels.
 
     Args:
@@ -220,13 +220,18 @@ def _parse_label(text: str, task: Task, place: str) -> str:
 
 def _parse_grade(text: str, scale: Scale, place: str) -> float:
     """Return a grade of human judgments; raise DataError for other text, at `place`."""
-    is_number = _GRADE.fullmatch(text) is not None
-    if not is_number or not LOWEST_GRADE <= float(text) <= scale.highest:
+    grade = parse_grade_text(text)
+    if grade is None or not LOWEST_GRADE <= grade <= scale.highest:
         raise DataError(
             f"{place}: {text!r:.40} is no grade: a number from {LOWEST_GRADE} to {scale.highest} with at most "
             f"{GRADE_DECIMALS} decimals; correct it, or give the graded qrels"
         )
-    return float(text)
+    return grade
+
+
+def parse_grade_text(text: str) -> float | None:
+    """Return the number that a text spells, with at most `GRADE_DECIMALS` decimals; None for other text."""
+    return float(text) if _GRADE.fullmatch(text) else None
 
 
 def select_topics(qrels: Qrels, runs: Iterable[ParsedRun]) -> Qrels:

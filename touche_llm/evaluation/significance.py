@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from touche_llm.data.measure import Measure
+from touche_llm.evaluation.intervals import (
+    SHARE,
+    TIE,
+    Array,
+    Bounds,
+    Formula,
+    compute_jackknife_interval,
+)
+from touche_llm.evaluation.randomisation import compute_p, sum_swapped
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Array = NDArray[np.float64]
-# Minimum topics of an interval of a mean, and of a measure of pooled documents;
-# docs/reference/measures.md has the simulated coverage behind them.
+# Minimum topics of an interval, and the topics from which intervals hold whatever the shape of the
+# values; docs/reference/measures.md has the simulated coverage behind them.
 MIN_TOPICS = 5
-MIN_TOPICS_POOLED = 20
-CONFIDENCE = 0.95
-_LOWER_QUANTILE = (1.0 - CONFIDENCE) / 2.0
-_UPPER_QUANTILE = (1.0 + CONFIDENCE) / 2.0
-RESAMPLES = 10_000
-SEED = 0
-# Number of resamples in memory at a time.
-_BATCH = 500
-# Values that differ by less are ties: they are sums of a few terms, added in any order.
-TIE = 1e-9
-
-Indices = NDArray[np.intp]
+HOLDING_TOPICS = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +39,14 @@ class Estimate:
         formula: Computes the value from sums over topics, (…, counts) to (…).
         documents: Number of pooled documents behind the value; None if the value is the mean of the
             values by topic.
+        bounds: Range of the value.
     """
 
     topics: tuple[str, ...]
     counts: Array
-    formula: Callable[[Array], Array]
+    formula: Formula
     documents: int | None = None
+    bounds: Bounds = SHARE
 
     @property
     def is_mean(self) -> bool:
@@ -96,10 +93,10 @@ def list_common_topics(one: Estimate, other: Estimate) -> list[str]:
     return [topic for topic in one.topics if topic in others]
 
 
-def estimate_mean(values: Mapping[str, float]) -> Estimate:
-    """Estimate the mean of values by topic."""
+def estimate_mean(values: Mapping[str, float], bounds: Bounds = SHARE) -> Estimate:
+    """Estimate the mean of values by topic, which are within the bounds."""
     counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64)
-    return Estimate(tuple(values), counts.reshape(len(values), 2), ratio)
+    return Estimate(tuple(values), counts.reshape(len(values), 2), ratio, bounds=bounds)
 
 
 def ratio(counts: Array) -> Array:
@@ -108,60 +105,47 @@ def ratio(counts: Array) -> Array:
 
 
 def compute_interval(estimate: Estimate) -> tuple[float, float]:
-    """Compute the 95 % interval over topics.
+    """Compute the 95 % interval over topics, see `compute_jackknife_interval`.
 
-    That of a mean of values by topic is Student's t; its ends may lie beyond the range of the
-    measure. That of a measure of pooled documents is the percentile bootstrap over topics, which
-    keeps a topic's documents together.
-
-    Both ends are NaN for fewer than `MIN_TOPICS` or `MIN_TOPICS_POOLED` topics, and if the value is
-    undefined.
+    Both ends are NaN for fewer than `MIN_TOPICS` topics, and if the value is undefined.
     """
-    min_topics = MIN_TOPICS if estimate.is_mean else MIN_TOPICS_POOLED
-    if len(estimate.topics) < min_topics:
+    if len(estimate.topics) < MIN_TOPICS:
         return math.nan, math.nan
-    if not estimate.is_mean:
-        return compute_bootstrap(estimate.counts, estimate.formula)
-
-    value = estimate.value
-    half_width = compute_half_width(estimate.by_topic())
-    return value - half_width, value + half_width
+    return compute_jackknife_interval(estimate.counts, estimate.formula, estimate.bounds)
 
 
-def describe_missing_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a note if a row with the columns `value` and `low` has a value without an interval, else nothing."""
-    has_missing = any(math.isnan(row["low"]) and not math.isnan(row["value"]) for row in rows)
-    if not has_missing:
-        return []
-    return [
-        f"no 95 % interval where topics are few: a mean needs {MIN_TOPICS}, a measure of pooled documents "
-        f"{MIN_TOPICS_POOLED}"
-    ]
+def describe_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return notes on values whose topics are too few for an interval, or for one that holds.
 
-
-def compute_half_width(values: Array) -> float:
-    """Compute half the width of Student's 95 % interval of a mean of two values or more.
-
-    0 if all are equal.
+    Args:
+        rows: Rows with the columns `value`, `low` and `topics`; without the latter `n` is the
+            number of topics.
     """
-    # Imported here, since only an interval needs it.
-    from scipy.special import stdtrit
+    has_missing = False
+    topic_counts: list[int] = []
+    for row in rows:
+        if math.isnan(row["value"]):
+            continue
+        if math.isnan(row["low"]):
+            has_missing = True
+        else:
+            topic_counts.append(row["topics"] if "topics" in row else row["n"])
 
-    quantile = float(stdtrit(len(values) - 1, _UPPER_QUANTILE))
-    deviation = float(values.std(ddof=1))
-    return quantile * deviation / math.sqrt(len(values))
+    notes: list[str] = []
+    if has_missing:
+        notes.append(f"no 95 % interval where topics are few: it needs {MIN_TOPICS}")
+    fewest = min(topic_counts, default=HOLDING_TOPICS)
+    if fewest < HOLDING_TOPICS:
+        notes.append(describe_few_topics(fewest))
+    return notes
 
 
-def compute_bootstrap(counts: Array, formula: Callable[[Array], Array]) -> tuple[float, float]:
-    """Compute the 95 % percentile bootstrap interval over topics, see `Estimate` for counts and formula."""
-    # scipy.stats.bootstrap draws the same resamples (a test compares the intervals) in as many
-    # lines. It makes `evaluate` of 50 topics of 1,000 documents 1.8 times as expensive: 2.24 s of
-    # processor time, not 1.26 s.
-    times = _draw(len(counts))
-    batches = np.split(times, range(_BATCH, RESAMPLES, _BATCH))
-    values = np.concatenate([formula(batch @ counts) for batch in batches])
-    low, high = np.quantile(values, (_LOWER_QUANTILE, _UPPER_QUANTILE))
-    return float(low), float(high)
+def describe_few_topics(topics: int) -> str:
+    """Return a note on 95 % intervals over so many topics, fewer than `HOLDING_TOPICS`."""
+    return (
+        f"95 % intervals over {topics} topics are too narrow where values are skewed; they hold from "
+        f"{HOLDING_TOPICS} topics on"
+    )
 
 
 def compare(
@@ -232,7 +216,7 @@ _COLUMNS = (
 
 def _add_corrected_p(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of one measure with `p_holm`."""
-    corrected = _correct_holm(np.array([row["p"] for row in rows]))
+    corrected = correct_holm(np.array([row["p"] for row in rows]))
     return [{**row, "p_holm": p} for row, p in zip(rows, corrected.tolist(), strict=True)]
 
 
@@ -252,6 +236,7 @@ def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:
         counts=np.concatenate([counts, baseline_counts], axis=1),
         formula=subtract,
         documents=run.documents,
+        bounds=run.bounds.of_difference,
     )
     low, high = compute_interval(difference)
     by_topic = difference.by_topic()
@@ -263,7 +248,7 @@ def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:
         "difference": difference.value,
         "low": low,
         "high": high,
-        "p": _test_randomisation(run, counts, baseline_counts),
+        "p": compute_p(run.formula, sum_swapped(counts), sum_swapped(baseline_counts)),
         "wins": wins,
         "ties": len(topics) - wins - losses,
         "losses": losses,
@@ -271,71 +256,7 @@ def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=4)
-def _draw(rows: int) -> NDArray[np.int32]:
-    """Count how often each row is drawn with replacement in each resample, of shape (resamples, rows)."""
-    generator = np.random.default_rng(SEED)
-    batches: list[NDArray[np.int32]] = []
-    for _ in range(RESAMPLES // _BATCH):
-        drawn = generator.integers(0, rows, (_BATCH, rows))
-        batches.append(_count_drawn(drawn, rows).astype(np.int32))
-    return np.concatenate(batches)
-
-
-def _count_drawn(drawn: Indices, rows: int) -> NDArray[np.intp]:
-    """Count how often each row is drawn: (draws, rows drawn) to (draws, rows)."""
-    draws = len(drawn)
-    # Each draw counts in cells of its own.
-    cells = drawn + rows * np.arange(draws)[:, np.newaxis]
-    return np.bincount(cells.ravel(), minlength=draws * rows).reshape(draws, rows)
-
-
-def _sum_rows(counts: Array, drawn: Indices) -> Array:
-    """Sum the drawn rows: (…, rows drawn) of `(rows, counts)` to (…, counts).
-
-    Multiplying the rows by how often they are drawn is several times faster than selecting and
-    adding them.
-    """
-    times = _count_drawn(drawn.reshape(-1, drawn.shape[-1]), len(counts))
-    return (times @ counts).reshape(*drawn.shape[:-1], counts.shape[1])
-
-
-def _test_randomisation(estimate: Estimate, counts: Array, baseline_counts: Array) -> float:
-    """Return p of the two-sided paired randomisation test over topics; NaN for fewer than two.
-
-    Args:
-        estimate: Estimate whose formula gives the value.
-        counts: Counts of the run, a row for each topic.
-        baseline_counts: Counts of the baseline for the same topics.
-    """
-    topics = len(counts)
-    if topics < 2:
-        return math.nan
-    # Imported here, since it takes a second to import and only a comparison needs it.
-    from scipy.stats import permutation_test
-
-    all_counts = np.concatenate([counts, baseline_counts])
-
-    def subtract(rows: Indices, baseline_rows: Indices, axis: int) -> Array:
-        value = estimate.formula(_sum_rows(all_counts, np.moveaxis(rows, axis, -1)))
-        baseline = estimate.formula(_sum_rows(all_counts, np.moveaxis(baseline_rows, axis, -1)))
-        # Rounded, so that equal differences compare equal despite the rounding errors of sums.
-        return np.round(value - baseline, 12)
-
-    rows = np.arange(len(all_counts))
-    result = permutation_test(
-        (rows[:topics], rows[topics:]),
-        subtract,
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        batch=_BATCH,
-        rng=np.random.default_rng(SEED),
-    )
-    return float(result.pvalue)
-
-
-def _correct_holm(p: Array) -> Array:
+def correct_holm(p: Array) -> Array:
     """Apply Holm's step-down correction to the defined values.
 
     Undefined ones stay NaN and do not count as tests.

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from touche_llm.data.files import MAX_TABLE_LINE, read_bounded_lines, report_unreadable
+from touche_llm.data.files import (
+    MAX_TABLE_LINE,
+    open_regular,
+    read_bounded_lines,
+    report_unreadable,
+)
 from touche_llm.data.runs.reading import RunRow, parse_row
 from touche_llm.errors import to_printable
 from touche_llm.pairs.documents import describe_pair_problem
@@ -61,7 +66,7 @@ def _read_rows(path: Path) -> tuple[list[RunRow], list[RunProblem]]:
     """Read the rows of a file, also incomplete ones, and the problems of their form."""
     rows: list[RunRow] = []
     problems: list[RunProblem] = []
-    with report_unreadable(path), path.open("rb") as stream:
+    with report_unreadable(path), open_regular(path) as stream:
         for number, raw in read_bounded_lines(stream, MAX_TABLE_LINE):
             if len(problems) > _MAX_PROBLEMS:
                 problems.append(RunProblem(number, "too many problems; the rest is not checked"))

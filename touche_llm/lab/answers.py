@@ -168,7 +168,7 @@ def describe_exchange(trial: Trial) -> Exchange:
     result = trial.result
     if isinstance(result, AnsweredRequest):
         return Exchange(messages, answer=result.answer.text, thought=result.thought)
-    return Exchange(messages, answer=result.attempts[-1].text, thought="")
+    return Exchange(messages, answer=trial.attempts[-1].text, thought="")
 
 
 def describe_attempt(attempt: Attempt) -> FailedAttempt:

@@ -555,7 +555,7 @@ def _find_failure(trials: Sequence[Trial]) -> FailedAttempt | None:
     """
     for trial in trials:
         if not isinstance(trial.result, AnsweredRequest):
-            return describe_attempt(trial.result.attempts[-1])
+            return describe_attempt(trial.attempts[-1])
     return None
 
 

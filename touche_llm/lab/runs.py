@@ -16,12 +16,13 @@ from aiohttp import web
 from touche_llm.api.dataset import read_run_topics
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import shorten_path
+from touche_llm.data.locks import LOCK
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.runs_of_lab import Workplace
 from touche_llm.prompt_lab.holdout import CHOICE, find_half, record_evaluations
-from touche_llm.runs.directory import LOCK, RunDirectory
+from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import COMPLETE, RunOverview, read_overview
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task

@@ -17,6 +17,7 @@ from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
 from touche_llm.config.task_copies import find_copy
+from touche_llm.data.locks import lock_folder
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, Warn
 from touche_llm.evaluation.qrels import Qrels, read_qrels
@@ -79,7 +80,7 @@ class LabState:
 
 
 @dataclass(frozen=True, slots=True)
-class _OpenRun:
+class _OpenedRun:
     """An open run folder.
 
     Attributes:
@@ -107,12 +108,14 @@ class Workplace:
         self.inputs = inputs
         self.warn = warn
         self._folders: dict[str, Path] = {}
-        self._opened: dict[str, _OpenRun] = {}
+        self._opened: dict[str, _OpenedRun] = {}
         self._qrels: dict[object, Qrels] = {}
         self._revealed: set[tuple[str, str]] = set()
         # One thread for all that reads folders, so that the page's other requests do not wait for
         # it.
         self._worker = ThreadPoolExecutor(1, "touche_llm folders")
+        self._claim = ExitStack()
+        self._has_claimed_drafts = False
 
     async def apart(
         self, function: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs
@@ -121,9 +124,24 @@ class Workplace:
         call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
+    def claim_drafts(self) -> None:
+        """Lock the folder of drafts until the lab ends.
+
+        No other lab then replaces drafts of this one.
+
+        Raises:
+            UsageError: Another lab has locked it.
+        """
+        if self._has_claimed_drafts:
+            return
+        DRAFTS.mkdir(parents=True, exist_ok=True)
+        self._claim.enter_context(lock_folder(DRAFTS, "lab", self.warn))
+        self._has_claimed_drafts = True
+
     def close(self) -> None:
-        """Close the run folders."""
+        """Close the run folders, and release the drafts."""
         self._worker.shutdown()
+        self._claim.close()
         for opened in self._opened.values():
             opened.stack.close()
 
@@ -314,13 +332,13 @@ def _read_change_time(directory: RunDirectory) -> int:
     return changed.stat().st_mtime_ns
 
 
-def _open_run(directory: RunDirectory, changed: int) -> _OpenRun:
+def _open_run(directory: RunDirectory, changed: int) -> _OpenedRun:
     """Open the folder of a run."""
     # All of these records stay, and to look for garbage among them takes a third of the time.
     gc.disable()
     try:
         with ExitStack() as stack:
             folder = stack.enter_context(open_folder(directory.path))
-            return _OpenRun(changed, folder, stack.pop_all())
+            return _OpenedRun(changed, folder, stack.pop_all())
     finally:
         gc.enable()

@@ -275,7 +275,7 @@ def _describe_comparison(comparison: PromptComparison, *, page: str) -> SampleRe
         topics=len(part.topics),
         documents=len(part.sample),
         chance=part.chance,
-        notes=comparison.notes,
+        notes=list(comparison.notes),
         failures=dict(Counter(failure.kind for failure in comparison.all_failures())),
         page=page,
     )

@@ -188,16 +188,28 @@ def read_template(benches: Benches, *, run: str, name: str) -> TemplateView:
 
 
 def write_draft(benches: Benches, *, run: str, name: str, text: str | None, base: str) -> None:
-    """Store the draft of a template, or delete it with None."""
+    """Store the draft of a template, or delete it with None.
+
+    Raises:
+        UsageError: Another lab writes drafts here.
+    """
     path = benches.get(run).find_prompt(name).path
-    file = _draft_file(path)
     if text is None:
-        file.unlink(missing_ok=True)
+        _delete_draft(benches, path)
         return
 
-    DRAFTS.mkdir(parents=True, exist_ok=True)
+    benches.lab.claim_drafts()
     now = datetime.now(UTC).replace(microsecond=0)
-    write_records(file, [Draft(template=str(path), base=base, text=text, saved=now)])
+    draft = Draft(template=str(path), base=base, text=text, saved=now)
+    write_records(_draft_file(path), [draft])
+
+
+def _delete_draft(benches: Benches, path: Path) -> None:
+    """Delete the draft of a template, if there is one."""
+    file = _draft_file(path)
+    if file.exists():
+        benches.lab.claim_drafts()
+        file.unlink()
 
 
 def save_template(
@@ -244,7 +256,7 @@ def save_template(
             hash=hash_text(disk),
         )
 
-    _draft_file(entry.path).unlink(missing_ok=True)
+    _delete_draft(benches, entry.path)
     return describe_template(bench, saved_name)
 
 

@@ -39,7 +39,7 @@ class FailedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class MissingAnswer:
+class UncachedRequest:
     """Request of a replay whose answer the cache lacks.
 
     Attributes:
@@ -53,7 +53,7 @@ class MissingAnswer:
 
 
 # Request without a usable answer.
-UnansweredRequest = FailedRequest | MissingAnswer
+UnansweredRequest = FailedRequest | UncachedRequest
 _ResultT = TypeVar("_ResultT")
 
 # Connects to an engine.
@@ -252,10 +252,10 @@ class EngineClient:
                 self._overheads[message_count] = counted
             return self._overheads[message_count]
 
-    def _miss(self, request: Request, *, is_unmeasured: bool = False) -> MissingAnswer:
+    def _miss(self, request: Request, *, is_unmeasured: bool = False) -> UncachedRequest:
         """Record and return a request whose answer the cache of a replay lacks."""
         self.misses.append(request)
-        return MissingAnswer(request, is_unmeasured=is_unmeasured)
+        return UncachedRequest(request, is_unmeasured=is_unmeasured)
 
     def _fail(
         self, request: Request, attempts: list[Attempt], *, is_unmeasured: bool = False

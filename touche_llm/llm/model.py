@@ -30,6 +30,7 @@ from touche_llm.llm.request import MAX_SAMPLES, Request, continue_thought, reque
 from touche_llm.llm.settings import DEFAULT_CONCURRENCY, SamplingConfig
 from touche_llm.llm.truncation import TruncatedDocument, get_complete_text
 from touche_llm.text.passages import RankedPassages
+from touche_llm.text.quoting import quote
 
 _LOG = logging.getLogger(__name__)
 # Kinds of attempts after which no other sample is requested: the server refused the request, or did
@@ -357,8 +358,8 @@ class ModelClient(EngineClient):
         except Unusable as unusable:
             return UnusableAnswer(
                 kind=unusable.kind,
-                reason=unusable.reason[:MAX_CHARS],
-                text=unusable.text[:MAX_CHARS],
+                reason=quote(unusable.reason, MAX_CHARS),
+                text=quote(unusable.text, MAX_CHARS),
             )
 
     def _count_completion(self, completion: Completion, sample: Request) -> None:
@@ -403,8 +404,8 @@ class ModelClient(EngineClient):
             check_logprobs(stored.text, stored.tokens)
         except Unusable as error:
             raise DataError(
-                f"cache entry {sample.key}: the answer is unusable ({error}); delete the entry, or request all answers "
-                "again with `cache.mode: refresh`"
+                f"{self.cache.path}: entry {sample.key}: the answer is unusable ({error}); remove the entry with "
+                "`touche-llm cache forget`, or request all answers again with `cache.mode: refresh`"
             ) from error
         return AnsweredRequest(request=sample, answer=stored, value=value, is_cached=is_cached)
 

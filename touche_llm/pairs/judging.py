@@ -12,7 +12,7 @@ from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Failure, Judgment, Topic
 from touche_llm.judging.grades import combine_grades
 from touche_llm.judging.judgments import group_judgments, judge
-from touche_llm.judging.requests import RequestBuilder, Stage
+from touche_llm.judging.requests import RequestBuilder, Stage, TopicDocument
 from touche_llm.pairs.documents import PairDocuments, reverse_pair
 from touche_llm.pairs.inheritance import inherit_judgment
 from touche_llm.pairs.pairing import make_pairs, select_sentences
@@ -52,13 +52,13 @@ class PairJudge:
         made, sentences = await self._judge_sentences(topics)
         by_sentence = group_judgments(sentences)
         work = [
-            (topic, pair.document_id)
+            TopicDocument(topic, pair.document_id)
             for topic in topics
             for pair in made[topic.id][: self.settings.judged]
         ]
         judged = group_judgments(await self._judge("judging pairs", work))
         work = [
-            (topic, reverse_pair(judgment.document_id))
+            TopicDocument(topic, reverse_pair(judgment.document_id))
             for topic in topics
             for judgment in nlargest(
                 self.settings.both_orders, judged[topic.id].values(), key=self._grade
@@ -98,7 +98,7 @@ class PairJudge:
         sentences: list[Judgment] = []
         lacking, start = topics, 0
         while work := [
-            (topic, sentence.document_id)
+            TopicDocument(topic, sentence.document_id)
             for topic in lacking
             for sentence in self.rankings.get(topic.id, [])[start : start + self.depth]
         ]:
@@ -119,7 +119,7 @@ class PairJudge:
         return pairs, sentences
 
     async def _judge(
-        self, title: str, work: list[tuple[Topic, str]], *, of_pairs: bool = True
+        self, title: str, work: list[TopicDocument], *, of_pairs: bool = True
     ) -> list[Judgment]:
         """Judge pairs or sentences.
 
@@ -129,10 +129,10 @@ class PairJudge:
         documents = PairDocuments(self.parts) if of_pairs else self.parts
         question = self.task.question if of_pairs else self.task.sentence_question
         assert question is not None
-        with self.stage(title, len(work) * len(prompt.sent)) as done:
-            judgments, failed = await judge(work, documents, question, prompt, self.builder, done)
-        self.failures.extend(failed)
-        return judgments
+        with self.stage(title, len(work) * prompt.requests_per_document) as done:
+            outcomes = await judge(work, documents, question, prompt, self.builder, done)
+        self.failures.extend(outcomes.failures)
+        return outcomes.results
 
     def _grade(self, judgment: Judgment) -> float:
         """Combine the grades by the task's weights.

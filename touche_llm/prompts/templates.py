@@ -19,6 +19,7 @@ from jinja2 import (
     nodes,
 )
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from touche_llm.data.files import read_bounded
 from touche_llm.errors import PromptError
@@ -36,11 +37,39 @@ class _TemplateLoader(BaseLoader):
         return self._files[name].template
 
 
+# Name of the filter that finalizes the text of a block.
+_FINALIZE = "finalize"
+
+
+class _BlockFinalizer(NodeTransformer):
+    """Visitor that finalizes the text of blocks that Jinja writes as it is.
+
+    A filter may put a control token together (`replace("< ", "<")`), and a call may be one of a
+    method (`"{}".format(document)`).
+    """
+
+    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.FilterBlock:
+        """Add a filter after those of the block."""
+        self.generic_visit(node)
+        node.filter = _make_finalizer(node.filter)
+        return node
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.FilterBlock:
+        """Filter the text of the block."""
+        self.generic_visit(node)
+        return nodes.FilterBlock([node], _make_finalizer(None), lineno=node.lineno)
+
+
+def _make_finalizer(value: nodes.Filter | None) -> nodes.Filter:
+    """Return a filter of a value, or of the text of a block if there is none."""
+    return nodes.Filter(value, _FINALIZE, [], [], None, None)
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     """A Jinja environment that makes unsafe attributes unreachable and undefined variables errors.
 
     It applies `finalize` to the value of each expression, the text of macros and of `super()`
-    included.
+    included, and to the text of each `{% filter %}` and `{% call %}` block.
     """
 
     def __init__(self, finalize: Callable[[Any], str]) -> None:
@@ -49,6 +78,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         )
         # Both give another text each time, so that no cached answer would match the request.
         del self.globals["lipsum"], self.filters["random"]
+        self.filters[_FINALIZE] = finalize
 
 
 ROLES = ("system", "user")
@@ -159,6 +189,8 @@ class TemplateFiles:
         environment = self._environment
         try:
             tree = environment.parse(body, name, str(path))
+            _BlockFinalizer().visit(tree)
+            tree.set_environment(environment)
             references = tuple(
                 node for node in tree.find_all(nodes.Stmt) if isinstance(node, _Reference)
             )

@@ -19,10 +19,12 @@ from touche_llm.data.records import (
     Cut,
     Failure,
     LabelledDocument,
+    Reading,
     ScoredDocument,
     Topic,
 )
 from touche_llm.errors import PromptError
+from touche_llm.judging.readings import count_labels
 from touche_llm.judging.requests import RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.client import UnansweredRequest
@@ -241,14 +243,16 @@ class Comparer:
 
         prompt = self.prompts[kind]
         by_label = dict(zip(LABELS, documents, strict=False))
-        origin = prompt.origin(self.topic.id, " ".join(documents))
+        best: Reading | None = None
+        if kind == "best":
+            origin = prompt.origin(self.topic.id, " ".join(documents))
+            count_labels(self.builder, origin, result, result.readings)
+            best = result.readings["best"]
         return Comparison(
             topic_id=self.topic.id,
             step=self.step,
             documents=list(documents),
-            best=self.builder.read_and_count_labels(result, origin)["best"]
-            if kind == "best"
-            else None,
+            best=best,
             order=[by_label[label] for label in _read_order(result)] if kind == "order" else None,
             cut=cut,
             prompt=prompt.label,

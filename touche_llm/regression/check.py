@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
+from touche_llm.data.files import open_private_folder
 from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.engines.cached_info import name_kind, replay_engine_info
 from touche_llm.engines.pooling import PoolingClient
@@ -162,7 +162,9 @@ async def _open_recorded(
     """Open a cross-encoder whose scores are those of the cache."""
     facts = replay_engine_info(asked, cache, purpose)
     used_keys |= {
-        entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts
+        entry.key
+        for entry in cache.find(name_kind(purpose))
+        if cache.read(entry, EngineInfo) == facts
     }
     yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
 
@@ -188,12 +190,12 @@ async def check_folder(folder: Path) -> CheckResult:
     A run that cannot be read or replayed has the error in its result.
     """
     try:
-        with tempfile.TemporaryDirectory() as work:
+        with open_private_folder() as work:
             snapshot = open_snapshot(folder)
             replayed = await replay(
                 config=snapshot.config(),
                 first_stage=snapshot.first_stage,
-                work=Path(work),
+                work=work,
                 place=folder,
             )
             return compare_replay(snapshot, replayed)

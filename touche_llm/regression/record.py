@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from touche_llm.config.files import CONFIG, load_config
 from touche_llm.config.task_copies import copy_task
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data.files import open_atomic, replace_folder
+from touche_llm.data.files import open_atomic, open_private_folder, replace_folder
 from touche_llm.data.records import Document
 from touche_llm.data.topics.reading import write_topics
 from touche_llm.engines.cached_info import name_kind, store_engine_info
@@ -165,7 +164,7 @@ def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: P
             for key in replayed.used_keys:
                 for entry in cache.find(kind, key=key):
                     chosen.put(entry)
-        return chosen.export_cassette(cassette)
+        return chosen.export_cassette(cassette).entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +189,7 @@ async def record(config: Config, run: Path, target: Path) -> Recording:
     directory = RunDirectory(run)
     with (
         replace_folder(target, SNAPSHOT_FILES) as folder,
-        tempfile.TemporaryDirectory() as work,
+        open_private_folder() as work,
         RunContext(config, SilentProgress()) as context,
     ):
         documents = await _write_documents(context, directory, folder)
@@ -202,7 +201,7 @@ async def record(config: Config, run: Path, target: Path) -> Recording:
         shutil.copyfile(directory.run_file, folder / directory.run_file.name)
         templates = _copy_templates(context, folder)
         Manifest(templates=templates).write(folder)
-        answers = await _write_answers(config, folder, Path(work), target)
+        answers = await _write_answers(config, folder, work, target)
 
         return Recording(
             size=_measure_size(folder),

@@ -12,6 +12,7 @@ from typing import ClassVar
 from touche_llm.data.measure import Measure
 from touche_llm.data.records import Failure, Judgment, Reading, Topic
 from touche_llm.evaluation.agreement import round_grade
+from touche_llm.evaluation.judges.labels import find_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.prompt_lab.comparison import PromptComparison
@@ -21,6 +22,8 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.measures import Change, read_change
 from touche_llm.report.page import LETTERS, Page, render
 from touche_llm.runs.open_folder import describe_truncation
+from touche_llm.tasks.parts import Scale
+from touche_llm.tasks.task import Task
 
 # Number of colours for grades above 0.
 _HEAT = 5
@@ -122,13 +125,14 @@ class GradeView:
         name: Name of the aspect.
         value: Grade.
         heat: Index of its colour, higher for a higher grade.
-        is_hit: Whether, rounded, it equals that of the assessors.
+        is_hit: Whether the most probable grade is that of the assessors; None if they cannot be
+            compared.
     """
 
     name: str
     value: float
     heat: int
-    is_hit: bool
+    is_hit: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,8 @@ class MatrixRow:
         differs: Fields in which the variants disagree.
         spread: Size of the disagreement.
         requested: Number of variants that judged the part.
-        misses: Number of these whose first grade is not that of the assessors.
+        misses: Number of these whose first grade is not that of the assessors; 0 if both cannot be
+            compared.
     """
 
     topic: Topic
@@ -250,10 +255,10 @@ def render_matrix(comparison: PromptComparison, qrels: Qrels, judged_by: Mapping
     failures = Counter(failure.kind for failure in comparison.all_failures())
     page = MatrixPage(
         task=comparison.task,
-        notes=comparison.notes,
+        notes=list(comparison.notes),
         model=comparison.model,
         variants=variants,
-        topics=comparison.topics,
+        topics=list(comparison.topics),
         judged_by=judged_by,
         verdict=comparison.verdict.sentence,
         parts=[_view_part(part, comparison, variants) for part in comparison.parts],
@@ -386,20 +391,23 @@ def _build_row(
     part: PartMeasures, item: Sampled, comparison: PromptComparison, qrels: Qrels
 ) -> MatrixRow:
     """Return the row of a document of a part."""
+    task = comparison.task
     judgments = _find_judgments(part, item, comparison)
     cells: list[Cell] = []
     for variant in comparison.variants:
         judgment = judgments.get(variant.name)
         if judgment is not None:
-            cells.append(_build_cell(item, judgment, qrels))
+            cells.append(_build_cell(item, judgment, qrels, task))
         else:
             failure = _find_failure(part, item, variant.name, comparison)
             cells.append(_build_empty_cell(failure))
 
-    highest = max(scale.highest for scale in qrels.scales.values())
+    highest = max(scale.highest for scale in task.aspects.values())
     disagreement = _measure_disagreement(list(judgments.values()), highest)
-    aspect = next(name for name in comparison.task.question.grades if name in qrels.grades)
-    hits = sum(_is_hit(cell, aspect) for cell in cells)
+    aspect = next(name for name in task.question.grades if name in qrels.grades)
+    misses = 0
+    if task.qrels_mapping_of(aspect) is not None:
+        misses = len(judgments) - sum(_is_hit(cell, aspect) for cell in cells)
     return MatrixRow(
         topic=next(topic for topic in comparison.topics if topic.id == item.topic_id),
         document_id=item.document_id,
@@ -410,7 +418,7 @@ def _build_row(
         differs=disagreement.fields,
         spread=disagreement.spread,
         requested=len(judgments),
-        misses=len(judgments) - hits,
+        misses=misses,
     )
 
 
@@ -447,13 +455,13 @@ def _find_failure(
     return failures[-1] if failures else None
 
 
-def _build_cell(item: Sampled, judgment: Judgment, qrels: Qrels) -> Cell:
+def _build_cell(item: Sampled, judgment: Judgment, qrels: Qrels, task: Task) -> Cell:
     """Return the judgment of a document by a variant."""
     assessed = {grade.name: round_grade(grade.value) for grade in _list_assessments(item, qrels)}
-    grades = [
-        _make_grade(name, value, qrels, is_hit=round_grade(value) == assessed.get(name))
-        for name, value in judgment.grades.items()
-    ]
+    grades: list[GradeView] = []
+    for name, value in judgment.grades.items():
+        is_hit = _has_same_grade(judgment, name, task, assessed.get(name))
+        grades.append(_make_grade(name, value, task.aspects[name], is_hit=is_hit))
     return Cell(
         grades=grades,
         stance=judgment.stance,
@@ -462,6 +470,18 @@ def _build_cell(item: Sampled, judgment: Judgment, qrels: Qrels) -> Cell:
         truncation=describe_truncation(judgment),
         failure=None,
     )
+
+
+def _has_same_grade(
+    judgment: Judgment, aspect: str, task: Task, assessment: int | None
+) -> bool | None:
+    """Return whether the most probable grade is that of the assessors.
+
+    None if the task's scales differ and it maps neither to the other.
+    """
+    if task.qrels_mapping_of(aspect) is None:
+        return None
+    return find_grade(judgment, aspect, task) == assessment
 
 
 def _build_empty_cell(failure: Failure | None) -> Cell:
@@ -492,13 +512,13 @@ def _list_assessments(item: Sampled, qrels: Qrels) -> list[GradeView]:
     for name, grades in qrels.grades.items():
         value = grades.get(item.topic_id, {}).get(item.document_id)
         if value is not None:
-            assessments.append(_make_grade(name, value, qrels, is_hit=False))
+            assessments.append(_make_grade(name, value, qrels.scales[name], is_hit=False))
     return assessments
 
 
-def _make_grade(name: str, value: float, qrels: Qrels, *, is_hit: bool) -> GradeView:
+def _make_grade(name: str, value: float, scale: Scale, *, is_hit: bool | None) -> GradeView:
     """Return a grade with the index of its colour, 0 for a grade of 0 and below."""
-    share = max(qrels.scales[name].to_share(value), 0.0)
+    share = max(scale.to_share(value), 0.0)
     return GradeView(name=name, value=value, heat=round(share * _HEAT), is_hit=is_hit)
 
 

@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from touche_llm.data.measure import Measure
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_headline
-from touche_llm.evaluation.significance import describe_missing_intervals
+from touche_llm.evaluation.significance import describe_intervals
 
 # Fewer topics have no plot: their values are in their headings.
 _MIN_PLOTTED = 3
@@ -168,7 +168,7 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
         by_topic=by_topic,
         plots=_plot_measures(by_topic),
         coverage=_list_coverage(evaluations, headline),
-        notes=describe_missing_intervals([*value_rows, *change_rows]),
+        notes=describe_intervals([*value_rows, *change_rows]),
     )
 
 

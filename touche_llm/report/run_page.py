@@ -16,6 +16,7 @@ from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_judging, evaluate_run, list_headline
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, select_topics
 from touche_llm.evaluation.significance import compare
+from touche_llm.report.agreement import AgreementSection, describe_agreement
 from touche_llm.report.measures import (
     MeasureRow,
     RunMeasure,
@@ -126,6 +127,7 @@ class RunPage(Page):
         marks: Marks of the run and of its first stage in plots.
         stances: Stances of the run and by assessors.
         measured: Measures; None without qrels.
+        agreement: Agreement of the judge with the assessors; None without common documents.
         stages: Finished stages.
         costs: Costs, with a column for each stage.
         failure_counts: Numbers of failed requests.
@@ -143,6 +145,7 @@ class RunPage(Page):
     marks: list[PlotMark]
     stances: list[LabelShares]
     measured: MeasuredRun | None
+    agreement: AgreementSection | None
     stages: list[StageName]
     costs: list[CostRow]
     failure_counts: list[FailureCount]
@@ -180,8 +183,10 @@ def _make_page(opened: RunFolder, name: str, qrels: Qrels | None, top: int) -> R
     run = opened.run
     task = opened.task
     measured = None
+    agreement = None
     if qrels is not None:
         measured = measure_run(run, opened.first, qrels, task.before_judging)
+        agreement = describe_agreement(opened.records.judgments, qrels, task)
     notes = [*_describe_evaluation(opened, measured, qrels), *_note_gaps(opened)]
 
     opened.check_documents(ranking[:top] for ranking in run.rankings.values())
@@ -204,6 +209,7 @@ def _make_page(opened: RunFolder, name: str, qrels: Qrels | None, top: int) -> R
         ],
         stances=compute_label_shares({_RUN: run}, qrels, task.stances),
         measured=measured,
+        agreement=agreement,
         stages=list(stages),
         costs=tabulate_costs(list(stages.values())),
         failure_counts=_count_failures(opened.failures),

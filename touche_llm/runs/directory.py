@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
 
 from touche_llm.api.judge import Judgments
 from touche_llm.api.rank import Ranking
@@ -20,6 +15,7 @@ from touche_llm.config.files import CONFIG, METADATA, load_with_origins, write_c
 from touche_llm.config.origins import LoadedConfig, OriginKind, ValueOrigin
 from touche_llm.config.task_copies import copy_task, find_task_folder
 from touche_llm.data.files import RecordT, open_atomic, read_records, write_records
+from touche_llm.data.locks import lock_folder
 from touche_llm.data.records import (
     Comparison,
     Failure,
@@ -31,7 +27,7 @@ from touche_llm.data.records import (
     convert_plain,
 )
 from touche_llm.data.runs.reading import ParsedRun, read_run
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError
 from touche_llm.judging.grades import check_judgments
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
@@ -41,8 +37,6 @@ from touche_llm.tasks import get_task
 from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 
-# Locked by the process that writes; the file remains.
-LOCK = ".touche-llm.lock"
 CANDIDATES = "candidates.run.txt"
 # Candidates of the first stage if pairs are made.
 SENTENCES = "sentences.run.txt"
@@ -84,8 +78,6 @@ OUTPUTS: Mapping[StageName, tuple[str, ...]] = {
     "judge": (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES),
     "rank": (RUN, RESULTS, COMPARISONS, COMPARISON_FAILURES),
 }
-# Bytes of a lock file that an error shows; a file of this program is shorter.
-_MAX_HOLDER = 500
 
 
 class _RunFile:
@@ -129,34 +121,11 @@ class RunDirectory:
 
     @contextmanager
     def lock(self, command: str, warn: Callable[[str], None]) -> Iterator[None]:
-        """Hold the lock on the folder while the block runs.
-
-        The system releases it when the process dies, however it dies; the file stays and names the
-        last holder and its command, for example `judge`. A file system without locks gives a
-        warning.
-        """
+        """Hold the lock on the folder while the block runs; see `lock_folder`."""
         if not self.path.is_dir():
             raise DataError(f"{self}: no such folder; run `touche-llm retrieve --out {self}` first")
-        with (self.path / LOCK).open("a+b", buffering=0) as file:
-            self._acquire(file, warn)
-            file.truncate(0)
-            file.write(_name_holder(command).encode())
+        with lock_folder(self.path, command, warn):
             yield
-
-    def _acquire(self, file: BinaryIO, warn: Callable[[str], None]) -> None:
-        """Acquire the lock on an open lock file; raise UsageError if another process holds it."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.readline(_MAX_HOLDER).decode(errors="replace").strip()
-            raise UsageError(
-                f"{self}: {holder or 'another process'} is writing there; wait until it ends, or use another folder"
-            ) from error
-        except OSError as error:
-            warn(
-                f"{self}: its file system has no locks ({error.strerror}); let one command write there at a time"
-            )
 
     # Configuration and metadata
 
@@ -365,13 +334,6 @@ class RunDirectory:
 
     def _read_optional(self, name: str, record: type[RecordT], what: str) -> list[RecordT]:
         return read_records(self.path / name, record, what) if (self.path / name).exists() else []
-
-
-def _name_holder(command: str) -> str:
-    """Return the line of a lock file: command, process and host that hold the lock, and since when."""
-    now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
-    host = socket.gethostname()
-    return f"touche-llm {command}, process {os.getpid()} on {host} since {now}\n"
 
 
 def is_page(path: Path) -> bool:

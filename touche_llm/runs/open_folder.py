@@ -414,14 +414,14 @@ class RunFolder:
         judge_answers: list[StoredCompletion] = []
         if judgment is not None:
             readings = judgment.readings
-            judge_answers = self._read_completions(judgment, judgment.answer_keys)
+            judge_answers = self._read_completions(judgment)
 
         stance = self.stance_readings.get((topic_id, document_id))
         separate_stance = None
         stance_answers: list[StoredCompletion] = []
         if stance is not None:
             separate_stance = Reading(answered=row.stance, probabilities=stance.probabilities)
-            stance_answers = self._read_completions(stance, stance.keys)
+            stance_answers = self._read_completions(stance)
 
         return DocumentView(
             row=row,
@@ -445,24 +445,18 @@ class RunFolder:
         parts = [text[start:end] for start, end in judgment.cut.parts]
         return f"\n{GAP_MARK}\n".join(parts)
 
-    def _read_completions(
-        self, judged: Judgment | StanceReading, keys: Sequence[str]
-    ) -> list[StoredCompletion]:
+    def _read_completions(self, judged: Judgment | StanceReading) -> list[StoredCompletion]:
         """Return the completions behind a judgment, those of reasoning first.
 
         Empty without a cache.
-
-        Args:
-            judged: Judgment of a document, or the reading of its stance.
-            keys: Keys of the answers in the cache.
         """
         if self.answers is None:
             return []
         completions: list[StoredCompletion] = []
-        for key in judged.thoughts or ():
+        for key in judged.thought_keys:
             text = _read_completion(self.answers, key)
             completions.append(StoredCompletion(f"{judged.prompt}, thought", text))
-        for key in keys:
+        for key in judged.answer_keys:
             text = _read_completion(self.answers, key)
             completions.append(StoredCompletion(judged.prompt, text))
         return completions
@@ -620,7 +614,7 @@ def find_differences(
 ) -> list[str] | None:
     """Return the aspects in which the model differs from the assessors.
 
-    Grades are rounded first.
+    Grades are rounded first, and compared where their scales are the same or the task maps them.
 
     Args:
         grades: Grades by the model; empty without a judgment.
@@ -629,27 +623,19 @@ def find_differences(
         task: Task with the scales of the grades.
 
     Returns:
-        Aspects that differ; None unless both judged some aspect.
+        Aspects that differ; None unless both judged an aspect that can be compared.
     """
-    has_stance = bool(grades) and stance != ""
-    both_judged = [
-        aspect for aspect in people if aspect in grades or (aspect == STANCE and has_stance)
-    ]
-    if not both_judged:
+    has_stance = bool(grades) and bool(stance)
+    equal_by_aspect: dict[str, bool] = {}
+    for aspect, assessment in people.items():
+        if aspect == STANCE and has_stance:
+            equal_by_aspect[STANCE] = assessment == stance
+        if aspect in grades:
+            mapping = task.qrels_mapping_of(aspect)
+            if mapping is not None:
+                mapped = mapping[round_grade(grades[aspect])]
+                equal_by_aspect[aspect] = mapped == round_grade(float(assessment))
+
+    if not equal_by_aspect:
         return None
-
-    differing: list[str] = []
-    for aspect in both_judged:
-        if aspect == STANCE:
-            is_equal = people[STANCE] == stance
-        else:
-            is_equal = _is_equal_grade(aspect, grades[aspect], people[aspect], task)
-        if not is_equal:
-            differing.append(aspect)
-    return differing
-
-
-def _is_equal_grade(aspect: str, grade: float, assessed: str, task: Task) -> bool:
-    """Return whether a grade, rounded, equals that of the assessors."""
-    converted = task.aspects[aspect].convert(grade, task.qrels_scales[aspect])
-    return round_grade(converted) == round_grade(float(assessed))
+    return [aspect for aspect, is_equal in equal_by_aspect.items() if not is_equal]

@@ -19,6 +19,7 @@ from touche_llm.config.files import METADATA
 from touche_llm.config.origins import Origins
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic, sha256
+from touche_llm.data.locks import LOCK
 from touche_llm.data.measure import Measure
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Model
@@ -27,7 +28,7 @@ from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
 from touche_llm.pairs.documents import PairDocuments
-from touche_llm.runs.directory import BATCH, LOCK, OUTPUTS, RECORDED, RUN, RunDirectory
+from touche_llm.runs.directory import BATCH, OUTPUTS, RECORDED, RUN, RunDirectory
 from touche_llm.runs.facts import sum_values
 from touche_llm.runs.record import RunRecord, StageRecords
 from touche_llm.settings.yaml_text import load_yaml, to_yaml

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -47,19 +47,14 @@ class Scale(NamedTuple):
         """Return the place of a grade on the scale, from 0 to 1."""
         return (grade - self.lowest) / (self.highest - self.lowest)
 
-    def convert(self, grade: float, scale: Scale) -> float:
-        """Return the grade of another scale that has the same place there."""
-        if scale == self:
-            return grade
-        return scale.lowest + self.to_share(grade) * (scale.highest - scale.lowest)
-
     @property
     def grades(self) -> tuple[int, ...]:
         """All grades, in ascending order."""
         return tuple(range(self.lowest, self.highest + 1))
 
 
-def _parse_scale(text: Any) -> Scale:
+def parse_scale(text: object) -> Scale:
+    """Parse a scale written as `LOWEST..HIGHEST`; raise ValueError for other text."""
     found = _SCALE.fullmatch(str(text))
     scale = Scale(*map(int, found.groups())) if found else Scale(0, 0)
     if not scale.lowest < scale.highest <= HIGHEST_GRADE:
@@ -85,7 +80,7 @@ def _check_unique(labels: list[str]) -> list[str]:
     return labels
 
 
-GradeScale = Annotated[Scale, BeforeValidator(_parse_scale)]
+GradeScale = Annotated[Scale, BeforeValidator(parse_scale)]
 Line = Annotated[str, Field(min_length=1, max_length=200)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 Aspect = Annotated[Name, AfterValidator(_check_free)]

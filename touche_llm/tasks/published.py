@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from touche_llm.data.files import report_unreadable
+from touche_llm.data.files import open_regular, report_unreadable
 from touche_llm.data.recognize import FileStart, Kind, recognize
 from touche_llm.data.records import Model, Topic
 from touche_llm.errors import DataError
@@ -141,7 +141,7 @@ def _find_published(path: Path, size: int) -> list[PublishedFile]:
     same_size = [file for file in read_published() if file.bytes == size]
     if not same_size:
         return []
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
     return [file for file in same_size if file.md5 == digest.hexdigest()]
 

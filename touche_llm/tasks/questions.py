@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from pydantic import create_model
 
-from touche_llm.data.records import Document, Topic
+from touche_llm.data.records import Document, Reading, Topic
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.tasks.objects import name_objects
+from touche_llm.tasks.positions import combine_position
 from touche_llm.text.analysis import Analyzer
 from touche_llm.text.passages import RankedPassages, rank_passages
 
@@ -40,6 +41,8 @@ class Question:
             required.
         render: Renders a document for a topic.
         topic_variables: Returns the values of the variables that depend on the topic alone.
+        neutral_label: Stance of a document that takes no position, the one that `stance` of
+            `position_answer` lacks; None if there is no such answer.
     """
 
     answer: type[AnswerModel]
@@ -47,6 +50,7 @@ class Question:
     variables: Mapping[str, bool] = field(default_factory=dict)
     topic_variables: Callable[[Topic], Mapping[str, Any]] = lambda topic: {}
     position_answer: type[AnswerModel] | None = None
+    neutral_label: str | None = None
 
     @property
     def template_variables(self) -> dict[str, bool]:
@@ -57,6 +61,28 @@ class Question:
     def grades(self) -> tuple[str, ...]:
         """Fields of the answer that are grades."""
         return _grades_of(self.answer)
+
+    def combine(self, readings: Mapping[str, Reading]) -> dict[str, Reading]:
+        """Return the readings of an answer, with position and side combined into the stance.
+
+        Args:
+            readings: Readings by field, of an answer with or without a position.
+
+        Returns:
+            Readings by field of `answer`; all unchanged if the question has no neutral label or the
+            answer no position.
+        """
+        if self.neutral_label is None or "position" not in readings:
+            return dict(readings)
+
+        combined = {name: reading for name, reading in readings.items() if name != "position"}
+        combined["stance"] = combine_position(
+            position=readings["position"],
+            side=readings["stance"],
+            labels=[str(label) for label in get_labels(self.answer)["stance"]],
+            neutral_label=self.neutral_label,
+        )
+        return combined
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, get_args
@@ -70,6 +70,8 @@ class Task(Model, strict=True):
         aspects: Scale of each aspect that the judge prompt grades, in the order of the answer.
         qrels: Scale of the human judgments of each aspect where it is another than that of the
             prompt.
+        qrels_mapping: Grade of people for each grade of the prompt, from the lowest on, of an aspect
+            whose scales differ; without it, grades of different scales are not compared one by one.
         sentence_aspects: Aspects that are graded for single sentences, with the feature `pairs`.
         stance: Stance labels; None if documents have no stance, so that runs have `Q0` in its
             place.
@@ -86,6 +88,7 @@ class Task(Model, strict=True):
     corpus: CorpusDefinition = CorpusDefinition(reader="json_lines")
     aspects: Annotated[dict[Aspect, GradeScale], Field(min_length=1, max_length=10)]
     qrels: dict[str, GradeScale] = {}
+    qrels_mapping: dict[str, list[int]] = {}
     sentence_aspects: list[str] = []
     stance: StanceDefinition | None = None
     documents_per_topic: DocumentLimits = DocumentLimits()
@@ -102,8 +105,9 @@ class Task(Model, strict=True):
                     f"aspects.{name}: {scale} has 1 and 10, whose probabilities cannot be told apart where a model "
                     f"writes digits one by one; give a scale up to 9, and qrels.{name} for human judgments up to 10"
                 )
-        known_by_place = {
+        known_by_place: dict[str, tuple[Collection[str], Collection[str]]] = {
             "qrels": (self.qrels, self.aspects),
+            "qrels_mapping": (self.qrels_mapping, self.qrels),
             "sentence_aspects": (self.sentence_aspects, self.aspects),
             "measures": (self.measures, self.judged_aspects),
             **{
@@ -117,6 +121,7 @@ class Task(Model, strict=True):
                     raise ValueError(
                         f"{place}: {name!r:.40} is unknown; it must be {', '.join(known)}"
                     )
+        self._check_mapping()
         for name, measure in self.measures.items():
             if (name == "stance") is not (measure == "macro-F1"):
                 allowed = "macro-F1" if name == "stance" else "nDCG@5 or nDCG@10"
@@ -145,6 +150,19 @@ class Task(Model, strict=True):
         if self.swapped_stances and "objects" not in has:
             raise ValueError("stance.swapped: only with the feature objects; leave it out")
         return self
+
+    def _check_mapping(self) -> None:
+        """Raise ValueError if a mapping does not give each grade of the prompt a grade of people."""
+        for name, targets in self.qrels_mapping.items():
+            grades = self.aspects[name].grades
+            is_complete = len(targets) == len(grades)
+            allowed = self.qrels[name].grades
+            is_ascending = targets == sorted(targets)
+            if not is_complete or not is_ascending or not set(targets) <= set(allowed):
+                raise ValueError(
+                    f"qrels_mapping.{name}: must be {len(grades)} ascending grades of {self.qrels[name]}, one for "
+                    f"each of {self.aspects[name]}, not {targets!s:.60}"
+                )
 
     @property
     def folder(self) -> Path:
@@ -237,6 +255,15 @@ class Task(Model, strict=True):
     def qrels_scales(self) -> Mapping[str, Scale]:
         """Scale of each aspect in human judgments."""
         return {**self.aspects, **self.qrels}
+
+    def qrels_mapping_of(self, aspect: str) -> dict[int, int] | None:
+        """Return the grade of people for each grade of the prompt; None if there is no such mapping."""
+        grades = self.aspects[aspect].grades
+        if self.aspects[aspect] == self.qrels_scales[aspect]:
+            return dict(zip(grades, grades, strict=True))
+        if aspect not in self.qrels_mapping:
+            return None
+        return dict(zip(grades, self.qrels_mapping[aspect], strict=True))
 
     @property
     def weight_names(self) -> tuple[str, ...]:
@@ -366,13 +393,26 @@ class Task(Model, strict=True):
     def _make_question(
         self, answer: type[AnswerModel], position_answer: type[AnswerModel] | None = None
     ) -> Question:
+        neutral_label = None if position_answer is None else self.no_stances[0]
         render = render_excerpts if "excerpts" in self.features else render_text
         if self.document_kind == "argument":
             render = render_argument
         if "objects" not in self.features:
-            return Question(answer, render, position_answer=position_answer)
+            return Question(
+                answer,
+                render,
+                position_answer=position_answer,
+                neutral_label=neutral_label,
+            )
         variables = {"first": False, "second": False}
-        return Question(answer, add_objects(render), variables, name_objects, position_answer)
+        return Question(
+            answer,
+            add_objects(render),
+            variables,
+            name_objects,
+            position_answer,
+            neutral_label,
+        )
 
 
 def prompts_folder() -> Path:

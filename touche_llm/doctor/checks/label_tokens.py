@@ -18,6 +18,7 @@ from touche_llm.errors import MissingLogprobs
 from touche_llm.llm.answer_schema import Label, list_fields
 from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
 from touche_llm.llm.request import Request
+from touche_llm.text.quoting import quote
 
 # Max probability of tokens that several labels share, since it is split between these.
 _MAX_SHARED = 0.05
@@ -59,7 +60,7 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
         model = survey.info.model
         return CHECK.fail(f"{model} sends no log-probabilities of labels in {form} form")
     if completion.finish_reason == "length":
-        value = f"could not be checked: the answer is {completion.text.strip()[:40]!r}"
+        value = f"could not be checked: the answer is {quote(completion.text.strip(), 40)!r}"
         return ServerCheck(CHECK.name, None, value)
 
     answer = TokenizedAnswer(completion.text, completion.tokens, request.layout)
@@ -78,7 +79,7 @@ def _find_problem(
 ) -> str | None:
     """Return why the labels of a field cannot be read; None if they can."""
     if reading.probabilities is None:
-        return f"no label of {field} ({_join(labels)}) can be read from {answer!r:.80}"
+        return f"no label of {field} ({_join(labels)}) can be read from {quote(answer, 80)!r}"
 
     unseen = reading.off_label_mass or 0.0
     missing = _list_missing(reading)

@@ -13,6 +13,7 @@ from touche_llm.engines.identification import ServerCheck
 from touche_llm.errors import BrokenReply, Rejected
 from touche_llm.llm.label_probabilities import squeeze
 from touche_llm.llm.request import Request, Thinking, continue_thought
+from touche_llm.text.quoting import quote
 
 _PARSER = "serve the model without a reasoning parser (vLLM: --reasoning-parser)"
 # Two thoughts that no template would change.
@@ -54,7 +55,8 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
         return [ServerCheck(CHECK.name, True, "a thought is kept")]
     if PROBE_ANSWER in squeeze(completion.reasoning or ""):
         return [CHECK.fail("the answer after a thought is in the field of the reasoning", _PARSER)]
-    return [CHECK.fail(f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)]
+    answer = quote(completion.text, 80)
+    return [CHECK.fail(f"no schema is enforced after a thought: {answer!r}", _PARSER)]
 
 
 @dataclass(frozen=True, slots=True)

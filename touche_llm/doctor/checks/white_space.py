@@ -20,7 +20,7 @@ _FREE_WHITE_SPACE = re.compile(r"[\n\r\t]|\s\s|[\[{]\s|\s[:,\]}]")
 async def check_white_space(survey: Survey) -> list[ServerCheck]:
     """Check whether a schema allows white space between the tokens of an answer."""
     reply = await survey.exchange(build_request(survey, PASSAGE))
-    choice = reply.choices[0]
+    choice = reply.select_choice()
     if _FREE_WHITE_SPACE.search(choice.message.content or ""):
         return [CHECK.fail("written between tokens")]
     if not survey.is_renormalised:

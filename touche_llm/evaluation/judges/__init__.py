@@ -1,0 +1,1 @@
+"""Agreement of judges with people: labels, probabilities, and the order of systems."""

@@ -1,0 +1,133 @@
+"""Measures of agreement that are computed from a table of people's labels and a judge's.
+
+A table counts documents, with a row for each label of people and a column for each label of the
+judge. All functions take tables of shape (…, rows, columns) and return values of shape (…); a value
+that is 0 / 0 is NaN, as in scikit-learn and scipy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from touche_llm.evaluation.intervals import Array
+
+
+def compute_kappa(tables: Array) -> Array:
+    """Compute Cohen's kappa of square tables.
+
+    kappa = 1 - (observed disagreement) / (disagreement expected by chance) (J. Cohen, A coefficient
+    of agreement for nominal scales, Educational and Psychological Measurement 20, 1960).
+    """
+    labels = tables.shape[-1]
+    return _compute_weighted_kappa(tables, 1.0 - np.eye(labels))
+
+
+def compute_quadratic_kappa(tables: Array) -> Array:
+    """Compute Cohen's kappa of square tables with ascending grades, with quadratic weights.
+
+    A disagreement counts as the square of the difference of the places of both grades (J. Cohen,
+    Weighted kappa, Psychological Bulletin 70, 1968).
+    """
+    places = np.arange(tables.shape[-1], dtype=np.float64)
+    return _compute_weighted_kappa(tables, np.square(places[:, np.newaxis] - places))
+
+
+def _compute_weighted_kappa(tables: Array, weights: Array) -> Array:
+    """Compute kappa with a weight for each cell, (rows, columns)."""
+    of_people = _count_rows(tables)
+    of_judge = _count_columns(tables)
+    documents = of_people.sum(axis=-1)
+    # Both are multiplied by the squared number of documents.
+    observed = documents * _sum_weighted_cells(tables, weights)
+    expected = ((of_people @ weights) * of_judge).sum(axis=-1)
+    return 1.0 - _divide(observed, expected)
+
+
+def _sum_weighted_cells(tables: Array, weights: Array) -> Array:
+    """Sum the cells times their weights, (…, rows, columns) to (…)."""
+    cells = tables.reshape(*tables.shape[:-2], weights.size)
+    return np.asarray(cells @ weights.ravel())
+
+
+def compute_label_f1(tables: Array) -> Array:
+    """Compute F1 of each label, of shape (…, labels): 2 tp / (2 tp + fp + fn)."""
+    hits = tables.diagonal(axis1=-2, axis2=-1)
+    occurrences = _count_rows(tables) + _count_columns(tables)
+    return _divide(2.0 * hits, occurrences)
+
+
+def compute_macro_f1(tables: Array) -> Array:
+    """Compute the mean F1 of the labels that people or the judge use."""
+    f1_of_labels = compute_label_f1(tables)
+    is_used = ~np.isnan(f1_of_labels)
+    sums = np.where(is_used, f1_of_labels, 0.0).sum(axis=-1)
+    return _divide(sums, is_used.sum(axis=-1).astype(np.float64))
+
+
+def compute_accuracy(tables: Array) -> Array:
+    """Compute the share of documents for which both have the same label."""
+    hits = tables.diagonal(axis1=-2, axis2=-1).sum(axis=-1)
+    return _divide(hits, tables.sum(axis=(-2, -1)))
+
+
+def compute_spearman(tables: Array) -> Array:
+    """Compute Spearman's rank correlation of ascending grades; ties have their mean rank."""
+    of_people = _count_rows(tables)
+    of_judge = _count_columns(tables)
+    ranks_of_people = _rank_grades(of_people)
+    ranks_of_judge = _rank_grades(of_judge)
+    products = (ranks_of_people[..., np.newaxis] * ranks_of_judge[..., np.newaxis, :] * tables).sum(
+        axis=(-2, -1)
+    )
+    squares_of_people = (np.square(ranks_of_people) * of_people).sum(axis=-1)
+    squares_of_judge = (np.square(ranks_of_judge) * of_judge).sum(axis=-1)
+    return _divide(products, np.sqrt(squares_of_people * squares_of_judge))
+
+
+def _rank_grades(counts: Array) -> Array:
+    """Return the mean rank of the documents of each grade, minus the mean of all ranks."""
+    documents = counts.sum(axis=-1, keepdims=True)
+    return np.asarray(np.cumsum(counts, axis=-1) - counts / 2.0 - documents / 2.0)
+
+
+def compute_auc(tables: Array, grades: Sequence[int], threshold: int) -> Array:
+    """Compute the area under the ROC curve of "people's grade is at least `threshold`".
+
+    It is the probability that the judge grades a random document of them higher than a random other
+    one; equal grades count half.
+
+    Args:
+        tables: Tables with ascending grades of the judge.
+        grades: Grades of people, the rows.
+        threshold: Lowest relevant grade.
+    """
+    is_relevant = np.array(grades) >= threshold
+    relevant = tables[..., is_relevant, :].sum(axis=-2)
+    others = tables[..., ~is_relevant, :].sum(axis=-2)
+    # The others with a lower grade, and half of those with the same.
+    lower_others = np.cumsum(others, axis=-1) - others / 2.0
+    wins = (relevant * lower_others).sum(axis=-1)
+    return _divide(wins, relevant.sum(axis=-1) * others.sum(axis=-1))
+
+
+def _count_rows(tables: Array) -> Array:
+    """Sum each row, (…, rows, columns) to (…, rows)."""
+    rows, columns = tables.shape[-2:]
+    cells = tables.reshape(*tables.shape[:-2], rows * columns)
+    # A product is several times faster than a sum over a short axis.
+    return np.asarray(cells @ np.repeat(np.eye(rows), columns, axis=0))
+
+
+def _count_columns(tables: Array) -> Array:
+    """Sum each column, (…, rows, columns) to (…, columns)."""
+    rows, columns = tables.shape[-2:]
+    cells = tables.reshape(*tables.shape[:-2], rows * columns)
+    return np.asarray(cells @ np.tile(np.eye(columns), (rows, 1)))
+
+
+def _divide(numerators: Array, denominators: Array) -> Array:
+    """Divide; 0 / 0 is NaN."""
+    undefined = np.full(np.shape(denominators), np.nan)
+    return np.asarray(np.divide(numerators, denominators, out=undefined, where=denominators > 0.0))

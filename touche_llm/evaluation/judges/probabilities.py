@@ -1,0 +1,128 @@
+"""Brier score of label probabilities, with its parts, and reliability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from touche_llm.evaluation.intervals import Array
+
+# Bins of equal width, as in most reliability tables.
+BINS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BrierParts:
+    """Brier score of label probabilities, and its parts.
+
+    score = reliability - resolution + uncertainty + within_bins (A. H. Murphy, A new vector
+    partition of the probability score, 1973; the last part is 0 if all probabilities in a bin are
+    equal: D. B. Stephenson et al., Two extra components in the Brier score decomposition, 2008).
+
+    Attributes:
+        score: Mean over the documents of the squared errors of all their probabilities, from 0 to 2.
+        reliability: How far probabilities are from the shares of true labels; 0 is best.
+        resolution: How far the shares differ from bin to bin; the higher the better.
+        uncertainty: Score of the judge that gives each label its share among all documents.
+        within_bins: What probabilities vary within their bins.
+    """
+
+    score: float
+    reliability: float
+    resolution: float
+    uncertainty: float
+    within_bins: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """Probabilities of all labels within a range.
+
+    Attributes:
+        low: Lowest probability of the bin.
+        high: Highest probability of the bin; it belongs to the next one unless it is 1.
+        count: Number of probabilities, one for each label of a document.
+        mean: Mean probability.
+        share: Share of them whose label is true.
+    """
+
+    low: float
+    high: float
+    count: int
+    mean: float
+    share: float
+
+
+def compute_brier_score(probabilities: Array, truth: NDArray[np.intp]) -> float:
+    """Compute the Brier score, from 0 to 2, of one document or more.
+
+    Args:
+        probabilities: Of shape (documents, labels).
+        truth: Index of the true label of each document.
+    """
+    return float(np.square(probabilities - _one_hot(probabilities, truth)).sum(axis=1).mean())
+
+
+def decompose_brier_score(probabilities: Array, truth: NDArray[np.intp]) -> BrierParts:
+    """Decompose the Brier score of one document or more over `BINS` bins; parts add up over labels.
+
+    Args:
+        probabilities: Of shape (documents, labels).
+        truth: Index of the true label of each document.
+    """
+    outcomes = _one_hot(probabilities, truth)
+    documents, labels = probabilities.shape
+    base_rates = outcomes.mean(axis=0)
+    reliability = 0.0
+    resolution = 0.0
+    for label in range(labels):
+        bins = _assign_bins(probabilities[:, label])
+        counts = np.bincount(bins, minlength=BINS).astype(np.float64)
+        used = counts > 0.0
+        mean_probabilities = np.bincount(bins, probabilities[:, label], BINS)[used] / counts[used]
+        shares = np.bincount(bins, outcomes[:, label], BINS)[used] / counts[used]
+        weights = counts[used] / documents
+        reliability += float((weights * np.square(mean_probabilities - shares)).sum())
+        resolution += float((weights * np.square(shares - base_rates[label])).sum())
+
+    score = compute_brier_score(probabilities, truth)
+    uncertainty = float((base_rates * (1.0 - base_rates)).sum())
+    return BrierParts(
+        score=score,
+        reliability=reliability,
+        resolution=resolution,
+        uncertainty=uncertainty,
+        within_bins=score - (reliability - resolution + uncertainty),
+    )
+
+
+def list_reliability(probabilities: Array, truth: NDArray[np.intp]) -> list[ReliabilityBin]:
+    """Return the bins with at least one probability, in ascending order; arguments as above."""
+    outcomes = _one_hot(probabilities, truth).ravel()
+    flat = probabilities.ravel()
+    bins = _assign_bins(flat)
+    rows: list[ReliabilityBin] = []
+    for place in np.unique(bins).tolist():
+        is_in_bin = bins == place
+        row = ReliabilityBin(
+            low=place / BINS,
+            high=(place + 1) / BINS,
+            count=int(is_in_bin.sum()),
+            mean=float(flat[is_in_bin].mean()),
+            share=float(outcomes[is_in_bin].mean()),
+        )
+        rows.append(row)
+    return rows
+
+
+def _assign_bins(probabilities: Array) -> NDArray[np.intp]:
+    """Return the bin of each probability; 1 is in the last one."""
+    bins: NDArray[np.intp] = np.minimum((probabilities * BINS).astype(np.intp), BINS - 1)
+    return bins
+
+
+def _one_hot(probabilities: Array, truth: NDArray[np.intp]) -> Array:
+    """Return 1 for the true label of each document and 0 for the others."""
+    return np.eye(probabilities.shape[1])[truth]
