@@ -1,4 +1,4 @@
-"""What the pages need in a browser: whole words in wrapped commands, and a search with excerpts.
+"""What pages need in a browser: whole words in commands, and a search.
 
 Sphinx fetches a page to show an excerpt of it, which a browser refuses if the documentation is
 opened from a folder. The search page therefore has the texts of the pages in a script.
@@ -32,23 +32,37 @@ window.fetch = (url, ...options) => {
 def _prepare_page(
     app: Any, page: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
+    """Add the script to the search page, and keep words of commands whole."""
     if page == "search":
         app.add_js_file(_SCRIPT)
     if "body" in context:
-        context["body"] = _CODE.sub(
-            lambda code: _WORD.sub(r'<span class="whole">\g<0></span>', code[0]), context["body"]
-        )
+        context["body"] = _CODE.sub(lambda code: _mark_words(code[0]), context["body"])
+
+
+def _mark_words(code: str) -> str:
+    """Mark the words with hyphens in an element of code."""
+    return _WORD.sub(r'<span class="whole">\g<0></span>', code)
 
 
 def _write_script(app: Any, exception: Exception | None) -> None:
+    """Write the script with the articles of all pages.
+
+    It is called when the documentation is built.
+    """
     if exception is not None:
         return
-    pages = {}
-    for path in sorted(Path(app.outdir).rglob("*.html")):
-        if found := _ARTICLE.search(path.read_text(encoding="utf-8")):
-            pages[path.relative_to(app.outdir).as_posix()] = _END.sub(r"\g<0> ", found[0])
-    text = f"const PAGES = {json.dumps(pages, ensure_ascii=False)};{_FETCH}"
-    (Path(app.outdir) / "_static" / _SCRIPT).write_text(text, encoding="utf-8")
+
+    folder = Path(app.outdir)
+    articles: dict[str, str] = {}
+    for path in sorted(folder.rglob("*.html")):
+        article = _ARTICLE.search(path.read_text(encoding="utf-8"))
+        if article is not None:
+            name = path.relative_to(folder).as_posix()
+            articles[name] = _END.sub(r"\g<0> ", article[0])
+
+    pages = json.dumps(articles, ensure_ascii=False)
+    script = folder / "_static" / _SCRIPT
+    script.write_text(f"const PAGES = {pages};{_FETCH}", encoding="utf-8")
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""Take the pictures of the documentation in Chromium: runs on the sample, with its invented judgments.
+"""Take the pictures of the documentation in Chromium: runs on the sample.
 
 python docs/screenshot.py    # pages, and the lab with the sample's invented answers
 python docs/screenshot.py --base-url URL --folder FOLDER --topic 12 --topic 48 --topic 84
@@ -15,8 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.sync_api import Locator, Page, sync_playwright
@@ -51,8 +52,51 @@ _COMMANDS = (
 )
 
 
+@dataclass(frozen=True)
+class PictureOptions:
+    """Arguments of the command line.
+
+    Attributes:
+        base_url: Server of a model; None for the sample's invented answers.
+        folder: Folder with topics.xml, passages.jsonl[.gz] and qrels.
+        topics: Topics of the runs with a model.
+        cache: Answers of the model.
+    """
+
+    base_url: str | None
+    folder: Path
+    topics: list[str]
+    cache: Path
+
+
 def main() -> None:
     """Make the runs and their pages, and take the pictures."""
+    options = _parse_arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        # Relative paths, since the pages show them.
+        os.chdir(shutil.copytree(options.folder, Path(folder) / "sample"))
+        for command in _list_commands(options):
+            _run(command)
+        with sync_playwright() as playwright, _serve_lab() as address:
+            browser = playwright.chromium.launch(
+                executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+            )
+            page = browser.new_page(viewport={"width": 1000, "height": 800}, color_scheme="light")
+            page.set_default_timeout(_MILLISECONDS)
+            if options.base_url is None:
+                _take_pictures(page)
+                _take_lab(page, address)
+            else:
+                _take_edit(page, address, *options.topics[:1])
+            browser.close()
+        os.chdir(_FOLDER)
+
+
+def _parse_arguments() -> PictureOptions:
+    """Parse the arguments of the command line.
+
+    The folder and the cache become absolute paths.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -69,36 +113,43 @@ def main() -> None:
     parser.add_argument(
         "--cache", type=Path, default=Path("live.sqlite"), help="Answers of the model."
     )
-    given = parser.parse_args()
-    url, cache = given.base_url, given.cache.absolute()
-    with tempfile.TemporaryDirectory() as folder:
-        # Relative paths, since the pages show them.
-        os.chdir(shutil.copytree(given.folder, Path(folder) / "sample"))
-        corpus = next(Path().glob("passages.jsonl*"))
-        live = f"run --topics topics.xml --corpus {corpus} --cache {cache} --out first --depth 8 --rank judge"
-        live += "".join(f" --topic {topic}" for topic in given.topic)
-        for arguments in _COMMANDS if url is None else [f"{live} --base-url {url}"]:
-            subprocess.run(
-                [sys.executable, "-m", "touche_llm", *arguments.split()],
-                check=True,
-                capture_output=True,
-            )
-        with sync_playwright() as playwright, _serve_lab() as address:
-            browser = playwright.chromium.launch(
-                executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-            )
-            page = browser.new_page(viewport={"width": 1000, "height": 800}, color_scheme="light")
-            page.set_default_timeout(_MILLISECONDS)
-            if url is None:
-                _take_pictures(page)
-                _take_lab(page, address)
-            else:
-                _take_edit(page, address, *given.topic[:1])
-            browser.close()
-        os.chdir(_FOLDER)
+    arguments = parser.parse_args()
+    return PictureOptions(
+        base_url=arguments.base_url,
+        folder=arguments.folder.absolute(),
+        topics=arguments.topic,
+        cache=arguments.cache.absolute(),
+    )
+
+
+def _list_commands(options: PictureOptions) -> Sequence[str]:
+    """Return the commands that make the runs and their pages.
+
+    They run in the folder of the topics.
+    """
+    if options.base_url is None:
+        return _COMMANDS
+    corpus = next(Path().glob("passages.jsonl*"))
+    words = [
+        f"run --topics topics.xml --corpus {corpus} --cache {options.cache} --out first",
+        "--depth 8 --rank judge",
+        *(f"--topic {topic}" for topic in options.topics),
+        f"--base-url {options.base_url}",
+    ]
+    return [" ".join(words)]
+
+
+def _run(command: str) -> None:
+    """Run a command of this program."""
+    subprocess.run(
+        [sys.executable, "-m", "touche_llm", *command.split()],
+        check=True,
+        capture_output=True,
+    )
 
 
 def _take_pictures(page: Page) -> None:
+    """Take the pictures of the page of a run and of a comparison."""
     page.goto(Path("first/report.html").absolute().as_uri())
     page.screenshot(path=_FOLDER / "report.png")
     document = _open_topic(page).locator("details.doc").nth(1)
@@ -127,6 +178,7 @@ def _serve_lab() -> Iterator[str]:
 
 
 def _open_bench(page: Page, address: str, topic: str = "3") -> None:
+    """Open the bench of the first run, and wait for the answers about a topic."""
     page.set_viewport_size({"width": 1280, "height": 800})
     page.goto(address)
     page.goto(f"{address.partition('?')[0]}#/bench?run=first&topic={topic}")
@@ -136,6 +188,7 @@ def _open_bench(page: Page, address: str, topic: str = "3") -> None:
 
 
 def _take_lab(page: Page, address: str) -> None:
+    """Take the pictures of the bench and of the documents."""
     _open_bench(page, address)
     page.screenshot(path=_FOLDER / "lab-bench.png")
     page.get_by_role("link", name="Documents").click()
@@ -165,6 +218,7 @@ def _take_edit(page: Page, address: str, topic: str = "3") -> None:
 
 
 def _open_topic(page: Page) -> Locator:
+    """Open the first topic of a page, and return it."""
     topic = page.locator("details.topic").first
     topic.locator(":scope > summary").click()
     return topic

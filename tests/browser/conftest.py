@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from tests.report.reports import hostile_run, sample_run, write_qrels
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.report.page import render, write_page
-from touche_llm.report.run_pages import gather_report
+from touche_llm.report.run_page import gather_report
 from touche_llm.tasks import get_task
 
 CHROMIUM = "/usr/bin/chromium"

@@ -13,8 +13,8 @@ from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.evaluation.comparisons import compare_runs
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.report.comparison_page import gather_comparison
 from touche_llm.report.page import render, write_page
-from touche_llm.report.run_pages import gather_comparison
 from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.browser

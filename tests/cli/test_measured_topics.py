@@ -17,7 +17,7 @@ from tests.cli.conftest import Touche
 from tests.sample_runs import config_for, run_scripted
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.request import Request
-from touche_llm.report.run_pages import gather_report
+from touche_llm.report.run_page import gather_report
 from touche_llm.runs.directory import RunDirectory
 
 TOPICS = ("3", "7", "12", "20")
@@ -126,8 +126,8 @@ def test_all_commands_and_the_library_have_the_same_values(
             ]
     report = gather_report(Path(folder), qrels, 1).measured
     assert report is not None
-    for shown in report.measures:
-        assert same(report.rows["run", shown].value, rows[str(shown)]["value"])
+    for shown in report.rows:
+        assert same(shown.run.value, rows[str(shown.measure)]["value"])
 
 
 def test_the_library_measures_a_ranking_by_the_topics_that_it_was_given(made: Path) -> None:

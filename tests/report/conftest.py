@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.report.reports import hostile_run, sample_run, write_qrels
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.report.run_pages import gather_report
+from touche_llm.report.run_page import RunPage, gather_report
 from touche_llm.tasks import get_task
 
 
@@ -34,6 +33,6 @@ def qrels(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> Qrels:
 
 
 @pytest.fixture(scope="session")
-def judged(comparative: Path, qrels: Qrels) -> SimpleNamespace:
+def judged(comparative: Path, qrels: Qrels) -> RunPage:
     """The report of the comparative sample with judgments of people."""
     return gather_report(comparative, qrels, 20)

@@ -8,8 +8,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
 import msgspec
@@ -43,45 +42,38 @@ ATTACKS = (
 # Leaves the text or the attribute that it is inserted into, unless it is escaped.
 POISON = "'\"><x-bad onclick=ran()>"
 # What templates compare with words of their own, or look up by them.
-_FIXED = frozenset({"template", "source", "letter", "baseline"})
+_FIXED = frozenset({"source", "letter"})
+
+PartT = TypeVar("PartT")
 
 
-def changed(value: Any, /, **changes: Any) -> Any:
-    """The same part of a page with other values."""
-    return (
-        SimpleNamespace(**vars(value) | changes)
-        if isinstance(value, SimpleNamespace)
-        else replace(value, **changes)
-    )
+def poisoned(value: PartT) -> PartT:
+    """The same part of a page with an attack at the beginning of each text in it."""
+    poisoned_value: PartT = _poison(value)
+    return poisoned_value
 
 
-def poisoned(value: Any) -> Any:
-    """Records of a page with an attack at the beginning of each text in them."""
+def _poison(value: Any) -> Any:
     if isinstance(value, str):
         return POISON + value
     if isinstance(value, Path):
         return value.with_name(POISON.replace("/", "") + value.name)
     if isinstance(value, Mapping):
-        return {poisoned(key): poisoned(each) for key, each in value.items()}
+        return {_poison(key): _poison(each) for key, each in value.items()}
     if isinstance(value, Scale):
         return value
     if isinstance(value, Model):
         return value.model_copy(
-            update={name: poisoned(getattr(value, name)) for name in type(value).model_fields}
+            update={name: _poison(getattr(value, name)) for name in type(value).model_fields}
         )
     if isinstance(value, list | tuple):
-        return type(value)(map(poisoned, value))
+        return type(value)(map(_poison, value))
     if is_dataclass(value) and not isinstance(value, type):
         names = [each.name for each in fields(value) if each.name not in _FIXED]
-        return replace(value, **{name: poisoned(getattr(value, name)) for name in names})
-    if isinstance(value, SimpleNamespace):
-        return changed(
-            value,
-            **{name: poisoned(each) for name, each in vars(value).items() if name not in _FIXED},
-        )
+        return replace(value, **{name: _poison(getattr(value, name)) for name in names})
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.replace(
-            value, **{name: poisoned(each) for name, each in msgspec.structs.asdict(value).items()}
+            value, **{name: _poison(each) for name, each in msgspec.structs.asdict(value).items()}
         )
     return value
 

@@ -76,16 +76,21 @@ async def test_documents_that_variants_differ_about_come_first_and_cells_say_wha
         ("relevance", 2.0)
     ] and row.label == "NEUTRAL"
     blunt, sharp, _ = row.cells
-    assert [(grade.name, grade.value, grade.heat, grade.hit) for grade in blunt.grades] == [
+    assert [(grade.name, grade.value, grade.heat, grade.is_hit) for grade in blunt.grades] == [
         ("relevance", 0.0, 0, False),
         ("quality", 0.0, 0, False),
     ]
     # Nobody judged the quality, so that nothing can be right about it.
-    assert [(grade.value, grade.heat, grade.hit) for grade in sharp.grades] == [
+    assert [(grade.value, grade.heat, grade.is_hit) for grade in sharp.grades] == [
         (2.0, 3, True),
         (2.0, 3, False),
     ]
-    assert (blunt.stance, blunt.hit, sharp.stance, sharp.hit) == ("FIRST", False, "NEUTRAL", True)
+    assert (blunt.stance, blunt.is_stance_hit, sharp.stance, sharp.is_stance_hit) == (
+        "FIRST",
+        False,
+        "NEUTRAL",
+        True,
+    )
     assert (row.misses, by_id["3-1"].misses, by_id["2-4"].misses) == (1, 0, 1)
     lost = by_id["2-4"].cells[0]
     assert lost.grades == [] and lost.failure is not None and lost.failure.kind == "server_error"

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from touche_llm.report.page import create_environment, plot_topics
+from touche_llm.data.measure import MACRO_F1
+from touche_llm.report.measures import TopicPlot, plot_topics
+from touche_llm.report.page import Anchor, LabelShares, PlotMark, create_environment
 
-TITLES = {"1": ("t1", 'tea <b>or</b> "coffee" & more'), "2": ("t2", "plain")}
-RUNS = [(letter, letter, f"side{n}") for n, letter in enumerate("ABC")]
+ANCHORS = {"1": Anchor("t1", 'tea <b>or</b> "coffee" & more'), "2": Anchor("t2", "plain")}
+MARKS = [PlotMark(letter, letter, f"side{n}") for n, letter in enumerate("ABC")]
 # Of three topics, of which the baseline A has two: one value near B's, and one of 0.
 VALUES = [{"1": 0.51, "2": 0.0}, {"3": 0.0, "1": 0.5, "2": 0.9}, {"1": 0.1}]
 
@@ -20,13 +23,13 @@ def draw(call: str, **values: Any) -> ET.Element:
         + call
         + " }}"
     )
-    given = {"labels": ["PRO", "CON"], "before": "BM25", "anchors": TITLES}
-    page = create_environment().from_string(text).render(given | values)
+    shown = SimpleNamespace(labels=["PRO", "CON"], anchors=ANCHORS, marks=MARKS)
+    page = create_environment().from_string(text).render(page=shown, **values)
     return ET.fromstring(page.replace("<tr><th>", "<tr/><th/>").replace("<td>", "<td/>"))
 
 
 def test_values_are_marks_at_their_heights_and_titles_are_text_whatever_they_hold() -> None:
-    plot = draw('topics_plot("m", topics, marks)', marks=RUNS, topics=plot_topics(VALUES))
+    plot = draw("topics_plot(plot)", plot=TopicPlot(MACRO_F1, plot_topics(VALUES)))
     names = [text.text for text in plot.iter("text") if text.get("class") == "f-ink"]
     assert names[6:] == ["1", "2", "3"]
     found = [
@@ -46,11 +49,11 @@ def test_values_are_marks_at_their_heights_and_titles_are_text_whatever_they_hol
         and "3 : B 0.000" in hints
     )
     assert [link.get("href") for link in plot.iter("a")] == ["#t1", "#t2", None]
-    assert plot_topics([{"1": 0.5, "2": 0.25}]) == {}, "two topics have no plot"
+    assert plot_topics([{"1": 0.5, "2": 0.25}]) == [], "two topics have no plot"
 
 
 def test_shares_fill_the_bar_and_have_a_number_unless_they_are_small() -> None:
-    plot = draw("stances_plot(sets)", sets={"all (3)": {"PRO": 0.97, "CON": 0.03}})
+    plot = draw("stances_plot(sets)", sets=[LabelShares("all", 3, {"PRO": 0.97, "CON": 0.03})])
     ends = [(bar.get("class"), bar.get("x"), bar.get("width")) for bar in plot.iter("rect")]
     assert ends == [("f-stance0", "0.0%", "97.0%"), ("f-stance1", "97.0%", "3.0%")]
     assert [text.text for text in plot.iter("text")] == ["97%"]

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.expect import raises_at
-from tests.report.reports import POISON, changed, poisoned
+from tests.report.reports import POISON, poisoned
 from tests.report.test_run_page import Page
 from touche_llm.config.files import load_config, write_config
 from touche_llm.data.measure import MACRO_F1, make_headline_ndcg
@@ -17,8 +17,8 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.comparisons import compare_runs
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Qrels
+from touche_llm.report.comparison_page import ComparisonPage, check_number, gather_comparison
 from touche_llm.report.page import render
-from touche_llm.report.run_pages import check_number, gather_comparison
 from touche_llm.tasks import get_task
 
 # Pages of several runs take a while to make.
@@ -66,7 +66,7 @@ def runs(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Na
     ]
 
 
-def gathered(runs: Sequence[Named], qrels: Qrels, top: int = TOP) -> SimpleNamespace:
+def gathered(runs: Sequence[Named], qrels: Qrels, top: int = TOP) -> ComparisonPage:
     evaluations = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
     comparison = compare_runs(evaluations[0], evaluations[1:])
     return gather_comparison(
@@ -81,12 +81,12 @@ def gathered(runs: Sequence[Named], qrels: Qrels, top: int = TOP) -> SimpleNames
 
 
 @pytest.fixture(scope="module")
-def found(runs: list[Named], qrels: Qrels) -> SimpleNamespace:
+def found(runs: list[Named], qrels: Qrels) -> ComparisonPage:
     return gathered(runs, qrels)
 
 
 def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
-    runs: list[Named], found: SimpleNamespace
+    runs: list[Named], found: ComparisonPage
 ) -> None:
     for topic in found.topics:
         assert topic.topic.objects
@@ -115,7 +115,7 @@ def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
 
 
 def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(
-    found: SimpleNamespace,
+    found: ComparisonPage,
 ) -> None:
     documents = [document for topic in found.topics for document in topic.documents]
     without = [document.document_id for document in documents if document.text is None]
@@ -127,28 +127,33 @@ def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(
 
 
 def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_baseline(
-    runs: list[Named], qrels: Qrels, found: SimpleNamespace
+    runs: list[Named], qrels: Qrels, found: ComparisonPage
 ) -> None:
-    assert found.baseline == "A"
+    assert found.baseline.letter == "A"
     expected = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
     measured = found.measured
     relevance_ndcg = make_headline_ndcg("relevance")
-    assert measured.headline == [relevance_ndcg, make_headline_ndcg("quality"), MACRO_F1]
-    for measure in measured.measures[:2]:
-        values = {each.name: each.estimates[measure].value for each in expected}
-        assert {name: measured.rows[name, measure].value for name in values} == values
-        assert ("first", measure) not in measured.changes
-        for name in ("turned", "alone.txt"):
-            change = measured.changes[name, measure]
-            assert change.difference == pytest.approx(values[name] - values["first"])
-            assert change.wins + change.ties + change.losses == measured.rows[name, measure].n
+    headline = [row.measure for row in measured.headline]
+    assert headline == [relevance_ndcg, make_headline_ndcg("quality"), MACRO_F1]
+    for row in measured.rows[:2]:
+        values = [each.estimates[row.measure].value for each in expected]
+        shown = [estimate for estimate in row.runs if estimate is not None]
+        assert [estimate.value for estimate in shown] == values
+        baseline, *others = shown
+        assert baseline.change is None
+        for estimate in others:
+            change = estimate.change
+            assert change is not None
+            assert change.difference == pytest.approx(estimate.value - baseline.value)
+            assert change.wins + change.ties + change.losses == estimate.n
     assert [set(each) for each in measured.by_topic[relevance_ndcg]] == [
         set(qrels.grades["relevance"])
     ] * 3
 
 
-def test_only_folders_say_what_failed_and_what_it_cost(found: SimpleNamespace) -> None:
-    first, turned, alone = found.sides
+def test_only_folders_say_what_failed_and_what_it_cost(found: ComparisonPage) -> None:
+    first, turned, alone = found.runs
+    assert first.stages is not None and first.stages.judge is not None
     assert first.stages == turned.stages and alone.stages is None
     assert first.facts["failures"] == "0" and "failures" not in alone.facts
     requests = f"{first.stages.judge.llm.counts.requests:,}"
@@ -166,13 +171,13 @@ def test_run_files_alone_make_a_page_too(runs: list[Named], qrels: Qrels) -> Non
     assert sum("doc" == attributes.get("class") for _, attributes in page.elements) > 0
 
 
-def test_no_text_of_the_page_leaves_its_place(found: SimpleNamespace) -> None:
-    full = changed(found, topics=found.topics[:1], notes=["note"])
+def test_no_text_of_the_page_leaves_its_place(found: ComparisonPage) -> None:
+    full = replace(found, topics=found.topics[:1], notes=["note"])
     page = Page(render(poisoned(full)))
     assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
     for _, attributes in page.elements:
         assert not any(name.startswith("on") or POISON in name for name in attributes)
-    for text in ("note", full.topics[0].documents[0].document_id, found.sides[0].name):
+    for text in ("note", full.topics[0].documents[0].document_id, found.runs[0].name):
         assert POISON + text in page.text
 
 

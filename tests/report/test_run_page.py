@@ -4,17 +4,19 @@ import base64
 import hashlib
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tests.report.reports import ATTACKS, POISON, changed, poisoned
+from tests.report.reports import ATTACKS, POISON, poisoned
 from touche_llm.data.files import write_records
 from touche_llm.data.records import Attempt, Failure
+from touche_llm.report.measures import Interval
 from touche_llm.report.page import render
-from touche_llm.report.run_pages import gather_report
+from touche_llm.report.run_page import FailureCount, RunPage, gather_report
+from touche_llm.runs.open_folder import SentenceView, StoredCompletion
 
 
 class Page(HTMLParser):
@@ -69,33 +71,37 @@ def test_hostile_texts_stay_texts(hostile_page: str) -> None:
         assert page.text.count(attack) >= 2, "in its passage and in the narrative"
 
 
-def test_no_text_of_a_report_leaves_its_place(judged: SimpleNamespace) -> None:
+def test_no_text_of_a_report_leaves_its_place(judged: RunPage) -> None:
     """Raw answers, notes, comparisons, what people said … whatever the page shows, where it shows it."""
     view = judged.topics[0]
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="{")
     failures = [
         Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])
     ]
-    said = [("s", "title", "PRO", view.documents[0].readings)]
-    answers = [*view.documents[0].answers, ("prompt", None)]
-    full = changed(
+    sentence = SentenceView("s", "title", "PRO", view.documents[0].readings)
+    answers = [*view.documents[0].judge_answers, StoredCompletion("prompt", None)]
+    full = replace(
         view.documents[0],
         truncation="half",
         comparisons=["line"],
         failures=failures,
-        sentences=said,
-        answers=answers,
+        sentences=[sentence],
+        judge_answers=answers,
     )
-    assert full.readings and full.text and full.row.people and full.answers[0][1]
-    shown = changed(view, documents=[full], rows=[view.documents[1].row])
-    report = changed(
-        judged, topics=[shown], failures=failures, kinds={("not_json", "x"): 1}, notes=["note"]
+    assert full.readings and full.text and full.row.people and full.answers[0].text
+    shown = replace(view, documents=[full], rows=[view.documents[1].row])
+    report = replace(
+        judged,
+        topics=[shown],
+        failures=failures,
+        failure_counts=[FailureCount("not_json", "x", 1)],
+        notes=["note"],
     )
     page = Page(render(poisoned(report)))
     assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
     for _, attributes in page.elements:
         assert not any(name.startswith("on") or POISON in name for name in attributes)
-    for text in ("note", full.answers[0][1], "line", "half", "{", "no JSON", full.text[:50]):
+    for text in ("note", full.answers[0].text, "line", "half", "{", "no JSON", full.text[:50]):
         assert POISON + text in page.text
 
 
@@ -115,23 +121,24 @@ def test_the_policy_allows_the_page_s_own_style_and_script_alone(hostile_page: s
     )
 
 
-def test_controls_of_the_direction_of_writing_are_visible(judged: SimpleNamespace) -> None:
+def test_controls_of_the_direction_of_writing_are_visible(judged: RunPage) -> None:
     controls = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-    page = render(changed(judged, notes=[f"a{controls}b"]))
+    page = render(replace(judged, notes=[f"a{controls}b"]))
     assert f"a{len(controls) * chr(0xFFFD)}b" in page
     assert not set(controls) & set(page)
 
 
 def test_an_interval_is_drawn_within_its_scale_and_a_missing_one_is_noted_once(
-    judged: SimpleNamespace,
+    judged: RunPage,
 ) -> None:
     page = Page(render(judged))
     # Four topics are too few for any interval.
     assert not list_whiskers(page) and " ".join(page.text.split()).count("no 95 % interval") == 1
-    key = ("run", judged.measured.headline[0])
-    wide = changed(judged.measured.rows[key], low=-0.1, high=1.2)
-    measured = changed(judged.measured, rows=judged.measured.rows | {key: wide})
-    page = Page(render(changed(judged, measured=measured)))
+    assert judged.measured is not None
+    first, *others = judged.measured.headline
+    wide = replace(first, run=replace(first.run, interval=Interval(-0.1, 1.2)))
+    measured = replace(judged.measured, headline=[wide, *others])
+    page = Page(render(replace(judged, measured=measured)))
     ((low, high),) = list_whiskers(page)
     assert (low, high) == ("0.0%", "100.0%") and "-0.100 to 1.200" in page.text
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -13,7 +12,7 @@ from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Attempt, Comparison, Cut, Failure, Judgment, Reading
 from touche_llm.data.runs.reading import read_run
 from touche_llm.errors import DataError
-from touche_llm.report.run_pages import gather_report
+from touche_llm.report.run_page import RunPage, gather_report
 from touche_llm.runs.open_folder import find_differences, summarize_comparisons
 from touche_llm.tasks import get_task
 from touche_llm.text.passages import GAP_MARK
@@ -35,7 +34,7 @@ def copied(run: Path, folder: Path, **changes: object) -> Path:
 
 
 def test_each_document_has_its_way_from_the_first_stage_over_the_judgments_to_the_run(
-    comparative: Path, judged: SimpleNamespace
+    comparative: Path, judged: RunPage
 ) -> None:
     run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
     for view in judged.topics:
@@ -68,7 +67,7 @@ def test_a_ranking_by_judgments_alone_or_without_them_has_no_way_over_them(
 
 
 def test_documents_carry_text_probabilities_answers_and_what_people_said(
-    comparative: Path, judged: SimpleNamespace
+    comparative: Path, judged: RunPage
 ) -> None:
     judgments = {
         (j.topic_id, j.document_id): j
@@ -84,8 +83,8 @@ def test_documents_carry_text_probabilities_answers_and_what_people_said(
             assert document.row.grades == judgment.grades
             assert document.readings["quality"].shares == judgment.readings["quality"].shares
             # The judge prompt, and the stance prompt with the objects in both orders.
-            assert [text is not None for _, text in document.answers] == [True] * 3
-            text = document.answers[0][1] or ""
+            assert [answer.text is not None for answer in document.answers] == [True] * 3
+            text = document.answers[0].text or ""
             assert text.startswith(
                 f"[{judgment.readings['relevance'].answered},"
             ) and text.endswith("]")
@@ -101,9 +100,9 @@ def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
         assert 100 + view.omitted == len(read_run(pairs / "run.txt").rankings[view.topic.id]) > 100
         for document in view.documents:
             one, other = document.sentences
-            assert document.row.document_id == f"{one[0]},{other[0]}"
-            assert one[1] and one[2] in ("PRO", "CON")
-            assert list(other[3]) == ["role", "relevance", "quality", "stance"]
+            assert document.row.document_id == f"{one.id},{other.id}"
+            assert one.title and one.side in ("PRO", "CON")
+            assert list(other.readings) == ["role", "relevance", "quality", "stance"]
             assert document.text is not None and document.text.count("\n") == 1
 
 
@@ -118,7 +117,7 @@ def test_an_index_does_where_the_corpus_is_gone_and_what_is_missing_is_noted(
     assert len(documents) == 2 * len(report.topics) > 0 and all(
         document.text for document in documents
     )
-    assert [text for _, text in documents[0].answers] == [None] * 3
+    assert [answer.text for answer in documents[0].answers] == [None] * 3
 
 
 def test_what_a_run_lacks_is_an_error_that_names_it(comparative: Path, tmp_path: Path) -> None:
@@ -162,6 +161,13 @@ def test_comparisons_are_summed_up_for_each_document_and_step() -> None:
         "listwise:3: mean rank 2.0 (1×)",
     ]
     assert found["1", "c"] == ["listwise:3: mean rank 1.0 (1×)"]
+
+
+def test_the_name_of_a_step_is_text_whatever_it_holds() -> None:
+    order = Comparison(
+        topic_id="1", step="{step} {0.real}", documents=["a"], order=["a"], prompt="p", key="k"
+    )
+    assert summarize_comparisons([order]) == {("1", "a"): ["{step} {0.real}: mean rank 1.0 (1×)"]}
 
 
 def test_of_a_cut_document_what_the_model_saw_is_shown_and_its_failures_stand_beside_it(

@@ -337,8 +337,8 @@ def compare(
     measured = m.given_runs(runs, qrels, known)
     kept = [each for each in measured if not each.first_stage]
     if html is not None:
+        from touche_llm.report.comparison_page import check_number, gather_comparison
         from touche_llm.report.page import render, write_page
-        from touche_llm.report.run_pages import check_number, gather_comparison
 
         check_output(html, overwrite, (*map(find_run_file, runs), *files.values()))
         check_number(len(kept))

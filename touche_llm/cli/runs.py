@@ -141,7 +141,7 @@ def report(
     """
     # Only here: pandas takes half a second to load.
     from touche_llm.report.page import render, write_page
-    from touche_llm.report.run_pages import gather_report
+    from touche_llm.report.run_page import gather_report
 
     target = out or run_dir / REPORT
     # The page in the run's folder is one of the run's own files.

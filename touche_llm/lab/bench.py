@@ -1,4 +1,4 @@
-"""The bench of a run: its configuration, topics and candidates, the prompts to edit, and the open model."""
+"""The bench of a run: topics, candidates, the prompts to edit, and the open model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from touche_llm.api.opening import open_client
@@ -75,6 +74,7 @@ class Bench:
 
     @cached_property
     def _rankings(self) -> Mapping[str, list[Candidate]]:
+        """Candidates of the run by topic; empty before its first stage, and without a run."""
         if self.directory is None or not self.directory.candidates_file.exists():
             return {}
         are_made = get_kind(self.context.task).makes_documents
@@ -88,34 +88,41 @@ class Bench:
             return self._rankings[topic.id]
         alone = self.config.model_copy(update={"topic": (topic.id,), "limit_topics": None})
         with RunContext(alone, SilentProgress()) as context:
-            return asyncio.run(retrieve_candidates(context)).rankings.get(topic.id, [])
+            candidates = asyncio.run(retrieve_candidates(context))
+            return candidates.rankings.get(topic.id, [])
 
     def list_names(self) -> list[str]:
-        """Return the names of prompts that may be read: the run's, the task's own, and those of the user's folder."""
-        names = [
-            self.config.prompts.judge,
-            PURPOSE,
-            *map(str, sorted(self.prompts.glob("*.jinja"))),
-        ]
+        """Return the names of prompts that may be read.
+
+        They are the run's, the task's own, and those in the user's folder.
+        """
+        templates = sorted(self.prompts.glob("*.jinja"))
+        names = [self.config.prompts.judge, PURPOSE, *map(str, templates)]
         return list(dict.fromkeys(names))
 
     def list_prompts(self) -> dict[str, CatalogEntry]:
         """Return the judge prompts by name, each template once."""
-        found: dict[Path, tuple[str, CatalogEntry]] = {}
+        seen: set[Path] = set()
+        prompts: dict[str, CatalogEntry] = {}
         for name in self.list_names():
             entry = self.find_prompt(name)
-            if entry.loaded is None or entry.loaded[0].name == PURPOSE:
-                found.setdefault(entry.path.resolve(), (name, entry))
-        return dict(found.values())
+            path = entry.path.resolve()
+            if path not in seen and _may_judge(entry):
+                seen.add(path)
+                prompts[name] = entry
+        return prompts
 
     def find_baseline(self, name: str) -> str | None:
         """Return the prompt to compare another one with: the run's, else the task's own.
 
         None if it is both.
         """
-        prompts, path = self.list_prompts(), self.find_prompt(name).path.resolve()
-        names = [each for each in (self.config.prompts.judge, PURPOSE) if each in prompts]
-        return next((each for each in names if prompts[each].path.resolve() != path), None)
+        prompts = self.list_prompts()
+        path = self.find_prompt(name).path.resolve()
+        for baseline in (self.config.prompts.judge, PURPOSE):
+            if baseline in prompts and prompts[baseline].path.resolve() != path:
+                return baseline
+        return None
 
     def find_prompt(self, name: str) -> CatalogEntry:
         """Return a prompt; raise UsageError if it is not among the names."""
@@ -125,17 +132,26 @@ class Bench:
     def load(self, name: str, text: str | None = None) -> Prompt:
         """Load a prompt of these names, with another text if one is given.
 
-        Raise PromptError if it is invalid.
+        Raises:
+            PromptError: The prompt is invalid.
+            UsageError: It is not among the names.
         """
         self._check_name(name)
-        how: dict[str, Any] = {"judge_per": self.config.judge_per, "text": text}
-        return load(self.context.task, self.purpose, name, self.config.prompts.folder, **how)
+        return load(
+            self.context.task,
+            self.purpose,
+            name,
+            self.config.prompts.folder,
+            judge_per=self.config.judge_per,
+            text=text,
+        )
 
     def _check_name(self, name: str) -> None:
-        if name not in self.list_names():
-            raise UsageError(
-                f"{name:.200}: no judge prompt here; there are {', '.join(self.list_names())}"
-            )
+        """Raise UsageError if a prompt is not among the names."""
+        names = self.list_names()
+        if name not in names:
+            known = ", ".join(names)
+            raise UsageError(f"{name:.200}: no judge prompt here; there are {known}")
 
     @property
     def is_local(self) -> bool:
@@ -155,25 +171,50 @@ class Bench:
         """
         async with self._opening:
             if self._builder is None:
-                settings, cache = self.config.engine, self.config.cache
-                if settings.name == "ray" and cache.mode is not CacheMode.REPLAY:
-                    raise UsageError(
-                        "engine.name: ray answers no single requests; start the lab with a server"
-                    )
-                engine = settings.model_copy(
-                    update={"retry_for": min(settings.retry_for, _RETRY_FOR)}
-                )
-                opening = open_client(
-                    engine, self.config.sampling, cache, progress=default_progress()
-                )
-                client = await concurrency.run_async(self._model.enter_async_context(opening))
-                self._builder = make_request_builder(client)
+                self._builder = await self._open_builder()
             return self._builder
+
+    async def _open_builder(self) -> RequestBuilder:
+        """Open the model, and return the builder of its requests; errors as `open_model`."""
+        cache = self.config.cache
+        engine = self.config.engine
+        if engine.name == "ray" and cache.mode is not CacheMode.REPLAY:
+            problem = "engine.name: ray answers no single requests"
+            raise UsageError(f"{problem}; start the lab with a server")
+
+        retry_for = min(engine.retry_for, _RETRY_FOR)
+        opening = open_client(
+            engine.model_copy(update={"retry_for": retry_for}),
+            self.config.sampling,
+            cache,
+            progress=default_progress(),
+        )
+        client = await concurrency.run_async(self._model.enter_async_context(opening))
+        return make_request_builder(client)
 
     async def close_model(self) -> None:
         """Close the model, so that the next request looks at the server again."""
         self._builder = None
         await concurrency.run_async(self._model.aclose())
+
+
+def _may_judge(entry: CatalogEntry) -> bool:
+    """Return whether a template is a judge prompt, or cannot be loaded."""
+    if entry.loaded is None:
+        return True
+    purpose, _ = entry.loaded
+    return purpose.name == PURPOSE
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenBench:
+    """A bench, and when its configuration was changed before it was opened.
+
+    None without a run.
+    """
+
+    bench: Bench
+    changed: int | None
 
 
 class Benches:
@@ -187,22 +228,31 @@ class Benches:
     def __init__(self, lab: Workplace) -> None:
         self.lab = lab
         self.pages: dict[str, str] = {}
-        self._open: dict[str, tuple[object, Bench]] = {}
+        self._open: dict[str, _OpenBench] = {}
 
     def get(self, run: str) -> Bench:
         """Return the bench of a run, opened again if the run changed."""
         config = self.lab.configure(run)
         directory = self.lab.find_run(run) if run else None
-        state = None if directory is None else directory.config_file.stat().st_mtime_ns
-        if run not in self._open or self._open[run][0] != state:
-            context = RunContext(config, SilentProgress())
-            folder = self.lab.prompts_folder(config) / context.task.name
-            self._open[run] = (state, Bench(run, config, context, directory, folder))
-        return self._open[run][1]
+        changed = None if directory is None else directory.config_file.stat().st_mtime_ns
+        known = self._open.get(run)
+        if known is not None and known.changed == changed:
+            return known.bench
+
+        context = RunContext(config, SilentProgress())
+        bench = Bench(
+            run=run,
+            config=config,
+            context=context,
+            directory=directory,
+            prompts=self.lab.prompts_folder(config) / context.task.name,
+        )
+        self._open[run] = _OpenBench(bench, changed)
+        return bench
 
     async def close(self) -> None:
         """Close all models and corpora."""
-        for _, bench in self._open.values():
-            await bench.close_model()
+        for opened in self._open.values():
+            await opened.bench.close_model()
             # After what still runs in that thread for a page that went away.
-            await self.lab.apart(bench.context.__exit__)
+            await self.lab.apart(opened.bench.context.__exit__)

@@ -1,20 +1,24 @@
 """Confirmation and commands: what a view does, as a command line.
 
-The hold-out is judged in a terminal alone.
+The hold-out is judged in a terminal alone. The records are sent to the page as JSON; their
+attributes are the names that its scripts read.
 """
 
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from touche_llm.data.files import shorten_path
 from touche_llm.data.topics.reading import normalise_title
 from touche_llm.errors import UsageError
 from touche_llm.lab.bench import Bench, Benches
+from touche_llm.lab.runs_of_lab import Workplace
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
     Access,
+    Kind,
     access_log,
     describe_accesses,
     find_half,
@@ -23,46 +27,95 @@ from touche_llm.prompt_lab.holdout import (
 )
 
 
-def describe_confirmation(benches: Benches, *, run: str, name: str) -> dict[str, Any]:
-    """Return the command that confirms a saved prompt on the held-out topics, and the earlier accesses to these."""
-    bench = benches.get(run)
-    baseline = bench.find_baseline(name)
-    winner = bench.load(name)
+@dataclass(frozen=True, slots=True)
+class AccessEntry:
+    """An earlier access to held-out topics.
 
-    held_out = {
+    Attributes:
+        time: When it was, in ISO 8601.
+        kind: What the access was for.
+        topics: Number of topics.
+        prompts: Labels of the prompts.
+        run: Folder and hash of an evaluated run; None for other accesses.
+        counted: Whether it weakens the confirmation.
+    """
+
+    time: str
+    kind: Kind
+    topics: int
+    prompts: list[str]
+    run: str | None
+    counted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """How a prompt is confirmed on the held-out topics.
+
+    Attributes:
+        command: Command that confirms it; empty without a prompt to compare it with.
+        topics: Number of held-out topics.
+        recorded: Sentence on the earlier accesses.
+        accesses: Earlier accesses, the latest first.
+    """
+
+    command: str
+    topics: int
+    recorded: str
+    accesses: list[AccessEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewCommand:
+    """Command that shows in a terminal what a view shows; empty if there is none."""
+
+    command: str
+
+
+def describe_confirmation(benches: Benches, *, run: str, name: str) -> Confirmation:
+    """Return how a saved prompt is confirmed, with earlier accesses."""
+    bench = benches.get(run)
+    prompt = bench.load(name)
+    titles = {
         normalise_title(topic.title)
         for topic in bench.topics.values()
         if find_half(topic.title) == HOLD_OUT
     }
-    earlier = [
-        access
-        for access in read_accesses(access_log(bench.config.cache.file))
-        if not held_out.isdisjoint(map(normalise_title, access.topics))
-    ]
+    accesses = read_accesses(access_log(bench.config.cache.file))
+    earlier = [access for access in accesses if _has_topic(access, titles)]
 
+    baseline = bench.find_baseline(name)
     command = ""
     counted: list[Access] = []
     if baseline is not None:
-        inputs = _list_inputs(benches, bench)
+        inputs = _list_inputs(benches.lab, bench)
         command = _write("prompts", "compare", baseline, name, *inputs, "--confirm")
-        counted = select_counted(earlier, winner.label)
+        counted = select_counted(earlier, prompt.label)
 
-    return {
-        "command": command,
-        "topics": len(held_out),
-        "recorded": describe_accesses(earlier, counted),
-        "accesses": [
-            _describe_access(access, is_counted=access in counted) for access in reversed(earlier)
-        ],
-    }
+    entries = [_describe_access(access, is_counted=access in counted) for access in earlier]
+    return Confirmation(
+        command=command,
+        topics=len(titles),
+        recorded=describe_accesses(earlier, counted),
+        accesses=entries[::-1],
+    )
 
 
-def _describe_access(access: Access, *, is_counted: bool) -> dict[str, Any]:
-    """Return the row of an earlier access: its fields, with the number of topics."""
-    row = access.model_dump(mode="json")
-    row["topics"] = len(access.topics)
-    row["counted"] = is_counted
-    return row
+def _has_topic(access: Access, titles: set[str]) -> bool:
+    """Return whether an access was to one of the topics with these normalised titles."""
+    return any(normalise_title(title) in titles for title in access.topics)
+
+
+def _describe_access(access: Access, *, is_counted: bool) -> AccessEntry:
+    """Return the entry of an earlier access."""
+    return AccessEntry(
+        time=access.time.isoformat(),
+        kind=access.kind,
+        topics=len(access.topics),
+        prompts=access.prompts,
+        run=access.run,
+        counted=is_counted,
+    )
 
 
 def write_command(
@@ -74,43 +127,81 @@ def write_command(
     topic: str = "",
     documents: str = "",
     select: str = "",
-) -> dict[str, Any]:
-    """Return the command that shows in a terminal what a view shows."""
-    lab = benches.lab
-    if view == "runs":
-        runs = [shorten_path(lab.find_run(name).path) for name in select.split("\n") if name]
-        return {
-            "command": _write("compare", *runs)
-            if len(runs) > 1
-            else _write("runs", str(lab.inputs.root))
-        }
-    if view == "documents":
-        of_topic = ["--topic", topic] if topic else []
-        return {"command": _write("show", shorten_path(lab.find_run(run).path), *of_topic)}
+) -> ViewCommand:
+    """Return the command that shows in a terminal what a view shows.
+
+    Args:
+        benches: Benches.
+        view: Name of the view.
+        run: Name of the run.
+        prompt: Name of the prompt; empty for that of the run.
+        topic: Id of the topic; empty for all.
+        documents: Ids of the pinned documents, one a line.
+        select: Names of the selected runs, one a line.
+
+    Raises:
+        UsageError: There is no such view.
+    """
+    match view:
+        case "runs":
+            command = _write_runs(benches.lab, select.split("\n"))
+        case "documents":
+            command = _write_documents(benches.lab, run, topic)
+        case "bench":
+            command = _write_trial(benches, run, prompt, topic, documents.split("\n"))
+        case "confirm":
+            name = prompt or benches.get(run).config.prompts.judge
+            command = describe_confirmation(benches, run=run, name=name).command
+        case _:
+            raise UsageError(f"{view:.40}: no such view")
+    return ViewCommand(command)
+
+
+def _write_runs(lab: Workplace, selected: Sequence[str]) -> str:
+    """Return the command that compares the selected runs.
+
+    With fewer than two, the command that lists all.
+    """
+    folders = [shorten_path(lab.find_run(name).path) for name in selected if name]
+    if len(folders) > 1:
+        return _write("compare", *folders)
+    return _write("runs", str(lab.inputs.root))
+
+
+def _write_documents(lab: Workplace, run: str, topic: str) -> str:
+    """Return the command that shows the documents of a run, of all topics or of one."""
+    words = ["show", shorten_path(lab.find_run(run).path)]
+    if topic:
+        words += ["--topic", topic]
+    return _write(*words)
+
+
+def _write_trial(
+    benches: Benches, run: str, prompt: str, topic: str, documents: Sequence[str]
+) -> str:
+    """Return the command that tries a prompt on the pinned documents."""
     bench = benches.get(run)
-    name = prompt or bench.config.prompts.judge
-    if view == "bench":
-        pinned = [part for each in documents.split("\n") if each for part in ("--doc", each)]
-        return {
-            "command": _write(
-                "prompts", "try", name, "--topic", topic, *pinned, *_list_inputs(benches, bench)
-            )
-        }
-    if view == "confirm":
-        return {"command": describe_confirmation(benches, run=run, name=name)["command"]}
-    raise UsageError(f"{view:.40}: no such view")
+    words = ["prompts", "try", prompt or bench.config.prompts.judge, "--topic", topic]
+    for document in documents:
+        if document:
+            words += ["--doc", document]
+    return _write(*words, *_list_inputs(benches.lab, bench))
 
 
-def _list_inputs(benches: Benches, bench: Bench) -> list[str]:
-    """Return the options that give a command the configuration and the qrels of a bench."""
-    lab = benches.lab
+def _list_inputs(lab: Workplace, bench: Bench) -> list[str]:
+    """Return the options with the configuration and the qrels of a bench."""
     file = lab.inputs.config if bench.directory is None else bench.directory.config_file
+    options: list[str] = []
+    if file is not None:
+        options += ["--config", shorten_path(file)]
+    for name, value in lab.inputs.settings.items():
+        options += ["--set", f"{name}={value}"]
     qrels = lab.find_qrels([bench.run], bench.context.task, bench.config)
-    options = [] if file is None else [("--config", shorten_path(file))]
-    options += [("--set", f"{name}={value}") for name, value in lab.inputs.settings.items()]
-    options += [("--qrels", f"{aspect}={shorten_path(path)}") for aspect, path in qrels.items()]
-    return [part for option in options for part in option]
+    for aspect, path in qrels.items():
+        options += ["--qrels", f"{aspect}={shorten_path(path)}"]
+    return options
 
 
 def _write(*words: str) -> str:
+    """Return a command line of this program."""
     return shlex.join(("touche-llm", *words))

@@ -1,19 +1,32 @@
-"""Documents of a run: what the model and the assessors said of each, and the labels and notes of the user."""
+"""Documents of a run with judgments by the model, the assessors and the user.
+
+The records are sent to the page as JSON; their attributes are the names that its scripts read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from aiohttp import web
-from msgspec.structs import asdict
 
 from touche_llm.api.opening import StoredAnswers, open_client
-from touche_llm.data.records import Document, Reading, UserLabels
+from touche_llm.data.records import Cut, Document, Reading, Topic, UserLabels
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import STANCE, qrels_file
 from touche_llm.judging.requests import make_request_builder
+from touche_llm.lab.answers import (
+    AnswerField,
+    ChatMessage,
+    FailedAttempt,
+    FieldReading,
+    describe_attempt,
+    describe_exchange,
+    describe_fields,
+    make_snippet,
+    read_fields,
+)
 from touche_llm.lab.runs_of_lab import Workplace
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import AnsweredRequest
@@ -21,215 +34,415 @@ from touche_llm.prompt_lab.holdout import find_half
 from touche_llm.prompt_lab.trial import Subject, Trial, ask
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.retrieval.corpus import Corpus
-from touche_llm.runs.open_folder import DocumentRow, RunFolder
-from touche_llm.tasks.task import Task
+from touche_llm.runs.open_folder import DocumentRow, DocumentView, RunFolder
 
-# Characters of a text in a list.
-_SNIPPET = 240
-_SEPARATE_STANCE = "stance, separate request"
-Fields = dict[str, dict[str, Any]]
+_CHANGED = "the prompt, its settings or the document changed since the run."
 
 
-def describe_fields(task: Task) -> list[dict[str, Any]]:
-    """Return the fields of an answer: aspects with their grades, and the stance with its labels.
+@dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """A topic of a run in the list of topics.
 
-    `low` and `high` are the bounds of grades by people.
+    Attributes:
+        id: Id of the topic.
+        title: Title of the topic.
+        half: Half of the topic: to choose on, or held out.
+        documents: Number of documents in the run.
+        failures: Number of failed requests.
     """
-    scales = task.qrels_scales
-    fields: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "kind": "grade",
-            "labels": [str(grade) for grade in task.aspects[name].grades],
-            "low": max(scales[name].lowest, 0),
-            "high": scales[name].highest,
-        }
-        for name in task.question.grades
-    ]
-    labels = list(task.stances)
-    return fields + [
-        {"name": STANCE, "kind": "label", "labels": labels, "low": None, "high": None}
-    ] * bool(labels)
+
+    id: str
+    title: str
+    half: str
+    documents: int
+    failures: int
 
 
-def read_fields(values: Mapping[str, Any], readings: Mapping[str, Reading]) -> Fields:
-    """Return value, answered label, probabilities and the mass outside the labels of each field."""
-    found: Fields = {}
-    for name, value in values.items():
-        reading = readings.get(name)
-        found[name] = {
-            "value": value,
-            "answered": None if reading is None else reading.answered,
-            "probabilities": None if reading is None else reading.probabilities,
-            "off_label": None if reading is None else reading.off_label_mass,
-        }
-    return found
+@dataclass(frozen=True, slots=True)
+class TopicList:
+    """Topics of a run, with the fields of an answer and the stance labels of the task."""
+
+    topics: list[TopicEntry]
+    fields: list[AnswerField]
+    stances: list[str]
 
 
-def make_snippet(document: Document) -> str:
-    """Return the beginning of a document's text, as one line."""
-    return " ".join(document.text[: 2 * _SNIPPET].split())[:_SNIPPET]
+@dataclass(frozen=True, slots=True)
+class DocumentEntry:
+    """A document in the ranking of a topic.
+
+    Attributes:
+        rank: Rank in the run.
+        document: Id of the document.
+        title: Title; empty without a corpus.
+        snippet: Beginning of the text; empty without a corpus.
+        first: Rank in the first stage.
+        stance: Stance in the run; empty if it has none.
+        p: Probability of the stance; None if it is unknown.
+        grades: Expected grades, by aspect.
+        confidence: Probability of the least certain answered field; None without probabilities.
+        failure: Kind of the last failed request; empty if none failed.
+        truncated: Whether the model saw only a part of the document.
+        assessors: Judgments by assessors, by field.
+        differs: Fields in which the model differs from the assessors.
+        own: Labels of the user, by field.
+    """
+
+    rank: int
+    document: str
+    title: str
+    snippet: str
+    first: int
+    stance: str
+    p: float | None
+    grades: Mapping[str, float]
+    confidence: float | None
+    failure: str
+    truncated: bool
+    assessors: Mapping[str, str]
+    differs: Sequence[str]
+    own: Mapping[str, int | str]
 
 
-def list_topics(lab: Workplace, *, run: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class DocumentList:
+    """Ranking of a topic, and whether its judgments by assessors are hidden."""
+
+    rows: list[DocumentEntry]
+    hidden: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """A request of the run with its answer.
+
+    Attributes:
+        prompt: Name of the prompt.
+        key: Key of the answer in the cache; empty for requests that are not shown.
+        messages: Messages as they were sent; empty if they are not shown.
+        answer: Text of the answer; empty if the cache lacks it.
+        thought: Reasoning before the answer; empty if there was none.
+    """
+
+    prompt: str
+    key: str
+    messages: list[ChatMessage]
+    answer: str
+    thought: str
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentDetails:
+    """A document with its judgments and requests.
+
+    Attributes:
+        document: Id of the document.
+        title: Title; empty without a corpus.
+        text: Text; None without a corpus.
+        seen: Spans of the text that the model saw; None if it saw all.
+        truncation: Sentence on how much the model saw; empty if all.
+        fields: Readings of the answer, by field.
+        assessors: Judgments by assessors, by field.
+        differs: Fields in which the model differs from the assessors.
+        own: Labels of the user, by field.
+        note: Note of the user.
+        requests: Requests about the document.
+        comparisons: Summaries of comparisons with other documents.
+        notes: Limitations of what is shown.
+        failures: Unusable answers.
+    """
+
+    document: str
+    title: str
+    text: str | None
+    seen: list[tuple[int, int]] | None
+    truncation: str
+    fields: dict[str, FieldReading]
+    assessors: Mapping[str, str]
+    differs: Sequence[str]
+    own: Mapping[str, int | str]
+    note: str
+    requests: list[SentRequest]
+    comparisons: list[str]
+    notes: list[str]
+    failures: list[FailedAttempt]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLabels:
+    """Labels and note of the user as they were stored."""
+
+    own: Mapping[str, int | str]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevealedTopics:
+    """Held-out topics whose judgments are shown from now on."""
+
+    revealed: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _RepeatedRequests:
+    """Judge requests about a document, or notes on why they cannot be shown."""
+
+    requests: list[SentRequest]
+    notes: list[str]
+
+
+def list_topics(lab: Workplace, *, run: str) -> TopicList:
     """Return the topics of a run and the fields of its answers."""
     opened = lab.open(run)
-    topics = [
-        {
-            "id": topic.id,
-            "title": topic.title,
-            "half": find_half(topic.title),
-            "documents": len(opened.run.rankings.get(topic.id, [])),
-            "failures": sum(
-                len(found) for (of, _), found in opened.failed.items() if of == topic.id
-            ),
-        }
-        for topic in opened.topics.values()
-    ]
-    return {
-        "topics": topics,
-        "fields": describe_fields(opened.task),
-        "stances": list(opened.task.stances),
-    }
+    return TopicList(
+        topics=[_describe_topic(opened, topic) for topic in opened.topics.values()],
+        fields=describe_fields(opened.task),
+        stances=list(opened.task.stances),
+    )
 
 
-def list_documents(lab: Workplace, *, run: str, topic: str) -> dict[str, Any]:
-    """Return a row for each document of a topic, without the judgments of a hidden topic."""
+def _describe_topic(opened: RunFolder, topic: Topic) -> TopicEntry:
+    """Return the entry of a topic of a run."""
+    return TopicEntry(
+        id=topic.id,
+        title=topic.title,
+        half=find_half(topic.title),
+        documents=len(opened.run.rankings.get(topic.id, [])),
+        failures=opened.count_failures(topic.id),
+    )
+
+
+def list_documents(lab: Workplace, *, run: str, topic: str) -> DocumentList:
+    """Return the ranking of a topic, without the judgments of a hidden topic.
+
+    Raises:
+        DataError: The run has no such topic.
+    """
     opened = lab.open(run)
-    found = opened.topics.get(topic)
-    if found is None:
+    shown_topic = opened.topics.get(topic)
+    if shown_topic is None:
         raise DataError(f"topic {topic:.80}: not in {run}")
-    qrels = lab.read_visible_qrels(run, [found], opened.config)
-    own = {
-        each.document_id: each for each in opened.directory.read_labels() if each.topic_id == topic
-    }
+
+    qrels = lab.read_visible_qrels(run, [shown_topic], opened.config)
     rows = opened.rows(topic, qrels)
-    texts = _read_documents(opened, [row.document_id for row in rows])
-    is_hidden = qrels is not None and lab.is_hidden(run, found)
-    return {
-        "rows": [_make_row(opened, topic, row, texts, own) for row in rows],
-        "hidden": is_hidden,
-    }
+    documents = _read_documents(opened, [row.document_id for row in rows])
+    user_labels = _read_labels(opened, topic)
+    entries = [
+        _describe_row(
+            opened,
+            topic,
+            row,
+            document=documents.get(row.document_id),
+            user_labels=user_labels.get(row.document_id),
+        )
+        for row in rows
+    ]
+    has_judgments = qrels is not None
+    return DocumentList(rows=entries, hidden=has_judgments and lab.is_hidden(run, shown_topic))
 
 
-def _read_documents(opened: RunFolder, ids: Sequence[str]) -> dict[str, Document]:
+def _read_documents(opened: RunFolder, document_ids: Sequence[str]) -> dict[str, Document]:
+    """Return documents by id; those that the corpus lacks are left out."""
     if opened.corpus is None:
         return {}
     documents = opened.corpus.documents
-    unknown = set(documents.find_unknown(ids))
-    return {each: documents.get(each) for each in ids if each not in unknown}
+    unknown = set(documents.find_unknown(document_ids))
+    return {
+        document_id: documents.get(document_id)
+        for document_id in document_ids
+        if document_id not in unknown
+    }
 
 
-def _make_row(
+def _read_labels(opened: RunFolder, topic: str) -> dict[str, UserLabels]:
+    """Return the labels of the user for a topic, by document id."""
+    stored = opened.directory.read_labels()
+    return {labels.document_id: labels for labels in stored if labels.topic_id == topic}
+
+
+def _describe_row(
     opened: RunFolder,
     topic: str,
     row: DocumentRow,
-    texts: Mapping[str, Document],
-    own: Mapping[str, UserLabels],
-) -> dict[str, Any]:
-    judgment, stance = (
-        opened.judgments[topic].get(row.document_id),
-        opened.readings.get((topic, row.document_id)),
-    )
+    *,
+    document: Document | None,
+    user_labels: UserLabels | None,
+) -> DocumentEntry:
+    """Return the entry of a document in the ranking of a topic."""
+    judgment = opened.find_judgment(topic, row.document_id)
     readings = {} if judgment is None else judgment.readings
-    shares = (
-        stance.probabilities
-        if stance is not None
-        else readings[STANCE].shares
-        if STANCE in readings
-        else {}
+    failures = opened.find_failures(topic, row.document_id)
+    return DocumentEntry(
+        rank=row.rank,
+        document=row.document_id,
+        title="" if document is None else document.title,
+        snippet="" if document is None else make_snippet(document),
+        first=row.first,
+        stance=row.stance,
+        p=_find_stance_probability(opened, topic, row, readings),
+        grades=row.grades,
+        confidence=_find_confidence(readings),
+        failure=failures[-1].kind if failures else "",
+        truncated=judgment is not None and judgment.cut is not None,
+        assessors=row.people,
+        differs=row.differs or [],
+        own={} if user_labels is None else user_labels.labels,
     )
-    known = [each.probabilities for each in readings.values() if each.probabilities]
-    failures, document = opened.failed.get((topic, row.document_id)), texts.get(row.document_id)
-    return {
-        "rank": row.rank,
-        "document": row.document_id,
-        "title": "" if document is None else document.title,
-        "snippet": "" if document is None else make_snippet(document),
-        "first": row.first,
-        "stance": row.stance,
-        "p": shares.get(row.stance),
-        "grades": row.grades,
-        "confidence": min((max(each.values()) for each in known), default=None),
-        "failure": failures[-1].kind if failures else "",
-        "truncated": judgment is not None and judgment.cut is not None,
-        "assessors": row.people,
-        "differs": row.differs or [],
-        "own": own[row.document_id].labels if row.document_id in own else {},
-    }
 
 
-def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> dict[str, Any]:
-    """Return a document with its judgments, and its request as it was sent, if the cache proves it."""
+def _find_stance_probability(
+    opened: RunFolder, topic: str, row: DocumentRow, readings: Mapping[str, Reading]
+) -> float | None:
+    """Return the probability of a document's stance; None if no answer has it.
+
+    The stance prompt comes before the judge prompt.
+    """
+    separate = opened.stance_readings.get((topic, row.document_id))
+    if separate is not None:
+        return separate.probabilities.get(row.stance)
+    if STANCE in readings:
+        return readings[STANCE].shares.get(row.stance)
+    return None
+
+
+def _find_confidence(readings: Mapping[str, Reading]) -> float | None:
+    """Return the probability of the answer's least certain field.
+
+    None without probabilities.
+    """
+    highest = [
+        max(reading.probabilities.values())
+        for reading in readings.values()
+        if reading.probabilities
+    ]
+    return min(highest, default=None)
+
+
+def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> DocumentDetails:
+    """Return a document with its judgments and requests.
+
+    Requests are shown only if the cache proves that they were sent so.
+
+    Raises:
+        DataError: The run has no such document for the topic.
+    """
     opened = lab.open(run)
-    found = opened.topics.get(topic)
-    qrels = None if found is None else lab.read_visible_qrels(run, [found], opened.config)
-    row = next((each for each in opened.rows(topic, qrels) if each.document_id == document), None)
-    if row is None or found is None:
-        raise DataError(f"topic {topic:.80}, document {document:.80}: not in {run}")
-    details = opened.document(topic, row)
-    readings = dict(details.readings)
-    if (separate := readings.pop(_SEPARATE_STANCE, None)) is not None:
-        readings[STANCE] = separate
-    values = {**row.grades, **({STANCE: row.stance} if row.stance and opened.task.stances else {})}
-    judgment = opened.judgments[topic].get(document)
-    cut = None if judgment is None else judgment.cut
+    row = _find_row(lab, opened, run, topic, document)
+    view = opened.document(topic, row)
     content = _read_documents(opened, [document]).get(document)
-    requests, notes = _read_requests(opened, topic, document)
-    stance = opened.readings.get((topic, document))
-    for prompt, text in details.answers:
-        if stance is not None and prompt.startswith(stance.prompt):
-            requests.append(
-                {"prompt": prompt, "key": "", "messages": [], "answer": text or "", "thought": ""}
-            )
-    own = _find_own(opened, topic, document)
-    return {
-        "document": document,
-        "title": "" if content is None else content.title,
-        "text": None if content is None else content.text,
-        "seen": None if cut is None else cut.parts or [(0, cut.kept_chars)],
-        "truncation": details.truncation,
-        "fields": read_fields(values, readings),
-        "assessors": row.people,
-        "differs": row.differs or [],
-        "own": own.labels,
-        "note": own.note,
-        "requests": requests,
-        "comparisons": details.comparisons,
-        "notes": [*notes, *opened.notes],
-        "failures": [
-            asdict(attempt) for failure in details.failures for attempt in failure.attempts
+    repeated = _repeat_requests(opened, topic, document)
+    judgment = opened.find_judgment(topic, document)
+    empty_labels = UserLabels(topic_id=topic, document_id=document)
+    user_labels = _read_labels(opened, topic).get(document, empty_labels)
+    return DocumentDetails(
+        document=document,
+        title="" if content is None else content.title,
+        text=None if content is None else content.text,
+        seen=None if judgment is None else _list_seen_spans(judgment.cut),
+        truncation=view.truncation,
+        fields=_read_view(opened, view),
+        assessors=row.people,
+        differs=row.differs or [],
+        own=user_labels.labels,
+        note=user_labels.note,
+        requests=[*repeated.requests, *_list_stance_requests(view)],
+        comparisons=view.comparisons,
+        notes=[*repeated.notes, *opened.notes],
+        failures=[
+            describe_attempt(attempt) for failure in view.failures for attempt in failure.attempts
         ],
-    }
+    )
 
 
-def _read_requests(
-    opened: RunFolder, topic: str, document: str
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the judge requests about a document with their answers, and notes if they cannot be shown.
+def _find_row(
+    lab: Workplace, opened: RunFolder, run: str, topic: str, document: str
+) -> DocumentRow:
+    """Return the row of a document; raise DataError if the run has none."""
+    shown_topic = opened.topics.get(topic)
+    if shown_topic is not None:
+        qrels = lab.read_visible_qrels(run, [shown_topic], opened.config)
+        for row in opened.rows(topic, qrels):
+            if row.document_id == document:
+                return row
+    raise DataError(f"topic {topic:.80}, document {document:.80}: not in {run}")
+
+
+def _list_seen_spans(cut: Cut | None) -> list[tuple[int, int]] | None:
+    """Return the spans of a document's text that the model saw; None if it saw all."""
+    if cut is None:
+        return None
+    return cut.parts or [(0, cut.kept_chars)]
+
+
+def _read_view(opened: RunFolder, view: DocumentView) -> dict[str, FieldReading]:
+    """Return the readings of a document by field.
+
+    The stance prompt comes before the judge prompt.
+    """
+    values: dict[str, float | str] = {**view.row.grades}
+    if view.row.stance and opened.task.stances:
+        values[STANCE] = view.row.stance
+
+    readings = dict(view.readings)
+    if view.separate_stance is not None:
+        readings[STANCE] = view.separate_stance
+    return read_fields(values, readings)
+
+
+def _list_stance_requests(view: DocumentView) -> list[SentRequest]:
+    """Return the answers of the stance prompt, whose requests are not shown."""
+    return [
+        SentRequest(
+            prompt=completion.prompt,
+            key="",
+            messages=[],
+            answer=completion.text or "",
+            thought="",
+        )
+        for completion in view.stance_answers
+    ]
+
+
+def _repeat_requests(opened: RunFolder, topic: str, document: str) -> _RepeatedRequests:
+    """Return the judge requests about a document with their answers.
 
     The prompt is rendered again; that it is the one that was sent is proved by the keys of the
     answers.
     """
     if opened.answers is None or opened.corpus is None:
-        return [], []
+        return _RepeatedRequests(requests=[], notes=[])
     try:
         trials = asyncio.run(_repeat(opened, opened.answers, opened.corpus, topic, document))
     except ToucheError as error:
-        return [], [f"The request cannot be shown: {error}"]
-    judgment = opened.judgments[topic].get(document)
-    keys = [
-        trial.result.key if isinstance(trial.result, AnsweredRequest) else "" for trial in trials
-    ]
+        return _refuse(str(error))
+
+    judgment = opened.find_judgment(topic, document)
+    keys = [_get_key(trial) for trial in trials]
     if judgment is not None and keys != judgment.answer_keys:
-        return [], [
-            "The request cannot be shown: the prompt, its settings or the document changed since the run."
-        ]
-    prompt = opened.config.prompts.judge
-    return [
-        {"prompt": prompt, "key": key, **describe_exchange(trial)}
-        for key, trial in zip(keys, trials, strict=True)
-    ], []
+        return _refuse(_CHANGED)
+
+    requests: list[SentRequest] = []
+    for key, trial in zip(keys, trials, strict=True):
+        exchange = describe_exchange(trial)
+        request = SentRequest(
+            prompt=opened.config.prompts.judge,
+            key=key,
+            messages=exchange.messages,
+            answer=exchange.answer,
+            thought=exchange.thought,
+        )
+        requests.append(request)
+    return _RepeatedRequests(requests=requests, notes=[])
+
+
+def _refuse(reason: str) -> _RepeatedRequests:
+    """Return a note that the requests cannot be shown."""
+    return _RepeatedRequests(requests=[], notes=[f"The request cannot be shown: {reason}"])
+
+
+def _get_key(trial: Trial) -> str:
+    """Return the key of an answer in the cache; empty without a usable answer."""
+    return trial.result.key if isinstance(trial.result, AnsweredRequest) else ""
 
 
 async def _repeat(
@@ -239,7 +452,8 @@ async def _repeat(
 
     Nothing is sent.
     """
-    config, purpose = opened.config, purposes_of(opened.task)["judge"]
+    config = opened.config
+    purpose = purposes_of(opened.task)["judge"]
     prompt = load(
         opened.task,
         purpose,
@@ -247,72 +461,89 @@ async def _repeat(
         config.prompts.folder,
         judge_per=config.judge_per,
     )
-    subject = Subject(opened.task, purpose, opened.topics[topic], (document,), corpus.documents)
+    subject = Subject(
+        task=opened.task,
+        purpose=purpose,
+        topic=opened.topics[topic],
+        ids=(document,),
+        documents=corpus.documents,
+    )
     cache = config.cache.model_copy(update={"file": answers.path, "mode": CacheMode.REPLAY})
-    answering = StoredAnswers()
-    async with open_client(config.engine, config.sampling, cache, answers=answering) as client:
+    opening = open_client(config.engine, config.sampling, cache, answers=StoredAnswers())
+    async with opening as client:
         return await ask(prompt, subject, make_request_builder(client))
 
 
-def describe_exchange(trial: Trial) -> dict[str, Any]:
-    """Return the messages of a request, the answer and the reasoning, as they were sent and received."""
-    messages = [{"role": message.role, "text": message.content} for message in trial.messages]
-    if isinstance(trial.result, AnsweredRequest):
-        return {
-            "messages": messages,
-            "answer": trial.result.answer.text,
-            "thought": trial.result.thought,
-        }
-    last = trial.attempts[-1]
-    return {"messages": messages, "answer": last.text, "thought": ""}
-
-
-def _find_own(opened: RunFolder, topic: str, document: str) -> UserLabels:
-    found = (
-        each
-        for each in opened.directory.read_labels()
-        if (each.topic_id, each.document_id) == (topic, document)
-    )
-    return next(found, UserLabels(topic_id=topic, document_id=document))
-
-
 def write_labels(
-    lab: Workplace, *, run: str, topic: str, document: str, labels: dict[str, int | str], note: str
-) -> dict[str, Any]:
-    """Store the user's labels of a document and a note in place of earlier ones."""
+    lab: Workplace,
+    *,
+    run: str,
+    topic: str,
+    document: str,
+    labels: dict[str, int | str],
+    note: str,
+) -> StoredLabels:
+    """Store the user's labels of a document and a note in place of earlier ones.
+
+    Raises:
+        DataError: The run has no such document for the topic.
+        UsageError: A label is not one of its field.
+    """
     opened = lab.open(run)
-    if document not in {each.document_id for each in opened.run.rankings.get(topic, [])}:
+    ranking = opened.run.rankings.get(topic, [])
+    if document not in {candidate.document_id for candidate in ranking}:
         raise DataError(f"topic {topic:.80}, document {document:.80}: not in the run")
-    known = {field["name"]: field for field in describe_fields(opened.task)}
-    for name, value in labels.items():
-        of = known.get(name, {"kind": "label", "labels": []})
-        allowed = of["labels"] if of["kind"] == "label" else range(of["low"], of["high"] + 1)
-        if value not in allowed:
-            raise UsageError(
-                f"{name:.80}: {value!r:.40}: must be one of {', '.join(map(str, allowed))}"
-            )
+    _check_labels(labels, describe_fields(opened.task))
+
     own = UserLabels(topic_id=topic, document_id=document, labels=labels, note=note.strip())
-    stored = opened.directory.read_labels()
-    others = [each for each in stored if (each.topic_id, each.document_id) != (topic, document)]
-    opened.directory.write_labels([*others, own] if labels or own.note else others)
-    return {"own": labels, "note": own.note}
+    kept = [
+        stored
+        for stored in opened.directory.read_labels()
+        if (stored.topic_id, stored.document_id) != (topic, document)
+    ]
+    if labels or own.note:
+        kept.append(own)
+    opened.directory.write_labels(kept)
+    return StoredLabels(own=labels, note=own.note)
+
+
+def _check_labels(labels: Mapping[str, int | str], fields: Sequence[AnswerField]) -> None:
+    """Raise UsageError if a label is not one that people may give to its field."""
+    allowed_by_field = {field.name: field.list_user_labels() for field in fields}
+    for name, value in labels.items():
+        allowed = allowed_by_field.get(name, [])
+        if value not in allowed:
+            known = ", ".join(map(str, allowed))
+            raise UsageError(f"{name:.80}: {value!r:.40}: must be one of {known}")
 
 
 def export_qrels(lab: Workplace, *, run: str, field: str) -> web.Response:
-    """Return the user's labels of a field as qrels, which `touche-llm evaluate` reads."""
-    found = [each for each in lab.open(run).directory.read_labels() if field in each.labels]
-    if not found:
+    """Return the user's labels of a field as qrels, which `touche-llm evaluate` reads.
+
+    Raises:
+        DataError: The user gave no label of this field.
+    """
+    stored = lab.open(run).directory.read_labels()
+    labelled = [labels for labels in stored if field in labels.labels]
+    if not labelled:
         raise DataError(f"{field:.80}: no label of yours; label a document first")
-    text = "".join(f"{each.topic_id} 0 {each.document_id} {each.labels[field]}\n" for each in found)
+
+    lines = [
+        f"{labels.topic_id} 0 {labels.document_id} {labels.labels[field]}\n" for labels in labelled
+    ]
     attachment = {"Content-Disposition": f'attachment; filename="{qrels_file(field)}"'}
-    return web.Response(text=text, content_type="text/plain", headers=attachment)
+    return web.Response(text="".join(lines), content_type="text/plain", headers=attachment)
 
 
-def reveal(lab: Workplace, *, run: str, topics: list[str]) -> dict[str, Any]:
-    """Show the judgments of held-out topics; the access is logged first."""
+def reveal(lab: Workplace, *, run: str, topics: list[str]) -> RevealedTopics:
+    """Show the judgments of held-out topics; the access is logged first.
+
+    Raises:
+        DataError: The run has no qrels, or the access cannot be logged.
+    """
     opened = lab.open(run)
     qrels = lab.read_qrels([run], opened.task, opened.config)
     if qrels is None:
         raise DataError(f"{run}: no qrels, so there is nothing to show")
     lab.reveal(run, topics, qrels)
-    return {"revealed": topics}
+    return RevealedTopics(topics)

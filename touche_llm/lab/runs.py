@@ -1,17 +1,23 @@
-"""Runs of a folder: a row for each, measured over the topics to choose on or over all, and their comparison."""
+"""Runs of a folder: a row for each with its measures, and their comparison.
+
+The rows are sent to the page as JSON; their attributes are the names that its scripts read.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from touche_llm.api.dataset import read_run_topics
+from touche_llm.config.configuration import Config
 from touche_llm.data.files import shorten_path
 from touche_llm.data.locks import LOCK
+from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.runs_of_lab import Workplace
@@ -19,159 +25,342 @@ from touche_llm.prompt_lab.holdout import CHOICE, find_half, record_evaluations
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import COMPLETE, RunOverview, read_overview
 from touche_llm.tasks import get_task
+from touche_llm.tasks.task import Task
+
+if TYPE_CHECKING:
+    from touche_llm.report.comparison_page import ComparisonPage
 
 # Seconds between looks at the folders.
-_LOOK = 2.0
+_LOOK_INTERVAL = 2.0
 _TOP = 20
-_MEASURED = ("value", "low", "high", "n", "judged")
 # When the files that a row depends on were changed.
 _State = tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class MeasureValue:
+    """Value of a measure.
+
+    Attributes:
+        value: Value over the judged topics; NaN if it is undefined.
+        low: Lower end of the 95 % interval; NaN without an interval.
+        high: Upper end of the interval.
+        n: Number of topics, or of documents for stances.
+        judged: Share of judged documents at the measure's cutoff.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+    judged: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """A run in the list of runs.
+
+    Attributes:
+        run: Name of the run.
+        state: State, as in `RunOverview`.
+        problem: Why it is unfinished or broken; empty otherwise.
+        task: Task of the run; empty if its configuration cannot be read.
+        model: Model of the judgments; empty if there are none.
+        prompt: Judge prompt; empty before the judge stage.
+        topics: Number of topics; None before the first stage.
+        requests: Requests of all stages.
+        cached: Answers from the cache.
+        prompt_tokens: Tokens of the prompts of requests.
+        completion_tokens: Tokens of the completions of requests.
+        failures: Failed requests.
+        unread: Answers with unreadable labels.
+        overruled: Stances unlike the written answer.
+        seconds: Time of all stages.
+        changed: When the run was last written, in ISO 8601.
+        measures: Headline measures by name; empty unless they are known.
+        note: Why the run cannot be measured; empty otherwise.
+        pending: Whether the run can be measured and was not yet.
+    """
+
+    run: str
+    state: str
+    problem: str
+    task: str
+    model: str
+    prompt: str
+    topics: int | None
+    requests: float
+    cached: float
+    prompt_tokens: float
+    completion_tokens: float
+    failures: float
+    unread: float
+    overruled: float
+    seconds: float
+    changed: str
+    measures: Mapping[str, MeasureValue]
+    note: str
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntries:
+    """Rows of all runs."""
+
+    rows: list[RunEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Headline measures of a run by name, or a note on why there are none."""
+
+    measures: Mapping[str, MeasureValue] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredState:
+    """What the measures of a run depend on.
+
+    They are the state of its files, and whether all topics count.
+    """
+
+    run: str
+    files: _State
+    is_all: bool
+
+
 class RunList:
-    """Rows of the runs; the measures of each are computed once for each state of its files."""
+    """Rows of the runs.
+
+    The measures of each are computed once for each state of its files.
+    """
 
     def __init__(self, lab: Workplace) -> None:
         self._lab = lab
-        self._measured: dict[tuple[str, _State, bool], dict[str, Any]] = {}
+        self._measured: dict[_MeasuredState, _Measured] = {}
 
-    def list(self, *, all: int = 0) -> dict[str, Any]:
+    def list(self, *, all: int = 0) -> RunEntries:
         """Return the rows, with the measures that are known; the others are pending."""
-        return {"rows": [self._make_row(name, bool(all)) for name in self._lab.list_runs()]}
+        return RunEntries([self._make_row(name, bool(all)) for name in self._lab.list_runs()])
 
-    async def read(self, *, run: str, all: int = 0) -> dict[str, Any]:
-        """Return the row of a run, measured over the topics to choose on, or over all, which is logged."""
+    async def read(self, *, run: str, all: int = 0) -> RunEntry:
+        """Return the row of a run, measured over the topics to choose on.
+
+        With `all`, it is measured over all topics, which is logged.
+        """
         # In a thread of its own, since measuring takes a while.
-        return await asyncio.to_thread(self._read, run, all)
+        return await asyncio.to_thread(self._read, run, bool(all))
 
-    def _read(self, run: str, all: int) -> dict[str, Any]:
-        overview, key = read_overview(self._lab.find_run(run).path), self._find_key(run, bool(all))
-        if key not in self._measured and overview.state == COMPLETE:
-            try:
-                self._measured[key] = {
-                    "measures": self._measure(run, overview, bool(all)),
-                    "note": "",
-                }
-            except (ToucheError, OSError) as error:
-                self._measured[key] = {"measures": {}, "note": str(error)}
-        return self._make_row(run, bool(all))
-
-    def _find_key(self, run: str, is_all: bool) -> tuple[str, _State, bool]:
-        return run, read_state(self._lab.find_run(run)), is_all
-
-    def _make_row(self, run: str, is_all: bool) -> dict[str, Any]:
+    def _read(self, run: str, is_all: bool) -> RunEntry:
+        """Return the row of a run, which is measured unless its files are unchanged."""
         overview = read_overview(self._lab.find_run(run).path)
-        unknown = {"measures": {}, "note": "", "pending": overview.state == COMPLETE}
-        measured = self._measured.get(self._find_key(run, is_all), unknown)
-        return {
-            "run": run,
-            "state": overview.state,
-            "problem": overview.problem,
-            "task": "" if overview.config is None else Path(overview.config.task).name,
-            "model": overview.model,
-            "prompt": overview.prompt,
-            "topics": overview.topics,
-            **overview.totals,
-            "changed": overview.changed.astimezone().isoformat(timespec="seconds"),
-            **measured,
-        }
+        state = self._find_state(run, is_all)
+        if state not in self._measured and overview.state == COMPLETE:
+            self._measured[state] = self._measure(run, overview, is_all)
+        return self._make_row(run, is_all)
 
-    def _measure(self, run: str, overview: RunOverview, is_all: bool) -> dict[str, Any]:
+    def _find_state(self, run: str, is_all: bool) -> _MeasuredState:
+        """Return what the measures of a run depend on."""
+        return _MeasuredState(run, read_state(self._lab.find_run(run)), is_all)
+
+    def _make_row(self, run: str, is_all: bool) -> RunEntry:
+        """Return the row of a run with the measures that are known."""
+        overview = read_overview(self._lab.find_run(run).path)
+        known = self._measured.get(self._find_state(run, is_all))
+        measured = _Measured() if known is None else known
+        totals = overview.totals
+        return RunEntry(
+            run=run,
+            state=overview.state,
+            problem=overview.problem,
+            task="" if overview.config is None else Path(overview.config.task).name,
+            model=overview.model,
+            prompt=overview.prompt,
+            topics=overview.topics,
+            requests=totals["requests"],
+            cached=totals["cached"],
+            prompt_tokens=totals["prompt_tokens"],
+            completion_tokens=totals["completion_tokens"],
+            failures=totals["failures"],
+            unread=totals["unread"],
+            overruled=totals["overruled"],
+            seconds=totals["seconds"],
+            changed=overview.changed.astimezone().isoformat(timespec="seconds"),
+            measures=measured.measures,
+            note=measured.note,
+            pending=known is None and overview.state == COMPLETE,
+        )
+
+    def _measure(self, run: str, overview: RunOverview, is_all: bool) -> _Measured:
+        """Measure a run, or note why it cannot be measured."""
+        try:
+            return _Measured(measures=self._compute_measures(run, overview, is_all))
+        except (ToucheError, OSError) as error:
+            return _Measured(note=str(error))
+
+    def _compute_measures(
+        self, run: str, overview: RunOverview, is_all: bool
+    ) -> dict[str, MeasureValue]:
+        """Return the headline measures of a run by name; empty without qrels.
+
+        An access to the judgments of all topics is logged first.
+        """
         if overview.config is None:
             return {}
         task = get_task(overview.config.task)
         qrels = self._lab.read_qrels([run], task, overview.config)
         if qrels is None:
             return {}
-        # Imported late: pandas and scipy load slowly.
-        from touche_llm.evaluation.measures import evaluate_run, list_headline
 
         if is_all:
             self._lab.log_evaluation(run, qrels)
         else:
-            qrels = restrict_to_choice(qrels, overview)
-        evaluation = evaluate_run(run, overview.directory.read_run(task.stances), qrels)
-        rows = {row["measure"]: row for row in evaluation.summary().to_dict("records")}
-        return {
-            str(measure): {column: rows[measure][column] for column in _MEASURED}
-            for measure in list_headline(qrels)
-        }
+            qrels = restrict_to_choice(qrels, overview.config)
+        return _list_measures(run, overview.directory.read_run(task.stances), qrels)
 
 
-def restrict_to_choice(qrels: Qrels, overview: RunOverview) -> Qrels:
+def _list_measures(name: str, run: ParsedRun, qrels: Qrels) -> dict[str, MeasureValue]:
+    """Return the headline measures of a run by name."""
+    # Imported late: pandas and scipy load slowly.
+    from touche_llm.evaluation.measures import evaluate_run, list_headline
+
+    summary = evaluate_run(name, run, qrels).summary().to_dict("records")
+    rows = {row["measure"]: row for row in summary}
+    measures: dict[str, MeasureValue] = {}
+    for measure in list_headline(qrels):
+        row = rows[measure]
+        measures[str(measure)] = MeasureValue(
+            value=row["value"],
+            low=row["low"],
+            high=row["high"],
+            n=row["n"],
+            judged=row["judged"],
+        )
+    return measures
+
+
+def restrict_to_choice(qrels: Qrels, config: Config) -> Qrels:
     """Return the judgments of the topics of a run that are not held out."""
-    assert overview.config is not None
-    topics = read_run_topics(overview.config)
+    topics = read_run_topics(config)
     return qrels.restrict_to({topic.id for topic in topics if find_half(topic.title) == CHOICE})
 
 
 def read_state(directory: RunDirectory) -> _State:
-    """Return when the files that a row depends on were changed."""
-    files = (
+    """Return when the files that a row depends on were changed; 0 for a missing one."""
+    paths = (
+        directory.path,
         directory.metadata_file,
         directory.run_file,
         directory.evaluation_file,
         directory.config_file,
+        directory.path / LOCK,
     )
-    paths = (directory.path, *files, directory.path / LOCK)
     return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in paths)
 
 
-async def watch_runs(lab: Workplace) -> AsyncIterator[str]:
+async def watch_runs(lab: Workplace) -> AsyncGenerator[str]:
     """Yield the name of each run that is new or changed, as long as the caller wants."""
-
-    def look() -> dict[str, _State]:
-        return {run: read_state(lab.find_run(run)) for run in lab.list_runs()}
-
-    seen = await lab.apart(look)
+    seen = await lab.apart(_read_states, lab)
     while True:
-        await asyncio.sleep(_LOOK)
-        states = await lab.apart(look)
-        for run in states:
-            if seen.get(run) != states[run]:
+        await asyncio.sleep(_LOOK_INTERVAL)
+        states = await lab.apart(_read_states, lab)
+        for run, state in states.items():
+            if seen.get(run) != state:
                 yield run
         seen = states
 
 
+def _read_states(lab: Workplace) -> dict[str, _State]:
+    """Return the state of each run's files by name."""
+    return {run: read_state(lab.find_run(run)) for run in lab.list_runs()}
+
+
 def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
-    """Return the page that compares runs with the first, over the topics to choose on or all, which is logged."""
+    """Return the page that compares runs with the first one.
+
+    The access to judgments is logged.
+
+    Args:
+        lab: Workplace of the lab.
+        run: Names of the runs.
+        all: Whether all topics count, or only those to choose on.
+
+    Raises:
+        UsageError: There are fewer than two runs or too many, or the first cannot be read.
+        DataError: The runs have no qrels.
+    """
+    # Imported late: pandas and scipy load slowly.
+    from touche_llm.report.comparison_page import check_number
+    from touche_llm.report.page import render
+
+    names = list(dict.fromkeys(run))
+    directories = {name: lab.find_run(name) for name in names}
+    first = read_overview(directories[names[0]].path)
+    if first.config is None or len(names) < 2:
+        raise UsageError(f"compare: name two runs or more; {first.problem}")
+
+    task = get_task(first.config.task)
+    files = lab.find_qrels(names, task, first.config)
+    qrels = lab.read_qrels(names, task, first.config)
+    if qrels is None:
+        raise DataError(f"{names[0]}: no qrels; evaluate the run, or start the lab with qrels")
+    check_number(len(names))
+
+    remarks: list[str] = []
+    if not all:
+        qrels = restrict_to_choice(qrels, first.config)
+        remarks.append("Held-out topics have no judgments on this page.")
+    page = _compare_runs(lab, directories, task, qrels, files, remarks)
+    return make_page(render(page))
+
+
+def _compare_runs(
+    lab: Workplace,
+    directories: Mapping[str, RunDirectory],
+    task: Task,
+    qrels: Qrels,
+    files: Mapping[str, Path],
+    remarks: list[str],
+) -> ComparisonPage:
+    """Return the page that compares runs with the first one.
+
+    The access to judgments is logged.
+
+    Args:
+        lab: Workplace of the lab.
+        directories: Folders of the runs by name.
+        task: Task of the runs.
+        qrels: Judgments to measure by.
+        files: Qrels files by aspect.
+        remarks: Notes on the judgments.
+    """
     from touche_llm.evaluation.comparisons import compare_runs
     from touche_llm.evaluation.measures import evaluate_run
-    from touche_llm.report.page import render
-    from touche_llm.report.run_pages import check_number, gather_comparison
+    from touche_llm.report.comparison_page import gather_comparison
 
-    runs = list(dict.fromkeys(run))
-    overviews = [read_overview(lab.find_run(name).path) for name in runs]
-    if (config := overviews[0].config) is None or len(overviews) < 2:
-        raise UsageError(f"compare: name two runs or more; {overviews[0].problem}")
-    task = get_task(config.task)
-    files, qrels = lab.find_qrels(run, task, config), lab.read_qrels(run, task, config)
-    if qrels is None:
-        raise DataError(f"{run[0]}: no qrels; evaluate the run, or start the lab with qrels")
-    check_number(len(overviews))
-    remarks = []
-    if not all:
-        qrels = restrict_to_choice(qrels, overviews[0])
-        remarks = ["Held-out topics have no judgments on this page."]
-    rankings = {
-        name: each.directory.read_run(task.stances)
-        for name, each in zip(runs, overviews, strict=True)
-    }
-    folders = [overview.directory.path for overview in overviews]
-    depth = max(
-        len(ranking) for ranked in rankings.values() for ranking in ranked.rankings.values()
-    )
-    evaluations = [evaluate_run(name, ranked, qrels, depth) for name, ranked in rankings.items()]
+    runs = {name: directory.read_run(task.stances) for name, directory in directories.items()}
+    depth = max(len(ranking) for run in runs.values() for ranking in run.rankings.values())
+    evaluations = [evaluate_run(name, run, qrels, depth) for name, run in runs.items()]
+    folders = [directory.path for directory in directories.values()]
     record_evaluations(folders, qrels, lab.warn)
+
     comparison = compare_runs(evaluations[0], evaluations[1:])
-    notes = [*remarks, *comparison.notes]
-    named = {aspect: Path(shorten_path(path)) for aspect, path in files.items()}
-    return make_page(
-        render(gather_comparison(evaluations, folders, task, named, comparison.rows, notes, _TOP))
+    return gather_comparison(
+        evaluations=evaluations,
+        paths=folders,
+        task=task,
+        judged_by={aspect: Path(shorten_path(path)) for aspect, path in files.items()},
+        differences=comparison.rows,
+        remarks=[*remarks, *comparison.notes],
+        top=_TOP,
     )
 
 
 def make_page(text: str) -> web.Response:
-    """Return a page about runs or prompts; its own policy allows the style and script within it."""
+    """Return a page about runs or prompts.
+
+    Its own policy allows the style and script within it.
+    """
     policy = {"Content-Security-Policy": "frame-ancestors 'none'"}
     return web.Response(text=text, content_type="text/html", headers=policy)

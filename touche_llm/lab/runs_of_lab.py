@@ -1,17 +1,17 @@
-"""What the lab works on: runs with their configurations and judgments, and the judgments that its user may see."""
+"""Runs of a lab, and the judgments that its user may see."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
@@ -29,6 +29,7 @@ from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 
 ResultT = TypeVar("ResultT")
+P = ParamSpec("P")
 # Folder of templates of the user, if the configuration names none.
 PROMPTS = Path("lab-prompts")
 DRAFTS = Path(".touche-llm/drafts")
@@ -37,11 +38,11 @@ _MAX_OPEN = 3
 
 
 async def run_apart(
-    function: Callable[..., Coroutine[Any, Any, ResultT]], *arguments: Any
+    function: Callable[P, Coroutine[object, None, ResultT]], *args: P.args, **kwargs: P.kwargs
 ) -> ResultT:
     """Run a coroutine that computes more than it waits in a thread of its own."""
     # Called only there: a page that goes away before may leave no coroutine that nobody awaits.
-    return await asyncio.to_thread(lambda: asyncio.run(function(*arguments)))
+    return await asyncio.to_thread(lambda: asyncio.run(function(*args, **kwargs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,46 @@ class LabInputs:
 
     root: Path | None = None
     config: Path | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     qrels: Mapping[str, Path] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class LabState:
+    """What the page needs first, sent as JSON.
+
+    Attributes:
+        title: Title of the lab.
+        runs: Whether it has a list of runs.
+        default_run: Run that is shown first, empty for a configuration alone; None without runs.
+        paths: What the lab reads and writes, by name.
+    """
+
+    title: str
+    runs: bool
+    default_run: str | None
+    paths: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenedRun:
+    """An open run folder.
+
+    Attributes:
+        changed: When the folder was changed before it was opened, in nanoseconds.
+        folder: Its contents.
+        stack: Closes it.
+    """
+
+    changed: int
+    folder: RunFolder
+    stack: ExitStack
+
+
 class Workplace:
-    """Runs and judgments of a lab, by the name of a run: its path below the root, empty for a configuration alone.
+    """Runs and judgments of a lab.
+
+    A run is named by its path below the root; the name is empty for a configuration alone.
 
     Attributes:
         inputs: What the lab was started with.
@@ -70,9 +105,10 @@ class Workplace:
     """
 
     def __init__(self, inputs: LabInputs, warn: Warn) -> None:
-        self.inputs, self.warn = inputs, warn
+        self.inputs = inputs
+        self.warn = warn
         self._folders: dict[str, Path] = {}
-        self._opened: dict[str, tuple[int, RunFolder, ExitStack]] = {}
+        self._opened: dict[str, _OpenedRun] = {}
         self._qrels: dict[object, Qrels] = {}
         self._revealed: set[tuple[str, str]] = set()
         # One thread for all that reads folders, so that the page's other requests do not wait for
@@ -82,14 +118,16 @@ class Workplace:
         self._has_claimed_drafts = False
 
     async def apart(
-        self, function: Callable[..., ResultT], *arguments: Any, **named: Any
+        self, function: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
         """Call a function in the thread that reads folders."""
-        call = partial(function, *arguments, **named)
+        call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
     def claim_drafts(self) -> None:
-        """Lock the folder of drafts until the lab ends, so that no other lab replaces drafts of this one.
+        """Lock the folder of drafts until the lab ends.
+
+        No other lab then replaces drafts of this one.
 
         Raises:
             UsageError: Another lab has locked it.
@@ -104,79 +142,89 @@ class Workplace:
         """Close the run folders, and release the drafts."""
         self._worker.shutdown()
         self._claim.close()
-        for _, _, stack in self._opened.values():
-            stack.close()
+        for opened in self._opened.values():
+            opened.stack.close()
 
     def list_runs(self) -> dict[str, Path]:
         """Search for runs; return their folders by name."""
-        if self.inputs.root is not None:
-            folders = find_runs(self.inputs.root)
+        root = self.inputs.root
+        if root is not None:
             self._folders = {
-                folder.relative_to(self.inputs.root).as_posix(): folder for folder in folders
+                folder.relative_to(root).as_posix(): folder for folder in find_runs(root)
             }
         return self._folders
 
     def find_run(self, run: str) -> RunDirectory:
         """Return the folder of a run.
 
-        Raise DataError unless the search finds it, so that no other folder is read.
+        Raises:
+            DataError: The search does not find it, so that no other folder is read.
         """
         if run not in self._folders and run not in self.list_runs():
-            raise DataError(
-                f"{run:.200}: no run in {self.inputs.root or 'this lab'}; choose one of the list"
-            )
+            place = self.inputs.root or "this lab"
+            raise DataError(f"{run:.200}: no run in {place}; choose one of the list")
         return RunDirectory(self._folders[run])
 
     def find_default_run(self) -> str | None:
-        """Return the newest run that is not broken, empty for a configuration alone.
+        """Return the newest run that is not broken; empty for a configuration alone.
 
         None if there is none.
         """
         if self.inputs.root is None:
             return ""
-        overviews = {name: read_overview(folder) for name, folder in self.list_runs().items()}
-        usable = {
-            name: each.changed
-            for name, each in overviews.items()
-            if each.state != BROKEN and each.config
-        }
-        return max(usable, key=lambda name: usable[name], default=None)
+
+        changed: dict[str, datetime] = {}
+        for name, folder in self.list_runs().items():
+            overview = read_overview(folder)
+            if overview.state != BROKEN and overview.config is not None:
+                changed[name] = overview.changed
+        return max(changed, key=lambda name: changed[name], default=None)
 
     def configure(self, run: str) -> Config:
-        """Return the configuration of a run, with the settings that the lab was started with."""
+        """Return the configuration of a run, with the settings of the lab.
+
+        Raises:
+            DataError: The run has no configuration.
+        """
         given = dict(self.inputs.settings)
         if self.inputs.root is None:
             return load_config(self.inputs.config, given)
+
         directory = self.find_run(run)
         if not directory.config_file.is_file():
-            raise DataError(
-                f"{directory.config_file}: no such file; the run stopped before its first stage"
-            )
-        return load_config(directory.config_file, {"task": find_copy(directory.path)} | given)
+            problem = f"{directory.config_file}: no such file"
+            raise DataError(f"{problem}; the run stopped before its first stage")
+        task_copy = {"task": find_copy(directory.path)}
+        return load_config(directory.config_file, task_copy | given)
 
     def open(self, run: str) -> RunFolder:
-        """Return a finished run, opened again if it changed; see `open_folder` for errors."""
+        """Return a finished run, opened again if it changed.
+
+        Raises:
+            DataError: A file of the run is missing or damaged, or a stage is unfinished.
+        """
         directory = self.find_run(run)
-        changed = os.stat(
-            directory.metadata_file if directory.metadata_file.exists() else directory.path
-        ).st_mtime_ns
-        if run in self._opened and self._opened[run][0] == changed:
-            return self._opened[run][1]
-        for name in (run, *list(self._opened)[: len(self._opened) - _MAX_OPEN + 1]):
-            if name in self._opened:
-                self._opened.pop(name)[2].close()
-        # All of these records stay, and to look for garbage among them takes a third of the time.
-        gc.disable()
-        try:
-            with ExitStack() as stack:
-                opened = stack.enter_context(open_folder(directory.path))
-                self._opened[run] = (changed, opened, stack.pop_all())
-        finally:
-            gc.enable()
-        return opened
+        changed = _read_change_time(directory)
+        known = self._opened.get(run)
+        if known is not None and known.changed == changed:
+            return known.folder
+
+        self._close_run(run)
+        while len(self._opened) >= _MAX_OPEN:
+            oldest = next(iter(self._opened))
+            self._close_run(oldest)
+        opened = _open_run(directory, changed)
+        self._opened[run] = opened
+        return opened.folder
+
+    def _close_run(self, run: str) -> None:
+        """Close the folder of a run if it is open."""
+        opened = self._opened.pop(run, None)
+        if opened is not None:
+            opened.stack.close()
 
     def find_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Mapping[str, Path]:
-        """Return the qrels of runs: given ones, those of their last evaluation, or the dataset's.
+        """Return the qrels of runs: given, of their last evaluation, or the dataset's.
 
         Empty without any.
 
@@ -187,45 +235,58 @@ class Workplace:
         if self.inputs.qrels:
             return self.inputs.qrels
         known = find_known_qrels([self.find_run(run) for run in runs if run], task)
-        return (
-            known
-            if known or config.dataset is None
-            else Dataset(config.dataset, task.reference).qrels_files
-        )
+        if known or config.dataset is None:
+            return known
+        return Dataset(config.dataset, task.reference).qrels_files
 
     def read_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Qrels | None:
-        """Return all judgments of runs; None without any. Errors as `find_qrels`."""
+        """Return all judgments of runs; None without any.
+
+        Raises:
+            UsageError: Two runs were evaluated with different qrels.
+            DataError: A file changed since, or is missing or damaged.
+        """
         files = self.find_qrels(runs, task, config)
         if not files:
             return None
-        key = (
-            task.reference,
-            *((aspect, path, path.stat().st_mtime_ns) for aspect, path in files.items()),
-        )
+        states = [(aspect, path, path.stat().st_mtime_ns) for aspect, path in files.items()]
+        key = (task.reference, *states)
         if key not in self._qrels:
             self._qrels[key] = read_qrels(files, task)
         return self._qrels[key]
 
     def is_hidden(self, run: str, topic: Topic) -> bool:
-        """Return whether the judgments of a topic are hidden: it is held out, and the user has not asked for them."""
+        """Return whether the judgments of a topic are hidden.
+
+        They are if it is held out and the user has not revealed them.
+        """
         return find_half(topic.title) == HOLD_OUT and (run, topic.id) not in self._revealed
 
     def read_visible_qrels(self, run: str, topics: Iterable[Topic], config: Config) -> Qrels | None:
         """Return the judgments of the topics that are not hidden; None without any qrels."""
         qrels = self.read_qrels([run], get_task(config.task), config)
-        return qrels and qrels.restrict_to(
-            {topic.id for topic in topics if not self.is_hidden(run, topic)}
-        )
+        if qrels is None:
+            return None
+        visible = {topic.id for topic in topics if not self.is_hidden(run, topic)}
+        return qrels.restrict_to(visible)
 
     def log_evaluation(self, run: str, qrels: Qrels) -> None:
-        """Log an access to judgments before they are shown; raise DataError if that fails."""
+        """Log an access to judgments before they are shown.
+
+        Raises:
+            DataError: The access cannot be logged.
+        """
         problems: list[str] = []
         record_evaluations([self.find_run(run).path], qrels, problems.append)
         if problems:
             raise DataError(problems[0])
 
     def reveal(self, run: str, topics: Collection[str], qrels: Qrels) -> None:
-        """Show the judgments of held-out topics from now on; errors as `log_evaluation`."""
+        """Show the judgments of held-out topics from now on.
+
+        Raises:
+            DataError: The access cannot be logged.
+        """
         self.log_evaluation(run, qrels.restrict_to(topics))
         self._revealed.update((run, topic) for topic in topics)
 
@@ -235,23 +296,49 @@ class Workplace:
 
     def describe_paths(self) -> dict[str, str]:
         """Return what the lab reads and writes, by name."""
+        paths: dict[str, str] = {}
+        if self.inputs.root is not None:
+            paths["runs, and labels in each"] = str(self.inputs.root)
+
         run = self.find_default_run()
-        paths = (
-            {} if self.inputs.root is None else {"runs, and labels in each": str(self.inputs.root)}
-        )
         if run is not None:
             config = self.configure(run)
             paths["answer cache"] = str(config.cache.file)
             paths["log of accesses"] = str(access_log(config.cache.file))
             paths["saved prompts"] = str(self.prompts_folder(config))
-        return paths | {"drafts": str(DRAFTS)}
 
-    def describe(self) -> dict[str, Any]:
+        paths["drafts"] = str(DRAFTS)
+        return paths
+
+    def describe(self) -> LabState:
         """Return what the page needs first."""
         root = self.inputs.root
-        return {
-            "title": str(self.inputs.config or "lab") if root is None else root.resolve().name,
-            "runs": root is not None,
-            "default_run": self.find_default_run(),
-            "paths": self.describe_paths(),
-        }
+        title = str(self.inputs.config or "lab") if root is None else root.resolve().name
+        return LabState(
+            title=title,
+            runs=root is not None,
+            default_run=self.find_default_run(),
+            paths=self.describe_paths(),
+        )
+
+
+def _read_change_time(directory: RunDirectory) -> int:
+    """Return when the metadata of a run was changed, in nanoseconds.
+
+    Without metadata, when its folder was.
+    """
+    file = directory.metadata_file
+    changed = file if file.exists() else directory.path
+    return changed.stat().st_mtime_ns
+
+
+def _open_run(directory: RunDirectory, changed: int) -> _OpenedRun:
+    """Open the folder of a run."""
+    # All of these records stay, and to look for garbage among them takes a third of the time.
+    gc.disable()
+    try:
+        with ExitStack() as stack:
+            folder = stack.enter_context(open_folder(directory.path))
+            return _OpenedRun(changed, folder, stack.pop_all())
+    finally:
+        gc.enable()

@@ -1,4 +1,7 @@
-"""Views of the bench that measure: a draft compared with its saved version over a sample of the choosing half."""
+"""Views of the bench that measure: a draft compared with its saved version.
+
+The records are sent to the page as JSON; their attributes are the names that its scripts read.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,18 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
 from touche_llm.api.progress import SilentProgress
 from touche_llm.data import concurrency
 from touche_llm.data.files import shorten_path
+from touche_llm.data.measure import Measure
 from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.lab.bench import Benches
+from touche_llm.lab.bench import Bench, Benches
 from touche_llm.lab.runs import make_page
 from touche_llm.lab.runs_of_lab import run_apart
 from touche_llm.llm.counts import Counts
@@ -27,51 +31,170 @@ from touche_llm.prompt_lab.comparison import (
     compare_prompts,
     estimate_comparison,
 )
-from touche_llm.prompt_lab.variants import Variant
+from touche_llm.prompt_lab.variants import PartMeasures, Variant
 from touche_llm.report.matrix import render_matrix
+from touche_llm.report.measures import read_change
 
 # Pages of comparisons that are kept.
 _MAX_PAGES = 8
 
 
+@dataclass(frozen=True, slots=True)
+class SampleEstimate:
+    """Requests that a comparison of the sample would send.
+
+    Attributes:
+        requests: Number of requests.
+        tokens: Tokens of prompts and completions.
+        known: Number of answers that are in the cache.
+        compared: Names of the compared prompts.
+    """
+
+    requests: int
+    tokens: int
+    known: int
+    compared: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleProblem:
+    """Why nothing can be compared."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleProgress:
+    """Progress of a stage of the comparison.
+
+    Attributes:
+        stage: Title of the stage.
+        done: Number of finished steps.
+        total: Number of steps.
+        requests: Number of requests that were sent.
+        cached: Number of answers from the cache.
+        failed: Number of failed requests.
+    """
+
+    stage: str
+    done: int
+    total: int
+    requests: int
+    cached: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureEntry:
+    """Values of both prompts by a measure, and their difference.
+
+    Attributes:
+        measure: Name of the measure.
+        baseline: Value of the first prompt.
+        value: Value of the second prompt.
+        n: Number of topics of the difference.
+        difference: Value of the second prompt minus that of the first.
+        low: Lower end of the difference's interval; NaN without an interval.
+        high: Upper end of the interval.
+        p: P-value; NaN without a test.
+    """
+
+    measure: str
+    baseline: float
+    value: float
+    n: int
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """Measures of a comparison over the sample.
+
+    Attributes:
+        measures: Values by measure.
+        names: Names of the first and of the second prompt.
+        topics: Number of topics.
+        documents: Number of documents.
+        chance: Expected nDCG@5 of a random order.
+        notes: Limitations of the comparison.
+        failures: Number of failed requests, by kind.
+        page: Address of the page of the comparison.
+    """
+
+    measures: list[MeasureEntry]
+    names: list[str]
+    topics: int
+    documents: int
+    chance: float
+    notes: list[str]
+    failures: dict[str, int]
+    page: str
+
+
 def _prepare(benches: Benches, run: str, name: str, text: str) -> ComparisonInputs:
-    """Return the comparison of a text with its saved version, or of a saved text with the prompt of the run."""
+    """Return the comparison of a draft with another prompt.
+
+    That is its saved version or, for a saved text, the prompt of the run.
+
+    Raises:
+        PromptError: The text is no valid prompt.
+        UsageError: There are no qrels, or there is no other prompt to compare.
+    """
     bench = benches.get(run)
     qrels = benches.lab.read_qrels([run], bench.context.task, bench.config)
     if qrels is None:
         raise UsageError("no qrels: evaluate the run, or start the lab with qrels")
-    draft, saved = bench.load(name, text), bench.load(name)
+    return ComparisonInputs(bench.config, _choose_variants(bench, name, text), qrels)
+
+
+def _choose_variants(bench: Bench, name: str, text: str) -> list[Variant]:
+    """Return the prompts to compare.
+
+    They are two versions of a changed text, or a saved one and its baseline.
+    """
+    draft = bench.load(name, text)
+    saved = bench.load(name)
     if draft.hash != saved.hash:
-        variants = [Variant("saved", saved), Variant("draft", draft)]
-    elif (baseline := bench.find_baseline(name)) is not None:
-        variants = [Variant(prompt.label, prompt) for prompt in (bench.load(baseline), saved)]
-    else:
+        return [Variant("saved", saved), Variant("draft", draft)]
+
+    baseline_name = bench.find_baseline(name)
+    if baseline_name is None:
         raise UsageError("Change the text to compare it with the saved version.")
-    return ComparisonInputs(bench.config, variants, qrels)
+    baseline = bench.load(baseline_name)
+    return [Variant(baseline.label, baseline), Variant(saved.label, saved)]
 
 
-async def estimate_sample(benches: Benches, *, run: str, name: str, text: str) -> dict[str, Any]:
+async def estimate_sample(
+    benches: Benches, *, run: str, name: str, text: str
+) -> SampleEstimate | SampleProblem:
     """Return the requests and tokens of a comparison of the sample; nothing is sent."""
     try:
         inputs = await benches.lab.apart(_prepare, benches, run, name, text)
     except (PromptError, UsageError) as error:
-        return {"problem": str(error)}
-    cost = await run_apart(estimate_comparison, inputs, SilentProgress())
-    use = [each.usage for each in cost.costs]
-    return {
-        "requests": sum(each.requests for each in use),
-        "tokens": sum(each.prompt_tokens + each.completion_tokens for each in use),
-        "known": sum(cost.known.values()),
-        "compared": [variant.name for variant in inputs.names if isinstance(variant, Variant)],
-    }
+        return SampleProblem(str(error))
+
+    dry_run = await run_apart(estimate_comparison, inputs, SilentProgress())
+    usages = [cost.usage for cost in dry_run.costs]
+    return SampleEstimate(
+        requests=sum(usage.requests for usage in usages),
+        tokens=sum(usage.prompt_tokens + usage.completion_tokens for usage in usages),
+        known=sum(dry_run.known.values()),
+        compared=[variant.name for variant in inputs.names if isinstance(variant, Variant)],
+    )
 
 
-class _LinesOfProgress:
-    """Progress of a comparison as lines for the page; stages run in another thread."""
+class _ProgressLines:
+    """Progress of a comparison as lines for the page; stages run in another thread.
+
+    Attributes:
+        lines: Lines to send; None at the end.
+    """
 
     def __init__(self) -> None:
-        # None at the end.
-        self.lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.lines: asyncio.Queue[SampleProgress | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
     def warn(self, message: str) -> None:
@@ -87,76 +210,101 @@ class _LinesOfProgress:
         def advance() -> None:
             nonlocal done
             done += 1
-            sent = (
-                (0, 0, 0)
-                if counts is None
-                else (counts.requests, counts.cache_hits, counts.failures)
-            )
-            line = {"stage": title, "done": done, "total": total}
-            line |= dict(zip(("requests", "cached", "failed"), sent, strict=True))
+            line = _describe_progress(title, done, total, counts)
             self._loop.call_soon_threadsafe(self.lines.put_nowait, line)
 
         yield advance
 
 
+def _describe_progress(title: str, done: int, total: int, counts: Counts | None) -> SampleProgress:
+    """Return the progress of a stage; a stage without requests has no counts."""
+    return SampleProgress(
+        stage=title,
+        done=done,
+        total=total,
+        requests=0 if counts is None else counts.requests,
+        cached=0 if counts is None else counts.cache_hits,
+        failed=0 if counts is None else counts.failures,
+    )
+
+
 async def judge_sample(
     benches: Benches, *, run: str, name: str, text: str
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncIterator[SampleProgress | SampleResult]:
     """Yield the progress of a comparison of the sample, then its measures.
 
     Closing it cancels the requests.
     """
-    progress = _LinesOfProgress()
+    progress = _ProgressLines()
     inputs = await benches.lab.apart(_prepare, benches, run, name, text)
-    work = asyncio.ensure_future(concurrency.run_async(compare_prompts(inputs, progress)))
+    comparing = asyncio.ensure_future(concurrency.run_async(compare_prompts(inputs, progress)))
     try:
-        work.add_done_callback(lambda _: progress.lines.put_nowait(None))
+        comparing.add_done_callback(lambda _: progress.lines.put_nowait(None))
         while (line := await progress.lines.get()) is not None:
             yield line
-        found = await work
-        files = benches.lab.find_qrels([run], found.task, inputs.config)
-        yield await asyncio.to_thread(_describe, benches, found, inputs.qrels, files)
+        comparison = await comparing
+        files = benches.lab.find_qrels([run], comparison.task, inputs.config)
+        page = await asyncio.to_thread(_render_page, comparison, inputs.qrels, files)
+        yield _describe_comparison(comparison, page=_keep_page(benches, page))
     finally:
-        work.cancel()
+        comparing.cancel()
 
 
-def _describe(
-    benches: Benches, found: PromptComparison, qrels: Qrels, files: Mapping[str, Path]
-) -> dict[str, Any]:
-    """Return the measures of a comparison, and keep its page."""
-    (part,), (base, draft) = found.parts, found.variants
-    rows = []
-    for measure in part.measures:
-        change = part.differences[draft.name, measure]
-        rows.append(
-            {
-                "measure": str(measure),
-                "baseline": part.estimates[base.name][measure].value,
-                "value": part.estimates[draft.name][measure].value,
-                **{name: change[name] for name in ("n", "difference", "low", "high", "p")},
-            }
-        )
-    page = secrets.token_urlsafe(8)
-    shown = {aspect: Path(shorten_path(path)) for aspect, path in files.items()}
-    benches.pages[page] = render_matrix(found, qrels, shown)
-    for old in list(benches.pages)[:-_MAX_PAGES]:
-        del benches.pages[old]
-    return {
-        "measures": rows,
-        "names": [base.name, draft.name],
-        "topics": len(part.topics),
-        "documents": len(part.sample),
-        "chance": part.chance,
-        "notes": found.notes,
-        "failures": Counter(failure.kind for failure in found.all_failures()),
-        "page": f"/comparison?id={page}",
-    }
+def _render_page(comparison: PromptComparison, qrels: Qrels, files: Mapping[str, Path]) -> str:
+    """Render the page of a comparison, with short names of the qrels files."""
+    short_names = {aspect: Path(shorten_path(path)) for aspect, path in files.items()}
+    return render_matrix(comparison, qrels, short_names)
+
+
+def _keep_page(benches: Benches, page: str) -> str:
+    """Keep a page in place of the oldest one, and return its address."""
+    page_id = secrets.token_urlsafe(8)
+    benches.pages[page_id] = page
+    for old_id in list(benches.pages)[:-_MAX_PAGES]:
+        del benches.pages[old_id]
+    return f"/comparison?id={page_id}"
+
+
+def _describe_comparison(comparison: PromptComparison, *, page: str) -> SampleResult:
+    """Return the measures of a comparison of two prompts over one part of the sample."""
+    (part,) = comparison.parts
+    baseline, variant = comparison.variants
+    return SampleResult(
+        measures=[_describe_measure(part, measure, baseline, variant) for measure in part.measures],
+        names=[baseline.name, variant.name],
+        topics=len(part.topics),
+        documents=len(part.sample),
+        chance=part.chance,
+        notes=list(comparison.notes),
+        failures=dict(Counter(failure.kind for failure in comparison.all_failures())),
+        page=page,
+    )
+
+
+def _describe_measure(
+    part: PartMeasures, measure: Measure, baseline: Variant, variant: Variant
+) -> MeasureEntry:
+    """Return the values of two prompts by a measure, and their difference."""
+    change = read_change(part.differences[variant.name, measure])
+    return MeasureEntry(
+        measure=str(measure),
+        baseline=part.estimates[baseline.name][measure].value,
+        value=part.estimates[variant.name][measure].value,
+        n=change.topics,
+        difference=change.difference,
+        low=change.interval.low,
+        high=change.interval.high,
+        p=change.p,
+    )
 
 
 def show_comparison(benches: Benches, *, id: str) -> web.Response:
-    """Return the page of a comparison."""
+    """Return the page of a comparison.
+
+    Raises:
+        DataError: The page is not kept any more.
+    """
     if id not in benches.pages:
-        raise DataError(
-            "this comparison is not kept any more; judge the sample again, all its answers are in the cache"
-        )
+        problem = "this comparison is not kept any more"
+        raise DataError(f"{problem}; judge the sample again, all its answers are in the cache")
     return make_page(benches.pages[id])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import msgspec
 import orjson
@@ -19,9 +19,7 @@ from aiohttp.typedefs import Handler
 
 from touche_llm import report
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.lab import confirm, documents, runs, templates
-from touche_llm.lab import draft_views as trying
-from touche_llm.lab import sample_views as sampling
+from touche_llm.lab import confirm, documents, draft_views, runs, sample_views, templates
 from touche_llm.lab.bench import Benches
 from touche_llm.lab.runs import RunList, watch_runs
 from touche_llm.lab.runs_of_lab import Workplace
@@ -32,11 +30,12 @@ _STATIC = Path(__file__).parent / "static"
 _STYLE = Path(report.__file__).parent / "style.css"
 # Bytes of a request: a template has at most a mebibyte.
 _MAX_BODY = 4 * 2**20
-# A view takes the workplace, or the benches, and its arguments by name. A plain function is called
-# in the thread that reads folders, an asynchronous one here; the lines of a generator are sent as
-# they come, and it is closed if the page goes away.
-View = Callable[..., Any]
-_VIEWS: Mapping[tuple[str, str], View] = {
+# A view takes the workplace, the list of runs or the benches, and its arguments by name. It returns
+# a record, which is sent as JSON, None or a response. A plain function is called in the thread that
+# reads folders, an asynchronous one here; the records of a generator are sent as they come, and it
+# is closed if the page goes away. Each view has arguments of its own, which `_Arguments` checks.
+View = Callable[..., object]  # type: ignore[explicit-any]
+_WORKPLACE_VIEWS: Mapping[tuple[str, str], View] = {
     ("GET", "/api/state"): Workplace.describe,
     ("GET", "/compare"): runs.compare,
     ("GET", "/api/topics"): documents.list_topics,
@@ -46,17 +45,21 @@ _VIEWS: Mapping[tuple[str, str], View] = {
     ("GET", "/api/qrels"): documents.export_qrels,
     ("POST", "/api/reveal"): documents.reveal,
 }
+_RUN_VIEWS: Mapping[tuple[str, str], View] = {
+    ("GET", "/api/runs"): RunList.list,
+    ("GET", "/api/run"): RunList.read,
+}
 _BENCH_VIEWS: Mapping[tuple[str, str], View] = {
-    ("GET", "/comparison"): sampling.show_comparison,
-    ("GET", "/api/bench"): trying.describe_bench,
+    ("GET", "/comparison"): sample_views.show_comparison,
+    ("GET", "/api/bench"): draft_views.describe_bench,
     ("GET", "/api/template"): templates.read_template,
-    ("GET", "/api/candidates"): trying.list_candidates,
+    ("GET", "/api/candidates"): draft_views.list_candidates,
     ("PUT", "/api/draft"): templates.write_draft,
-    ("POST", "/api/check"): trying.check_draft,
-    ("POST", "/api/render"): trying.render_draft,
-    ("POST", "/api/answers"): trying.answer,
-    ("POST", "/api/estimate"): sampling.estimate_sample,
-    ("POST", "/api/sample"): sampling.judge_sample,
+    ("POST", "/api/check"): draft_views.check_draft,
+    ("POST", "/api/render"): draft_views.render_draft,
+    ("POST", "/api/answers"): draft_views.answer_documents,
+    ("POST", "/api/estimate"): sample_views.estimate_sample,
+    ("POST", "/api/sample"): sample_views.judge_sample,
     ("POST", "/api/save"): templates.save_template,
     ("GET", "/api/confirm"): confirm.describe_confirmation,
     ("GET", "/api/command"): confirm.write_command,
@@ -74,9 +77,40 @@ class Address:
     token: str
 
 
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """Last line of a stream that failed.
+
+    Attributes:
+        error: Message of the error.
+        state: Whether the server cannot be used, or the request is invalid.
+    """
+
+    error: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """A view with its method and path, and the object that it works on.
+
+    The view gets the object as its first argument.
+    """
+
+    method: str
+    path: str
+    view: View
+    subject: Workplace | RunList | Benches
+
+
 def make_application(lab: Workplace, token: str, port: int) -> web.Application:
-    """Make the application."""
-    rows = RunList(lab)
+    """Make the application of a lab.
+
+    Args:
+        lab: Workplace of the lab.
+        token: Token that requests must have.
+        port: Port on which it is served.
+    """
     app = web.Application(middlewares=[make_guard(token, port)], client_max_size=_MAX_BODY)
     app.on_response_prepare.append(add_headers)
     app.router.add_get("/", partial(_send_file, _STATIC / "index.html"))
@@ -85,11 +119,8 @@ def make_application(lab: Workplace, token: str, port: int) -> web.Application:
     app.router.add_get("/api/events", partial(_send_events, lab))
 
     benches = Benches(lab)
-    bound = {route: partial(view, lab) for route, view in _VIEWS.items()}
-    bound |= {("GET", "/api/runs"): partial(rows.list), ("GET", "/api/run"): partial(rows.read)}
-    bound |= {route: partial(view, benches) for route, view in _BENCH_VIEWS.items()}
-    for (method, path), view in bound.items():
-        app.router.add_route(method, path, make_handler(lab, view))
+    for route in _list_routes(lab, benches):
+        app.router.add_route(route.method, route.path, make_handler(lab, route))
 
     async def close(_: web.Application) -> None:
         await benches.close()
@@ -98,73 +129,129 @@ def make_application(lab: Workplace, token: str, port: int) -> web.Application:
     return app
 
 
+def _list_routes(lab: Workplace, benches: Benches) -> Iterator[_Route]:
+    """Yield the routes of all views."""
+    run_list = RunList(lab)
+    for (method, path), view in _WORKPLACE_VIEWS.items():
+        yield _Route(method, path, view, lab)
+    for (method, path), view in _RUN_VIEWS.items():
+        yield _Route(method, path, view, run_list)
+    for (method, path), view in _BENCH_VIEWS.items():
+        yield _Route(method, path, view, benches)
+
+
 async def _send_file(path: Path, _: web.Request) -> web.StreamResponse:
+    """Send a file of the lab."""
     return web.FileResponse(path)
 
 
-def make_handler(lab: Workplace, view: partial[Any]) -> Handler:
-    """Return the handler of a view: arguments from the query or the JSON body, checked by the view's types."""
-    hints, is_exact = get_type_hints(view.func), view.func in _EXACT
-    names = [
-        each
-        for each in inspect.signature(view).parameters.values()
-        if each.kind is each.KEYWORD_ONLY
-    ]
-    fields: list[Any] = [
-        (each.name, hints[each.name], *([] if each.default is each.empty else [each.default]))
-        for each in names
-    ]
-    form, many = (
-        msgspec.defstruct("Arguments", fields),
-        {name for name, kind, *_ in fields if kind == list[str]},
-    )
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """Arguments that a view takes from requests.
+
+    Attributes:
+        form: Record with the arguments and their types.
+        lists: Names of arguments that a query may repeat.
+    """
+
+    form: type[msgspec.Struct]
+    lists: frozenset[str]
+
+    @classmethod
+    def of(cls, view: View) -> _Arguments:
+        """Return the arguments of a view: its keyword-only parameters."""
+        types = get_type_hints(view)
+        fields: list[tuple[str, type] | tuple[str, type, object]] = []
+        for parameter in inspect.signature(view).parameters.values():
+            name = parameter.name
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                continue
+            if parameter.default is parameter.empty:
+                fields.append((name, types[name]))
+            else:
+                fields.append((name, types[name], parameter.default))
+        lists = frozenset(name for name, kind in types.items() if kind == list[str])
+        return cls(msgspec.defstruct("Arguments", fields), lists)
+
+    async def read(self, request: web.Request) -> dict[str, object]:
+        """Return the arguments of a request, from its query or its JSON body.
+
+        Raises:
+            UsageError: They do not fit the view.
+        """
+        try:
+            if request.method == "GET":
+                # Numbers in a query are text.
+                found = msgspec.convert(self._read_query(request), self.form, strict=False)
+            else:
+                found = msgspec.json.decode(await request.read(), type=self.form)
+        # The last two are raised for text that is not UTF-8 and for deep nesting.
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise UsageError(f"{request.path}: {error!s:.200}") from error
+        return msgspec.structs.asdict(found)
+
+    def _read_query(self, request: web.Request) -> dict[str, str | list[str]]:
+        """Return the values of a query by name."""
+        query = request.query
+        return {name: query.getall(name) if name in self.lists else query[name] for name in query}
+
+
+def make_handler(lab: Workplace, route: _Route) -> Handler:
+    """Return the handler of a route.
+
+    It checks arguments by the types of the view.
+    """
+    arguments = _Arguments.of(route.view)
+    is_exact = route.view in _EXACT
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        query = request.query
-        given: Any = {name: query.getall(name) if name in many else query[name] for name in query}
-        try:
-            if request.method != "GET":
-                given = msgspec.json.decode(await request.read())
-            arguments = msgspec.structs.asdict(
-                msgspec.convert(given, form, strict=request.method != "GET")
-            )
-        except msgspec.MsgspecError as error:
-            raise UsageError(f"{request.path}: {error!s:.200}") from error
-        if inspect.isasyncgenfunction(view):
-            return await _stream(request, view(**arguments))
-        if inspect.iscoroutinefunction(view):
-            result = await view(**arguments)
-        else:
-            result = await lab.apart(view, **arguments)
-        return (
-            result if isinstance(result, web.StreamResponse) else reply(result, is_exact=is_exact)
-        )
+        given = await arguments.read(request)
+        call: Callable[[], object] = partial(route.view, route.subject, **given)
+        if inspect.isasyncgenfunction(call):
+            return await _stream(request, call())
+        result = await _call(lab, call)
+        if isinstance(result, web.StreamResponse):
+            return result
+        return reply({} if result is None else result, is_exact=is_exact)
 
     return handle
 
 
-async def _stream(request: web.Request, lines: Any) -> web.StreamResponse:
-    """Send the lines of a generator as JSON, one a line, the last with an error if there is one."""
+async def _call(lab: Workplace, call: Callable[[], object]) -> object:
+    """Call a view.
+
+    An asynchronous one runs here, a plain one in the thread that reads folders.
+    """
+    if inspect.iscoroutinefunction(call):
+        return await call()
+    return await lab.apart(call)
+
+
+async def _stream(request: web.Request, records: AsyncGenerator[object]) -> web.StreamResponse:
+    """Send the records of a generator as JSON, one a line.
+
+    An error is the last line.
+    """
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
-
-    async def write(line: Any) -> None:
-        text = orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY).decode()
-        await response.write(f"{replace_directions(text)}\n".encode())
-
     try:
-        async with aclosing(lines):
-            async for line in lines:
-                await write(line)
+        async with aclosing(records):
+            async for record in records:
+                await response.write(_encode_line(record))
     except Exception as error:
-        await write(
-            {
-                "error": describe_failure(error),
-                "state": "gone" if isinstance(error, EngineError) else "invalid",
-            }
-        )
+        state = "gone" if isinstance(error, EngineError) else "invalid"
+        await response.write(_encode_line(StreamError(describe_failure(error), state)))
     await response.write_eof()
     return response
+
+
+def _encode_line(record: object) -> bytes:
+    """Return a record as a line of JSON.
+
+    Characters that control the direction of text are replaced.
+    """
+    text = orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    return f"{replace_directions(text)}\n".encode()
 
 
 async def _send_events(lab: Workplace, request: web.Request) -> web.StreamResponse:
@@ -172,7 +259,7 @@ async def _send_events(lab: Workplace, request: web.Request) -> web.StreamRespon
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     await response.write(b"retry: 1000\n\n")
-    async with aclosing(watch_runs(lab)) as changed:  # type: ignore[type-var]
+    async with aclosing(watch_runs(lab)) as changed:
         async for run in changed:
             await response.write(b"event: run\ndata: %b\n\n" % orjson.dumps(run))
     return response
@@ -180,7 +267,9 @@ async def _send_events(lab: Workplace, request: web.Request) -> web.StreamRespon
 
 @asynccontextmanager
 async def serve_lab(lab: Workplace, port: int = 0) -> AsyncIterator[Address]:
-    """Serve a lab on a port of this machine while the block runs; 0 chooses a free one.
+    """Serve a lab on a port of this machine while the block runs.
+
+    0 chooses a free one.
 
     Raises:
         OSError: The port is in use.
@@ -188,16 +277,20 @@ async def serve_lab(lab: Workplace, port: int = 0) -> AsyncIterator[Address]:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
-        port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
-        app = make_application(lab, token, port)
-        # A page that goes away cancels what it waits for.
+        bound_port = listener.getsockname()[1]
+        token = secrets.token_urlsafe(24)
         runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5
+            make_application(lab, token, bound_port),
+            # A page that goes away cancels what it waits for.
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=0.5,
         )
         await runner.setup()
         try:
             await web.SockSite(runner, listener).start()
-            yield Address(f"http://127.0.0.1:{port}/?token={token}", port, token)
+            url = f"http://127.0.0.1:{bound_port}/?token={token}"
+            yield Address(url=url, port=bound_port, token=token)
         finally:
             await runner.cleanup()
             lab.close()

@@ -1,12 +1,16 @@
-"""Templates on the bench: read with their drafts, and saved as the next version, never over a change by others."""
+"""Templates on the bench: read with drafts, and never saved over others' changes.
+
+The records of templates are sent to the page as JSON; their attributes are the names that its
+scripts read.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import AwareDatetime
 
@@ -41,71 +45,149 @@ class Draft(Model):
     saved: AwareDatetime
 
 
+@dataclass(frozen=True, slots=True)
+class DraftText:
+    """An unsaved text.
+
+    `base` is the SHA-256 of the template that it began with, `saved` when it was stored.
+    """
+
+    text: str
+    base: str
+    saved: str
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateView:
+    """A template with its draft.
+
+    Attributes:
+        name: Name of the prompt, or path of the template.
+        path: Path that the page shows.
+        text: Text on disk.
+        hash: SHA-256 of the text.
+        version: Version in its front matter; 0 if it has none that can be read.
+        writable: Whether it is saved in its place; else it is copied.
+        confirmed: Whether held-out topics were judged with it.
+        draft: Unsaved text; None if there is none.
+    """
+
+    name: str
+    path: str
+    text: str
+    hash: str
+    version: int
+    writable: bool
+    confirmed: bool
+    draft: DraftText | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveConflict:
+    """A template that was not saved.
+
+    Attributes:
+        conflict: Why it was not saved.
+        disk: Text on disk.
+        hash: SHA-256 of that text.
+    """
+
+    conflict: str
+    disk: str
+    hash: str
+
+
 def hash_text(text: str) -> str:
     """Return the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_version(text: str) -> int:
-    """Return the version in the front matter of a template; 0 if it has none that can be read."""
+    """Return the version in the front matter of a template.
+
+    0 if it has none that can be read.
+    """
     header = HEADER.match(text)
-    found = header and _VERSION.search(header.group(0))
-    return int(found[2]) if found else 0
+    if header is None:
+        return 0
+    version = _VERSION.search(header.group(0))
+    return 0 if version is None else int(version[2])
 
 
 def raise_version(text: str, saved: str) -> str:
-    """Return a text with the version after that of the saved one, unless it has a later one already."""
+    """Return a text with the next version, unless it has a later one already.
+
+    Args:
+        text: Text to save.
+        saved: Text on disk.
+    """
     version = read_version(saved)
     header = HEADER.match(text)
     if header is None or read_version(text) > version:
         return text
-    return _VERSION.sub(rf"\g<1>{version + 1}", header.group(0), count=1) + text[header.end() :]
+    new_header = _VERSION.sub(rf"\g<1>{version + 1}", header.group(0), count=1)
+    return new_header + text[header.end() :]
 
 
 def _draft_file(path: Path) -> Path:
-    return DRAFTS / f"{path.stem}-{hash_text(str(path.resolve()))[:12]}.json"
+    """Return the file of the draft of a template."""
+    path_hash = hash_text(str(path.resolve()))
+    return DRAFTS / f"{path.stem}-{path_hash[:12]}.json"
 
 
 def is_writable(bench: Bench, entry: CatalogEntry) -> bool:
-    """Return whether a template is in the user's folder, so that it is saved in its place.
+    """Return whether a template is in the user's folder, and saved in its place.
 
     Others are copied there.
     """
     return not entry.is_builtin and entry.path.resolve().is_relative_to(bench.prompts.resolve())
 
 
-def describe_template(bench: Bench, name: str) -> dict[str, Any]:
+def describe_template(bench: Bench, name: str) -> TemplateView:
     """Return a template with its draft."""
     entry = bench.find_prompt(name)
-    text, file = read_text(entry.path), _draft_file(entry.path)
-    label = "" if entry.loaded is None else entry.loaded[1].label
+    text = read_text(entry.path)
+    path = shorten_path(entry.path)
+    if entry.is_builtin:
+        path = f"{bench.context.task.name}/{entry.path.name}"
+    return TemplateView(
+        name=name,
+        path=path,
+        text=text,
+        hash=hash_text(text),
+        version=read_version(text),
+        writable=is_writable(bench, entry),
+        confirmed=_is_confirmed(bench, entry),
+        draft=_read_draft(entry.path),
+    )
+
+
+def _is_confirmed(bench: Bench, entry: CatalogEntry) -> bool:
+    """Return whether a prompt was confirmed on held-out topics."""
+    if entry.loaded is None:
+        return False
+    _, prompt = entry.loaded
     accesses = read_accesses(access_log(bench.config.cache.file))
-    draft = read_record(file, Draft, "a draft of the lab; delete it") if file.exists() else None
-    return {
-        "name": name,
-        "path": f"{bench.context.task.name}/{entry.path.name}"
-        if entry.is_builtin
-        else shorten_path(entry.path),
-        "text": text,
-        "hash": hash_text(text),
-        "version": read_version(text),
-        "writable": is_writable(bench, entry),
-        "confirmed": any(
-            label in access.prompts for access in accesses if access.kind == "confirmation"
-        ),
-        "draft": draft
-        and {"text": draft.text, "base": draft.base, "saved": draft.saved.isoformat()},
-    }
+    return any(
+        prompt.label in access.prompts for access in accesses if access.kind == "confirmation"
+    )
 
 
-def read_template(benches: Benches, *, run: str, name: str) -> dict[str, Any]:
+def _read_draft(path: Path) -> DraftText | None:
+    """Return the draft of a template; None if there is none."""
+    file = _draft_file(path)
+    if not file.exists():
+        return None
+    draft = read_record(file, Draft, "a draft of the lab; delete it")
+    return DraftText(text=draft.text, base=draft.base, saved=draft.saved.isoformat())
+
+
+def read_template(benches: Benches, *, run: str, name: str) -> TemplateView:
     """Return a template with its draft."""
     return describe_template(benches.get(run), name)
 
 
-def write_draft(
-    benches: Benches, *, run: str, name: str, text: str | None, base: str
-) -> dict[str, Any]:
+def write_draft(benches: Benches, *, run: str, name: str, text: str | None, base: str) -> None:
     """Store the draft of a template, or delete it with None.
 
     Raises:
@@ -114,13 +196,12 @@ def write_draft(
     path = benches.get(run).find_prompt(name).path
     if text is None:
         _delete_draft(benches, path)
-        return {}
+        return
 
     benches.lab.claim_drafts()
     now = datetime.now(UTC).replace(microsecond=0)
     draft = Draft(template=str(path), base=base, text=text, saved=now)
     write_records(_draft_file(path), [draft])
-    return {}
 
 
 def _delete_draft(benches: Benches, path: Path) -> None:
@@ -133,8 +214,8 @@ def _delete_draft(benches: Benches, path: Path) -> None:
 
 def save_template(
     benches: Benches, *, run: str, name: str, text: str, hash: str, file: str | None = None
-) -> dict[str, Any]:
-    """Save a text as the next version of its template, or as a template of the user's folder.
+) -> TemplateView | SaveConflict:
+    """Save a text as the next version of its template, or as a new template.
 
     Args:
         benches: Benches.
@@ -146,8 +227,7 @@ def save_template(
             it is not the user's.
 
     Returns:
-        The saved template; or, as `conflict`, why it was not saved, and the text that is on disk
-        instead.
+        Saved template; or why it was not saved, with the text on disk.
 
     Raises:
         PromptError: The text is no valid prompt.
@@ -158,29 +238,52 @@ def save_template(
     disk = read_text(entry.path)
     text = raise_version(text, disk)
     prompt = bench.load(name, text)
-    if file is None and is_writable(bench, entry):
-        if hash_text(disk) != hash:
-            problem = f"{entry.path}: changed on disk since it was read here; save yours under another name"
-            return {"conflict": problem, "disk": disk, "hash": hash_text(disk)}
-        with open_atomic(entry.path) as stream:
-            stream.write(text.encode())
-        saved = name
-    else:
-        target = bench.prompts / (_find_free_name(bench, entry) if file is None else file)
-        if not _NAME.fullmatch(target.name) or target.parent != bench.prompts:
-            raise UsageError(
-                f"{file!r:.80}: no name of a template; write letters, digits and hyphens, then .jinja"
-            )
+
+    saved_name = name
+    if file is not None or not is_writable(bench, entry):
+        target = _find_target(bench, entry, file)
         bench.prompts.mkdir(parents=True, exist_ok=True)
         copy_prompt(prompt, target, text)
-        saved = str(target)
+        saved_name = str(target)
+    elif hash_text(disk) == hash:
+        with open_atomic(entry.path) as stream:
+            stream.write(text.encode())
+    else:
+        problem = f"{entry.path}: changed on disk since it was read here"
+        return SaveConflict(
+            conflict=f"{problem}; save yours under another name",
+            disk=disk,
+            hash=hash_text(disk),
+        )
+
     _delete_draft(benches, entry.path)
-    return describe_template(bench, saved)
+    return describe_template(bench, saved_name)
+
+
+def _find_target(bench: Bench, entry: CatalogEntry, file: str | None) -> Path:
+    """Return the path of a new template in the user's folder.
+
+    Args:
+        bench: Bench of the prompts.
+        entry: Template that is copied.
+        file: Name that the user chose; None for a free one.
+
+    Raises:
+        UsageError: The name is invalid.
+    """
+    name = _find_free_name(bench, entry) if file is None else file
+    target = bench.prompts / name
+    if not _NAME.fullmatch(target.name) or target.parent != bench.prompts:
+        problem = f"{file!r:.80}: no name of a template"
+        raise UsageError(f"{problem}; write letters, digits and hyphens, then .jinja")
+    return target
 
 
 def _find_free_name(bench: Bench, entry: CatalogEntry) -> str:
-    names = [
-        f"{entry.path.stem}-mine",
-        *(f"{entry.path.stem}-mine-{number}" for number in range(2, 1000)),
-    ]
-    return next(f"{name}.jinja" for name in names if not (bench.prompts / f"{name}.jinja").exists())
+    """Return a name for a copy of a template that no file in the user's folder has."""
+    name = f"{entry.path.stem}-mine.jinja"
+    number = 1
+    while (bench.prompts / name).exists():
+        number += 1
+        name = f"{entry.path.stem}-mine-{number}.jinja"
+    return name

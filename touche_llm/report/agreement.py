@@ -11,6 +11,7 @@ from touche_llm.evaluation.judges.labels import take_judgment_labels, take_peopl
 from touche_llm.evaluation.judges.study import JudgeStudy, describe_findings, study_judges
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import Estimate, compute_interval
+from touche_llm.report.measures import Interval
 from touche_llm.tasks.task import Task
 
 _JUDGE = "The judge"
@@ -23,16 +24,14 @@ class AgreementFigure:
     Attributes:
         name: What is measured.
         value: Value over the documents.
-        low: Lower end of the 95 % interval over topics; NaN if there is none.
-        high: Upper end.
+        interval: 95 % interval over topics.
         documents: Number of documents.
         topics: Number of topics.
     """
 
     name: str
     value: float
-    low: float
-    high: float
+    interval: Interval
     documents: int
     topics: int
 
@@ -116,8 +115,7 @@ def _make_figure(name: str, estimate: Estimate) -> AgreementFigure:
     return AgreementFigure(
         name=name,
         value=estimate.value,
-        low=low,
-        high=high,
+        interval=Interval(low, high),
         documents=estimate.n,
         topics=len(estimate.topics),
     )

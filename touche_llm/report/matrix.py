@@ -1,164 +1,471 @@
-"""The HTML page that compares prompts: documents by prompt variants, disagreements first."""
+"""The page that compares prompts: documents by variants, disagreements first."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
-from types import SimpleNamespace
+from typing import ClassVar
 
-from touche_llm.data.records import Failure, Judgment
+from touche_llm.data.measure import Measure
+from touche_llm.data.records import Failure, Judgment, Reading, Topic
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.judges.labels import find_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.prompt_lab.comparison import PromptComparison
 from touche_llm.prompt_lab.sample import Sampled
-from touche_llm.prompt_lab.variants import Variant
+from touche_llm.prompt_lab.variants import PartMeasures
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.report.page import LETTERS, render
+from touche_llm.report.measures import Change, read_change
+from touche_llm.report.page import LETTERS, Page, render
 from touche_llm.runs.open_folder import describe_truncation
 from touche_llm.tasks.parts import Scale
 from touche_llm.tasks.task import Task
 
 # Number of colours for grades above 0.
 _HEAT = 5
+_PART_TITLES = {"all": "All topics", "choice": "Selection topics", "hold-out": "Held-out topics"}
 
 
-def build_rows(found: PromptComparison, qrels: Qrels) -> list[SimpleNamespace]:
-    """Return a row for each judged document of a comparison, ordered by disagreement, largest first."""
-    topics = {topic.id: topic for topic in found.topics}
-    failed = {
-        (part, variant, failure.topic_id, failure.document_id): failure
-        for (part, variant), said in found.judged.items()
-        for failure in said.failures
-    }
-    sampled_by = next(name for name in found.task.question.grades if name in qrels.grades)
-    are_comparable = found.task.qrels_mapping_of(sampled_by) is not None
-    rows: list[SimpleNamespace] = []
-    for part in found.parts:
-        for item in part.sample:
-            key = (item.topic_id, item.document_id)
-            said = {
-                variant.name: found.judged[part.name, variant.name].judgments.get(key)
-                for variant in found.variants_in(part)
-            }
-            cells = [
-                _build_cell(
-                    item,
-                    said.get(variant.name),
-                    failed.get((part.name, variant.name, *key)),
-                    qrels,
-                    found.task,
-                )
-                for variant in found.variants
-            ]
-            differs, spread = _measure_disagreement(
-                list(said.values()), max(scale.highest for scale in found.task.aspects.values())
-            )
-            hits = sum(
-                bool(grade.hit)
-                for cell in cells
-                for grade in cell.grades
-                if grade.name == sampled_by
-            )
-            rows.append(
-                SimpleNamespace(
-                    topic=topics[item.topic_id],
-                    document_id=item.document_id,
-                    text=found.texts.get(item.document_id, ""),
-                    assessments=_list_assessments(item, qrels),
-                    label=qrels.stances.get(item.topic_id, {}).get(item.document_id, ""),
-                    cells=cells,
-                    differs=differs,
-                    spread=spread,
-                    # The variants that judged the part, and those whose first grade is not that of
-                    # the assessors, where both can be compared.
-                    requested=len(said),
-                    misses=len(said) - hits if are_comparable else 0,
-                )
-            )
-    return sorted(rows, key=lambda row: -row.spread)
+@dataclass(frozen=True, slots=True)
+class VariantView:
+    """A compared prompt.
+
+    Attributes:
+        index: Index of the variant on the page, which decides on its colour.
+        letter: Letter that stands for the variant.
+        name: Name or path that it was given by.
+        prompt: Label of the prompt.
+        examples: Number of its few-shot examples.
+        is_best: Whether it is the best variant.
+        wording_title: Title of its wording.
+        wording: Text of the first variant; differences from it of another one.
+    """
+
+    index: int
+    letter: str
+    name: str
+    prompt: str
+    examples: int
+    is_best: bool
+    wording_title: str
+    wording: str
 
 
-def _describe_wordings(variants: Iterable[Variant]) -> list[tuple[str, str]]:
-    """Return a title and a text for each variant: the first in full, then the differences of the others."""
-    first, *others = (_format_prompt(variant.prompt) for variant in variants)
-    changes = [
-        "\n".join(list(unified_diff(first.splitlines(), other.splitlines(), lineterm=""))[2:])
-        or "no difference"
-        for other in others
-    ]
-    return [("text", first), *((f"differences from {LETTERS[0]}", change) for change in changes)]
+@dataclass(frozen=True, slots=True)
+class VariantMeasures:
+    """Measures and costs of a variant on a part of the sample.
+
+    Attributes:
+        variant: The variant.
+        values: Value of each measure of the part.
+        off_label_mass: Mean probability outside the labels; None if it is unknown.
+        failures: Number of documents without a usable answer.
+        prompt_tokens: Tokens of all prompts, those of cached answers among them.
+        requests: Number of requests that were sent.
+        cached: Number of answers from the cache.
+    """
+
+    variant: VariantView
+    values: list[float]
+    off_label_mass: float | None
+    failures: int
+    prompt_tokens: int
+    requests: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class VariantChange:
+    """Difference of a variant from the first one by a measure."""
+
+    variant: VariantView
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureChanges:
+    """Differences of the other variants from the first one by one measure."""
+
+    measure: Measure
+    variants: list[VariantChange]
+
+
+@dataclass(frozen=True, slots=True)
+class PartView:
+    """A part of the sample: the topics to choose on, the held-out ones, or all.
+
+    Attributes:
+        title: Title of the part.
+        documents: Number of documents.
+        topics: Number of topics.
+        measures: Measures, nDCG@5 first.
+        variants: Measures of each variant that judged the part.
+        chance: Expected nDCG@5 of a random order.
+        changes: Differences from the first variant, by measure.
+    """
+
+    title: str
+    documents: int
+    topics: int
+    measures: list[Measure]
+    variants: list[VariantMeasures]
+    chance: float
+    changes: list[MeasureChanges]
+
+
+@dataclass(frozen=True, slots=True)
+class GradeView:
+    """A grade with its colour.
+
+    Attributes:
+        name: Name of the aspect.
+        value: Grade.
+        heat: Index of its colour, higher for a higher grade.
+        is_hit: Whether the most probable grade is that of the assessors; None if they cannot be
+            compared.
+    """
+
+    name: str
+    value: float
+    heat: int
+    is_hit: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The judgment of a document by one variant.
+
+    Attributes:
+        grades: Grades; empty without a judgment.
+        stance: Stance; empty without a judgment.
+        is_stance_hit: Whether the stance equals that of the assessors.
+        readings: Readings of the answer, by field.
+        truncation: Sentence on how much of the document the model saw; empty if all.
+        failure: Failed request, if there is no judgment; None if none was requested.
+    """
+
+    grades: list[GradeView]
+    stance: str
+    is_stance_hit: bool
+    readings: Mapping[str, Reading]
+    truncation: str
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRow:
+    """A document with its judgments.
+
+    Attributes:
+        topic: Topic of the document.
+        document_id: Id of the document.
+        text: Text of the document.
+        assessments: Grades by assessors.
+        label: Stance by assessors; empty if they gave none.
+        cells: Judgment of each variant.
+        differs: Fields in which the variants disagree.
+        spread: Size of the disagreement.
+        requested: Number of variants that judged the part.
+        misses: Number of these whose first grade is not that of the assessors; 0 if both cannot be
+            compared.
+    """
+
+    topic: Topic
+    document_id: str
+    text: str
+    assessments: list[GradeView]
+    label: str
+    cells: list[Cell]
+    differs: list[str]
+    spread: float
+    requested: int
+    misses: int
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether a variant has an answer about the document."""
+        return any(cell.grades for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Documents below one title."""
+
+    title: str
+    rows: list[MatrixRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixPage(Page):
+    """The page of a comparison of prompts.
+
+    Attributes:
+        model: Model that judged.
+        variants: Compared prompts; the others are compared with the first.
+        topics: Sampled topics.
+        judged_by: Qrels files by aspect.
+        verdict: Sentence on the best variant.
+        parts: Parts of the sample with their measures.
+        groups: Documents, those that the variants disagree about first.
+        fields: Fields of an answer.
+        aspect: Aspect that the sample was drawn by.
+        failures: Number of failed requests, by kind.
+    """
+
+    template: ClassVar[str] = "matrix"
+
+    model: str
+    variants: list[VariantView]
+    topics: list[Topic]
+    judged_by: Mapping[str, Path]
+    verdict: str
+    parts: list[PartView]
+    groups: list[RowGroup]
+    fields: list[str]
+    aspect: str
+    failures: dict[str, int]
+
+    @property
+    def documents(self) -> int:
+        """Number of all documents."""
+        return sum(len(group.rows) for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Disagreement:
+    """Fields in which variants disagree about a document, and by how much."""
+
+    fields: list[str]
+    spread: float
+
+
+def render_matrix(comparison: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path]) -> str:
+    """Render the page that compares prompts.
+
+    Args:
+        comparison: Judged and measured variants.
+        qrels: Judgments by assessors.
+        judged_by: Qrels files by aspect.
+    """
+    variants = _view_variants(comparison)
+    failures = Counter(failure.kind for failure in comparison.all_failures())
+    page = MatrixPage(
+        task=comparison.task,
+        notes=list(comparison.notes),
+        model=comparison.model,
+        variants=variants,
+        topics=list(comparison.topics),
+        judged_by=judged_by,
+        verdict=comparison.verdict.sentence,
+        parts=[_view_part(part, comparison, variants) for part in comparison.parts],
+        groups=_group_rows(build_rows(comparison, qrels)),
+        fields=list(get_labels(comparison.task.question.answer)),
+        aspect=next(iter(qrels.grades)),
+        failures=dict(failures),
+    )
+    return render(page)
+
+
+def _view_variants(comparison: PromptComparison) -> list[VariantView]:
+    """Return the compared prompts.
+
+    The wording of the first is given in full, then differences from it.
+    """
+    baseline = _format_prompt(comparison.variants[0].prompt)
+    winner = comparison.verdict.winner
+
+    views: list[VariantView] = []
+    for index, variant in enumerate(comparison.variants):
+        wording_title = "text"
+        wording = baseline
+        if index > 0:
+            wording_title = f"differences from {LETTERS[0]}"
+            wording = _format_changes(baseline, _format_prompt(variant.prompt))
+        view = VariantView(
+            index=index,
+            letter=LETTERS[index],
+            name=variant.name,
+            prompt=variant.prompt.label,
+            examples=len(variant.prompt.examples),
+            is_best=variant.name == winner,
+            wording_title=wording_title,
+            wording=wording,
+        )
+        views.append(view)
+    return views
 
 
 def _format_prompt(prompt: Prompt) -> str:
     """Return the text of a template, followed by the templates that it includes."""
     files = prompt.files
-    return "\n".join(
-        [files.text, *(f"== {name} ==\n{text}" for name, text in sorted(files.texts.items()))]
+    texts = [files.text]
+    for name, text in sorted(files.texts.items()):
+        texts.append(f"== {name} ==\n{text}")
+    return "\n".join(texts)
+
+
+def _format_changes(baseline: str, text: str) -> str:
+    """Return the differences of a wording from that of the first variant."""
+    lines = list(unified_diff(baseline.splitlines(), text.splitlines(), lineterm=""))
+    # The first two lines name files.
+    return "\n".join(lines[2:]) or "no difference"
+
+
+def _view_part(
+    part: PartMeasures, comparison: PromptComparison, views: Sequence[VariantView]
+) -> PartView:
+    """Return a part of the sample with the measures of the variants that judged it."""
+    names = {variant.name for variant in comparison.variants_in(part)}
+    judged = [view for view in views if view.name in names]
+    return PartView(
+        title=_PART_TITLES[part.name],
+        documents=len(part.sample),
+        topics=len(part.topics),
+        measures=part.measures,
+        variants=[_view_measures(part, comparison, view) for view in judged],
+        chance=part.chance,
+        changes=_list_changes(part, judged[1:]),
     )
 
 
-def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path]) -> str:
-    """Render the page that compares prompts."""
-    rows = build_rows(found, qrels)
-    # Without any judgment there is neither agreement nor disagreement.
-    failed = [row for row in rows if not any(cell.grades for cell in row.cells)]
-    judged = [row for row in rows if any(cell.grades for cell in row.cells)]
-    groups = [
-        ("The variants differ", [row for row in judged if row.differs]),
-        ("The variants agree", [row for row in judged if not row.differs]),
-    ]
-    if failed:
-        groups.append(("No variant has an answer", failed))
-    page = SimpleNamespace(
-        template="matrix",
-        found=found,
-        labels=found.task.stances,
-        letters=LETTERS,
-        wordings=_describe_wordings(found.variants),
-        judged_by=judged_by,
-        groups=groups,
-        fields=list(get_labels(found.task.question.answer)),
-        aspect=next(iter(qrels.grades)),
-        failures=Counter(failure.kind for failure in found.all_failures()),
-        documents=len(rows),
-        titles={"all": "All topics", "choice": "Selection topics", "hold-out": "Held-out topics"},
+def _view_measures(
+    part: PartMeasures, comparison: PromptComparison, view: VariantView
+) -> VariantMeasures:
+    """Return the measures and costs of a variant on a part of the sample."""
+    estimates = part.estimates[view.name]
+    judged = comparison.judged[part.name, view.name]
+    counts = judged.counts
+    return VariantMeasures(
+        variant=view,
+        values=[estimates[measure].value for measure in part.measures],
+        off_label_mass=part.off_label_mass[view.name],
+        failures=len(judged.failures),
+        prompt_tokens=counts.prompt_tokens + counts.cached_prompt_tokens,
+        requests=counts.requests,
+        cached=counts.cache_hits,
     )
-    return render(page)
 
 
-def _build_cell(
-    item: Sampled,
-    judgment: Judgment | None,
-    failure: Failure | None,
-    qrels: Qrels,
-    task: Task,
-) -> SimpleNamespace:
-    """Return the judgment of a document by one variant.
+def _list_changes(part: PartMeasures, others: Sequence[VariantView]) -> list[MeasureChanges]:
+    """Return the differences of the other variants from the first one, by measure."""
+    changes: list[MeasureChanges] = []
+    for measure in part.measures:
+        by_variant = [
+            VariantChange(view, read_change(part.differences[view.name, measure]))
+            for view in others
+        ]
+        changes.append(MeasureChanges(measure, by_variant))
+    return changes
 
-    Without a judgment, grades and stance are empty.
+
+def _group_rows(rows: Sequence[MatrixRow]) -> list[RowGroup]:
+    """Group documents by whether the variants agree.
+
+    Those without any judgment do neither.
     """
-    if judgment is None:
-        return SimpleNamespace(
-            grades=[], stance="", hit=False, readings={}, truncation="", failure=failure
-        )
-    truth = {grade.name: round_grade(grade.value) for grade in _list_assessments(item, qrels)}
-    label = qrels.stances.get(item.topic_id, {}).get(item.document_id)
-    return SimpleNamespace(
-        grades=[
-            _make_grade(
-                name,
-                value,
-                task.aspects[name],
-                hit=_has_same_grade(judgment, name, task, truth.get(name)),
-            )
-            for name, value in judgment.grades.items()
-        ],
+    judged = [row for row in rows if row.is_judged]
+    groups = [
+        RowGroup("The variants differ", [row for row in judged if row.differs]),
+        RowGroup("The variants agree", [row for row in judged if not row.differs]),
+    ]
+    failed = [row for row in rows if not row.is_judged]
+    if failed:
+        groups.append(RowGroup("No variant has an answer", failed))
+    return groups
+
+
+def build_rows(comparison: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
+    """Return a row for each judged document, ordered by disagreement, largest first."""
+    rows: list[MatrixRow] = []
+    for part in comparison.parts:
+        for item in part.sample:
+            rows.append(_build_row(part, item, comparison, qrels))
+    return sorted(rows, key=lambda row: -row.spread)
+
+
+def _build_row(
+    part: PartMeasures, item: Sampled, comparison: PromptComparison, qrels: Qrels
+) -> MatrixRow:
+    """Return the row of a document of a part."""
+    task = comparison.task
+    judgments = _find_judgments(part, item, comparison)
+    cells: list[Cell] = []
+    for variant in comparison.variants:
+        judgment = judgments.get(variant.name)
+        if judgment is not None:
+            cells.append(_build_cell(item, judgment, qrels, task))
+        else:
+            failure = _find_failure(part, item, variant.name, comparison)
+            cells.append(_build_empty_cell(failure))
+
+    highest = max(scale.highest for scale in task.aspects.values())
+    disagreement = _measure_disagreement(list(judgments.values()), highest)
+    aspect = next(name for name in task.question.grades if name in qrels.grades)
+    misses = 0
+    if task.qrels_mapping_of(aspect) is not None:
+        misses = len(judgments) - sum(_is_hit(cell, aspect) for cell in cells)
+    return MatrixRow(
+        topic=next(topic for topic in comparison.topics if topic.id == item.topic_id),
+        document_id=item.document_id,
+        text=comparison.texts.get(item.document_id, ""),
+        assessments=_list_assessments(item, qrels),
+        label=_find_label(item, qrels) or "",
+        cells=cells,
+        differs=disagreement.fields,
+        spread=disagreement.spread,
+        requested=len(judgments),
+        misses=misses,
+    )
+
+
+def _find_judgments(
+    part: PartMeasures, item: Sampled, comparison: PromptComparison
+) -> dict[str, Judgment | None]:
+    """Return the judgment of a document by each variant that judged its part.
+
+    None if it failed.
+    """
+    document = (item.topic_id, item.document_id)
+    return {
+        variant.name: comparison.judged[part.name, variant.name].judgments.get(document)
+        for variant in comparison.variants_in(part)
+    }
+
+
+def _find_failure(
+    part: PartMeasures, item: Sampled, variant: str, comparison: PromptComparison
+) -> Failure | None:
+    """Return the last failed request of a variant about a document.
+
+    None if there is none.
+    """
+    judged = comparison.judged.get((part.name, variant))
+    if judged is None:
+        return None
+    document = (item.topic_id, item.document_id)
+    failures = [
+        failure
+        for failure in judged.failures
+        if (failure.topic_id, failure.document_id) == document
+    ]
+    return failures[-1] if failures else None
+
+
+def _build_cell(item: Sampled, judgment: Judgment, qrels: Qrels, task: Task) -> Cell:
+    """Return the judgment of a document by a variant."""
+    assessed = {grade.name: round_grade(grade.value) for grade in _list_assessments(item, qrels)}
+    grades: list[GradeView] = []
+    for name, value in judgment.grades.items():
+        is_hit = _has_same_grade(judgment, name, task, assessed.get(name))
+        grades.append(_make_grade(name, value, task.aspects[name], is_hit=is_hit))
+    return Cell(
+        grades=grades,
         stance=judgment.stance,
-        hit=label == judgment.stance,
+        is_stance_hit=judgment.stance == _find_label(item, qrels),
         readings=judgment.readings,
         truncation=describe_truncation(judgment),
         failure=None,
@@ -177,48 +484,75 @@ def _has_same_grade(
     return find_grade(judgment, aspect, task) == assessment
 
 
-def _make_grade(
-    name: str, value: float, scale: Scale, *, hit: bool | None = False
-) -> SimpleNamespace:
-    """Return a grade with the index of its colour.
-
-    `hit` is whether it is that of the assessors; None if they cannot be compared.
-    """
-    heat = round(max(scale.to_share(value), 0.0) * _HEAT)
-    return SimpleNamespace(name=name, value=value, heat=heat, hit=hit)
-
-
-def _list_assessments(item: Sampled, qrels: Qrels) -> list[SimpleNamespace]:
-    given = {
-        name: grades.get(item.topic_id, {}).get(item.document_id)
-        for name, grades in qrels.grades.items()
-    }
-    return [
-        _make_grade(name, value, qrels.scales[name])
-        for name, value in given.items()
-        if value is not None
-    ]
+def _build_empty_cell(failure: Failure | None) -> Cell:
+    """Return the cell of a variant that has no judgment of a document."""
+    return Cell(
+        grades=[],
+        stance="",
+        is_stance_hit=False,
+        readings={},
+        truncation="",
+        failure=failure,
+    )
 
 
-def _measure_disagreement(
-    judgments: Sequence[Judgment | None], highest: int
-) -> tuple[list[str], float]:
-    """Return the fields in which variants disagree, and by how much.
+def _is_hit(cell: Cell, aspect: str) -> bool:
+    """Return whether a variant's grade of an aspect is that of the assessors."""
+    return any(grade.is_hit for grade in cell.grades if grade.name == aspect)
 
-    A missing judgment disagrees in every field.
+
+def _find_label(item: Sampled, qrels: Qrels) -> str | None:
+    """Return the stance of a document by assessors; None if they gave none."""
+    return qrels.stances.get(item.topic_id, {}).get(item.document_id)
+
+
+def _list_assessments(item: Sampled, qrels: Qrels) -> list[GradeView]:
+    """Return the grades of a document by assessors."""
+    assessments: list[GradeView] = []
+    for name, grades in qrels.grades.items():
+        value = grades.get(item.topic_id, {}).get(item.document_id)
+        if value is not None:
+            assessments.append(_make_grade(name, value, qrels.scales[name], is_hit=False))
+    return assessments
+
+
+def _make_grade(name: str, value: float, scale: Scale, *, is_hit: bool | None) -> GradeView:
+    """Return a grade with the index of its colour, 0 for a grade of 0 and below."""
+    share = max(scale.to_share(value), 0.0)
+    return GradeView(name=name, value=value, heat=round(share * _HEAT), is_hit=is_hit)
+
+
+def _measure_disagreement(judgments: Sequence[Judgment | None], highest: int) -> _Disagreement:
+    """Return the fields in which variants disagree about a document, and by how much.
+
+    The size is the largest difference of a grade, plus 1 for the stance, plus the highest grade
+    if a judgment is missing, which disagrees in every field.
+
+    Args:
+        judgments: Judgment of each variant that judged the document's part.
+        highest: Highest grade of any scale.
     """
     judged = [judgment for judgment in judgments if judgment is not None]
     if not judged:
-        return [], 0.0
+        return _Disagreement(fields=[], spread=0.0)
+
     is_incomplete = len(judged) < len(judgments)
-    differs = [
-        name
-        for name in judged[0].grades
-        if is_incomplete or len({round_grade(cell.grades[name]) for cell in judged}) > 1
-    ]
-    stances = is_incomplete or len({cell.stance for cell in judged}) > 1
-    values = ([cell.grades[name] for cell in judged] for name in judged[0].grades)
-    spread = max(max(grades) - min(grades) for grades in values)
-    return [*differs, *([STANCE] if stances else [])], spread + stances + (
-        highest if is_incomplete else 0
-    )
+    fields: list[str] = []
+    spread = 0.0
+    for name in judged[0].grades:
+        grades = [judgment.grades[name] for judgment in judged]
+        spread = max(spread, max(grades) - min(grades))
+        if is_incomplete or _differ(round_grade(grade) for grade in grades):
+            fields.append(name)
+
+    if is_incomplete or _differ(judgment.stance for judgment in judged):
+        fields.append(STANCE)
+        spread += 1
+    if is_incomplete:
+        spread += highest
+    return _Disagreement(fields, spread)
+
+
+def _differ(values: Iterable[int | str]) -> bool:
+    """Return whether there are two different values."""
+    return len(set(values)) > 1

@@ -1,4 +1,4 @@
-"""What HTML pages share: how they are rendered and written, and the facts, costs, stances and measures of runs."""
+"""What HTML pages share: rendering, and the facts, costs and stances of runs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import ClassVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from pandas import DataFrame
 
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import open_atomic
-from touche_llm.data.measure import Measure
+from touche_llm.data.records import Topic
 from touche_llm.data.runs.reading import ParsedRun
-from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_headline
+from touche_llm.evaluation.agreement import count_confusion
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.evaluation.significance import describe_intervals
 from touche_llm.runs.facts import FactGroup, join_texts, select_facts
 from touche_llm.runs.record import StageRecord, StageRecords
 from touche_llm.tasks.task import Task
@@ -31,10 +28,76 @@ from touche_llm.tasks.task import Task
 # The characters with Unicode's property Bidi_Control.
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _HERE = Path(__file__).parent
+# Characters of each document text: 1,000 documents stay below 10 MB.
+_MAX_TEXT_CHARS = 10_000
 # Letters of the runs on one page, and thereby their maximum number.
 LETTERS = "ABCDEFGH"
-# Fewer topics have no plot: their values are in their headings.
-_MIN_PLOTTED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What every page shows.
+
+    The subclass of a page has the rest of its template's input.
+
+    Attributes:
+        template: Name of the template, which gets the record as `page`.
+        task: Task of the runs or prompts.
+        notes: Limitations of what the page shows.
+    """
+
+    template: ClassVar[str]
+
+    task: Task
+    notes: list[str]
+
+    @property
+    def labels(self) -> list[str]:
+        """Stance labels of the task; empty if documents have no stance."""
+        return list(self.task.stances)
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Place of a topic on its page, as links name it, with the topic's title."""
+
+    id: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlotMark:
+    """Mark of a run in plots.
+
+    `sign` is drawn, and `style` is the ending of its class.
+    """
+
+    name: str
+    sign: str
+    style: str
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """Row of a table of costs: its label, and the text of each column."""
+
+    label: str
+    texts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelShares:
+    """Stances of a run or by assessors.
+
+    Attributes:
+        name: Name of the run, or `assessors`.
+        count: Number of labelled documents.
+        shares: Share of each label of the task.
+    """
+
+    name: str
+    count: int
+    shares: dict[str, float]
 
 
 def replace_directions(text: str) -> str:
@@ -45,10 +108,13 @@ def replace_directions(text: str) -> str:
     return _BIDIRECTIONAL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def render(page: SimpleNamespace) -> str:
-    """Render a page, without characters that control directions: its `template`, with the other values for it."""
+def render(page: Page) -> str:
+    """Render a page with its template.
+
+    Characters that control the direction of text are replaced.
+    """
     template = create_environment().get_template(f"{page.template}.html.jinja")
-    return replace_directions(template.render(vars(page)))
+    return replace_directions(template.render(page=page))
 
 
 def write_page(text: str, path: Path) -> int:
@@ -71,24 +137,41 @@ def create_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, script = (
-        (_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js")
-    )
-    environment.globals |= {
-        "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
-        "form-action 'none'",
-        # Characters of each document text: 1,000 documents stay below 10 MB.
-        "limit": 10_000,
-        # Trusted: files of this package.
-        "style": Markup(style),
-        "script": Markup(script),
-    }
+    style = (_HERE / "style.css").read_text(encoding="utf-8")
+    script = (_HERE / "script.js").read_text(encoding="utf-8")
+
+    environment.globals["policy"] = _make_policy(style, script)
+    environment.globals["limit"] = _MAX_TEXT_CHARS
+    # Trusted: files of this package.
+    environment.globals["style"] = Markup(style)
+    environment.globals["script"] = Markup(script)
     return environment
 
 
+def _make_policy(style: str, script: str) -> str:
+    """Return a content security policy that allows this style and this script alone."""
+    rules = (
+        "default-src 'none'",
+        f"style-src {_hash(style)}",
+        f"script-src {_hash(script)}",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
+    return "; ".join(rules)
+
+
 def _hash(text: str) -> str:
+    """Return the SHA-256 of a text as a content security policy writes it."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
+
+
+def make_anchors(topics: Sequence[Topic]) -> dict[str, Anchor]:
+    """Return the anchors of a page's topics, in their order, by id."""
+    return {
+        topic.id: Anchor(id=f"t{number}", title=topic.title)
+        for number, topic in enumerate(topics, start=1)
+    }
 
 
 def describe_run(
@@ -98,6 +181,7 @@ def describe_run(
     corpus = config.dataset or config.corpus or config.index
     if corpus is None:
         corpus = config.retriever.kind.describe(config.retriever_settings)
+
     facts = {
         "task": task.title,
         **join_texts(stages.finished.values(), FactGroup.SETUP),
@@ -105,101 +189,77 @@ def describe_run(
         "objective": config.criterion,
         "corpus": "" if corpus is None else str(corpus),
         "topics": f"{len(run.rankings):,}",
-        "lines": f"{sum(map(len, run.rankings.values())):,}",
+        "lines": f"{count_lines(run):,}",
         "tag": config.tag,
     }
     return {name: value for name, value in facts.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class CostRow:
-    """A row of a table of costs: its label, and the text of each column."""
+def count_lines(run: ParsedRun) -> int:
+    """Count the lines of a run."""
+    return sum(len(ranking) for ranking in run.rankings.values())
 
-    label: str
-    texts: list[str]
+
+def list_confusion(run: ParsedRun, qrels: Qrels) -> list[list[int]]:
+    """Return the documents by true label (rows) and the run's label.
+
+    Empty without stance qrels.
+    """
+    if not qrels.stances:
+        return []
+    counts: list[list[int]] = count_confusion(run, qrels).tolist()
+    return counts
 
 
 def tabulate_costs(records: Sequence[StageRecord | None]) -> list[CostRow]:
-    """Return a row for each cost, with a column for each record; a missing cost is a dash."""
-    columns: list[dict[str, str]] = []
-    labels: dict[str, None] = {}
-    for record in records:
-        costs = [] if record is None else select_facts(record, FactGroup.COST)
-        columns.append({cost.label: cost.text for cost in costs})
-        labels.update(dict.fromkeys(cost.label for cost in costs))
-    return [CostRow(label, [column.get(label, "–") for column in columns]) for label in labels]
+    """Return a row for each cost, with a column for each record.
+
+    A missing cost is a dash.
+    """
+    columns = [_list_costs(record) for record in records]
+    labels = dict.fromkeys(label for column in columns for label in column)
+
+    rows: list[CostRow] = []
+    for label in labels:
+        texts = [column.get(label, "–") for column in columns]
+        rows.append(CostRow(label, texts))
+    return rows
+
+
+def _list_costs(record: StageRecord | None) -> dict[str, str]:
+    """Return the costs of a stage by label; empty for a stage that a run lacks."""
+    if record is None:
+        return {}
+    return {cost.label: cost.text for cost in select_facts(record, FactGroup.COST)}
 
 
 def compute_label_shares(
     runs: Mapping[str, ParsedRun], qrels: Qrels | None, labels: Iterable[str]
-) -> dict[str, dict[str, float]]:
+) -> list[LabelShares]:
     """Return the share of each label in each run and by assessors.
 
-    Names get the number of labels, empty sets none.
+    Sets without labels are omitted.
+
+    Args:
+        runs: Runs by name.
+        qrels: Judgments by assessors, if there are any.
+        labels: Labels of the task.
     """
-    sets = {name: list(run.stances.values()) for name, run in runs.items()}
+    label_sets = {name: list(run.stances.values()) for name, run in runs.items()}
     if qrels is not None:
-        sets["assessors"] = [label for truth in qrels.stances.values() for label in truth.values()]
-    counts = {f"{name} ({len(given):,})": Counter(given) for name, given in sets.items() if given}
-    return {
-        name: {label: count[label] / count.total() for label in labels}
-        for name, count in counts.items()
-    }
+        judged_topics = qrels.stances.values()
+        label_sets["assessors"] = [label for topic in judged_topics for label in topic.values()]
+
+    label_names = list(labels)
+    return [
+        _count_shares(name, given_labels, label_names)
+        for name, given_labels in label_sets.items()
+        if given_labels
+    ]
 
 
-def plot_topics(values: Sequence[Mapping[str, float]]) -> dict[str, dict[int, float]]:
-    """Return the values of a measure by topic and place of the run, best topic of the first run first.
-
-    It is empty for too few topics. Topics that the first run lacks come last.
-    """
-    topics = dict.fromkeys(topic for of_run in values for topic in of_run)
-    if len(topics) < _MIN_PLOTTED:
-        return {}
-    return {
-        topic: {place: of_run[topic] for place, of_run in enumerate(values) if topic in of_run}
-        for topic in sorted(topics, key=lambda topic: -values[0].get(topic, -1.0))
-    }
-
-
-def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame) -> SimpleNamespace:
-    """Return what pages show about the measures of runs, all by the same qrels.
-
-    The first run has all measures.
-
-    These are the `measures`, and the `headline` ones, at the top of a page; the
-    `rows` of `Evaluation.summary` and the `changes`, rows of `significance.compare`, both by run
-    and measure; for headline measures of all runs their values `by_topic`, run by run, and their
-    `plots`; `coverage` and `notes`.
-    """
-    rows: list[dict[str, Any]] = []
-    for evaluation in evaluations:
-        rows += evaluation.summary().to_dict("records")
-    changes = differences.to_dict("records")
-
-    headline = list_headline(evaluations[0].qrels)
-    by_topic: dict[Measure, list[dict[str, float]]] = {}
-    plots: dict[Measure, dict[str, dict[int, float]]] = {}
-    for measure in headline:
-        if not all(measure in evaluation.estimates for evaluation in evaluations):
-            continue
-        estimates = [evaluation.estimates[measure] for evaluation in evaluations]
-        by_topic[measure] = [estimate.values_by_topic() for estimate in estimates]
-        plot = plot_topics(by_topic[measure])
-        if plot:
-            plots[measure] = plot
-
-    coverage: list[str] = []
-    for measure in headline:
-        lines = describe_coverage(evaluations, measure.aspect)
-        coverage += [f"{measure.aspect}: {line}" for line in lines]
-
-    return SimpleNamespace(
-        measures=list(dict.fromkeys(row["measure"] for row in rows)),
-        headline=headline,
-        rows={(row["run"], row["measure"]): SimpleNamespace(**row) for row in rows},
-        changes={(row["run"], row["measure"]): SimpleNamespace(**row) for row in changes},
-        by_topic=by_topic,
-        plots=plots,
-        coverage=coverage,
-        notes=describe_intervals([*rows, *changes]),
-    )
+def _count_shares(name: str, given_labels: Sequence[str], labels: Sequence[str]) -> LabelShares:
+    """Return the share of each label among the labels of documents."""
+    counts = Counter(given_labels)
+    shares = {label: counts[label] / len(given_labels) for label in labels}
+    return LabelShares(name=name, count=len(given_labels), shares=shares)

@@ -6,16 +6,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from string import ascii_uppercase
-from types import SimpleNamespace
+from typing import Literal
 
 from touche_llm.api.corpora import open_run_corpus
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
 from touche_llm.config.task_copies import find_copy
-from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
+from touche_llm.data.records import (
+    Candidate,
+    Comparison,
+    Cut,
+    Failure,
+    Judgment,
+    Reading,
+    StanceReading,
+    Topic,
+)
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.agreement import round_grade
@@ -46,10 +56,14 @@ class DocumentRow:
     """A row of the ranking.
 
     Attributes:
+        rank: Rank in the run.
+        document_id: Id of the document.
+        stance: Stance in the run; empty if it has none.
+        score: Score in the run.
         first: Rank in the first stage.
         judge: Rank by judgment, if later steps reranked the documents; else None.
         grades: Expected grades, by name; empty without a judgment.
-        source: Source of the grades, as in `Judgment`; empty without a judgment.
+        source: Source of the grades, as in `Judgment`; None without a judgment.
         people: Judgments by assessors: grades by aspect, and the stance.
         differs: Aspects in which the model differs from the assessors, grades after rounding; None
             unless both judged.
@@ -62,45 +76,148 @@ class DocumentRow:
     first: int
     judge: int | None
     grades: Mapping[str, float]
-    source: str
+    source: Literal["probabilities", "value", "inherited"] | None
     people: Mapping[str, str]
     differs: Sequence[str] | None = None
 
     @property
     def places(self) -> list[int]:
-        """Return its ranks, from the first stage to the run."""
-        return [self.first, *([self.judge] if self.judge is not None else []), self.rank]
+        """Its ranks, from the first stage to the run."""
+        if self.judge is None:
+            return [self.first, self.rank]
+        return [self.first, self.judge, self.rank]
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it is a pair with the grades of its sentences."""
+        return self.source == "inherited"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the model judged the document itself."""
+        return self.source is not None and not self.is_inherited
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCompletion:
+    """A completion of the run: label of its prompt, and its text.
+
+    The text is None if the cache lacks it.
+    """
+
+    prompt: str
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceView:
+    """A sentence of a pair.
+
+    Attributes:
+        id: Id of the sentence.
+        title: Conclusion of its argument; empty without a corpus.
+        side: Side of its argument; empty without a corpus.
+        readings: Readings of the answer about it, by field; empty without a judgment.
+    """
+
+    id: str
+    title: str
+    side: str
+    readings: Mapping[str, Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentView:
+    """A row of the ranking with its document and the answers of the model.
+
+    Attributes:
+        row: Row of the ranking.
+        text: Text of the document, or the part that the model saw; None without a corpus.
+        truncation: Sentence on how much the model saw; empty if all.
+        readings: Readings of the judge prompt's answer, by field; empty without a judgment.
+        separate_stance: Reading of the stance prompt's answers; None if there was none.
+        judge_answers: Completions of the judge prompt.
+        stance_answers: Completions of the stance prompt.
+        comparisons: Summaries of comparisons with other documents.
+        failures: Failed requests about this document alone.
+        sentences: Sentences of a pair; empty for other documents.
+    """
+
+    row: DocumentRow
+    text: str | None
+    truncation: str
+    readings: Mapping[str, Reading]
+    separate_stance: Reading | None
+    judge_answers: list[StoredCompletion]
+    stance_answers: list[StoredCompletion]
+    comparisons: list[str]
+    failures: list[Failure]
+    sentences: list[SentenceView]
+
+    @property
+    def answers(self) -> list[StoredCompletion]:
+        """All completions about this document alone."""
+        return [*self.judge_answers, *self.stance_answers]
 
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[RunFolder]:
-    """Open a run folder with its corpus and its completions."""
+    """Open a run folder with its corpus and its completions.
+
+    Raises:
+        DataError: A file of the run is missing or damaged, or a stage is unfinished.
+    """
     directory = RunDirectory(path)
-    config, notes = directory.read_config(), list[str]()
+    config = directory.read_config()
     directory.check_finished("rank")
-    if (copy := find_copy(path)) is not None:
+    copy = find_copy(path)
+    if copy is not None:
         config = config.model_copy(update={"task": copy})
+
+    notes: list[str] = []
     with RunContext(config, SilentProgress()) as context:
-        judgments, run = directory.read_judgments(context), directory.read_run(context.task.stances)
+        records = directory.read_judgments(context)
+        run = directory.read_run(context.task.stances)
         stages = directory.read_metadata().stages
         if stages.rank is None:
-            raise DataError(
-                f"{path}: no metadata of the run; run `touche-llm rank` for this folder first"
-            )
+            problem = "no metadata of the run"
+            raise DataError(f"{path}: {problem}; run `touche-llm rank` for this folder first")
         check_topics(directory.run_file, run.rankings, context.file_topics)
         failures = directory.read_failures()
+
         with (
             _open_corpus(config, context.task, notes) as corpus,
             _open_answers(config, notes) as answers,
         ):
             if corpus is not None:
-                ranked = (line.document_id for ranking in run.rankings.values() for line in ranking)
-                restriction = describe_restriction(ranked)
-                if restriction is not None:
-                    notes.append(f"This page {restriction}.")
+                notes += _list_restrictions(run)
             yield RunFolder(
-                directory, context, run, judgments, stages, failures, corpus, answers, notes
+                directory=directory,
+                context=context,
+                run=run,
+                records=records,
+                comparisons=directory.read_comparisons(),
+                sentence_judgments=_read_sentences(directory, context.task),
+                stages=stages,
+                failures=failures,
+                corpus=corpus,
+                answers=answers,
+                notes=notes,
             )
+
+
+def _list_restrictions(run: ParsedRun) -> list[str]:
+    """Return a note on documents whose texts may not be published, if the run has any."""
+    document_ids = (line.document_id for ranking in run.rankings.values() for line in ranking)
+    restriction = describe_restriction(document_ids)
+    return [] if restriction is None else [f"This page {restriction}."]
+
+
+def _read_sentences(directory: RunDirectory, task: Task) -> list[Judgment]:
+    """Read the judgments of sentences; empty unless the kind of the task makes documents."""
+    if not get_kind(task).makes_documents:
+        return []
+    return directory.read_sentences(task)
 
 
 @dataclass
@@ -108,7 +225,12 @@ class RunFolder:
     """The contents of a run folder.
 
     Attributes:
+        directory: The folder.
+        context: Context of the run.
+        run: The ranking.
         records: Candidates and judgments.
+        comparisons: Comparisons of the ranking steps.
+        sentence_judgments: Judgments of the sentences of pairs.
         stages: Records of the finished stages, that of the last one among them.
         failures: Failed requests, by file.
         corpus: Documents; None if unavailable.
@@ -120,33 +242,79 @@ class RunFolder:
     context: RunContext
     run: ParsedRun
     records: Judgments
+    comparisons: Sequence[Comparison]
+    sentence_judgments: Sequence[Judgment]
     stages: StageRecords
     failures: Mapping[str, list[Failure]]
     corpus: Corpus | None
     answers: Cache | None
     notes: list[str]
 
-    def __post_init__(self) -> None:
-        self.config, self.task = self.context.config, self.context.task
-        self.first = replace(self.run, rankings=dict(self.records.candidates.rankings), stances={})
-        # With the objects that the model extracted.
-        self.topics = {topic.id: topic for topic in self.records.candidates.topics}
-        self.judgments: Mapping[str, dict[str, Judgment]] = defaultdict(
-            dict, self.records.by_document()
+    @property
+    def config(self) -> Config:
+        """Configuration of the run."""
+        return self.context.config
+
+    @property
+    def task(self) -> Task:
+        """Task of the run."""
+        return self.context.task
+
+    @cached_property
+    def first(self) -> ParsedRun:
+        """Ranking of the first stage, without stances."""
+        return replace(self.run, rankings=dict(self.records.candidates.rankings), stances={})
+
+    @cached_property
+    def topics(self) -> dict[str, Topic]:
+        """Topics by id, with the objects that the model extracted."""
+        return {topic.id: topic for topic in self.records.candidates.topics}
+
+    @cached_property
+    def judgments(self) -> dict[str, dict[str, Judgment]]:
+        """Judgments by topic id and document id; topics without a judgment are left out."""
+        return self.records.by_document()
+
+    @cached_property
+    def stance_readings(self) -> dict[tuple[str, str], StanceReading]:
+        """Readings of the stance prompt, by topic id and document id."""
+        return {(stance.topic_id, stance.document_id): stance for stance in self.records.stances}
+
+    @cached_property
+    def _comparison_lines(self) -> dict[tuple[str, str], list[str]]:
+        """Summaries of comparisons, by topic id and document id."""
+        return summarize_comparisons(self.comparisons)
+
+    @cached_property
+    def _sentences(self) -> dict[tuple[str, str], Judgment]:
+        """Judgments of sentences, by topic id and sentence id."""
+        judgments = self.sentence_judgments
+        return {(judgment.topic_id, judgment.document_id): judgment for judgment in judgments}
+
+    @cached_property
+    def _failures_by_document(self) -> dict[tuple[str, str | None], list[Failure]]:
+        """Failed requests, by topic id and document id; None for requests about a topic."""
+        by_document: dict[tuple[str, str | None], list[Failure]] = defaultdict(list)
+        for in_file in self.failures.values():
+            for failure in in_file:
+                by_document[failure.topic_id, failure.document_id].append(failure)
+        return dict(by_document)
+
+    def find_judgment(self, topic_id: str, document_id: str) -> Judgment | None:
+        """Return the judgment of a document; None if it has none."""
+        return self.judgments.get(topic_id, {}).get(document_id)
+
+    def find_failures(self, topic_id: str, document_id: str) -> list[Failure]:
+        """Return the failed requests about one document alone."""
+        return self._failures_by_document.get((topic_id, document_id), [])
+
+    def count_failures(self, topic_id: str) -> int:
+        """Count the failed requests of a topic."""
+        return sum(
+            len(failures)
+            for (failed_topic, _), failures in self._failures_by_document.items()
+            if failed_topic == topic_id
         )
-        self.readings = {
-            (reading.topic_id, reading.document_id): reading for reading in self.records.stances
-        }
-        self.compared = summarize_comparisons(self.directory.read_comparisons())
-        self.sentences: dict[tuple[str, str], Judgment] = {}
-        if get_kind(self.task).makes_documents:
-            judged = self.directory.read_sentences(self.task)
-            self.sentences = {
-                (judgment.topic_id, judgment.document_id): judgment for judgment in judged
-            }
-        self.failed: dict[tuple[str, str | None], list[Failure]] = defaultdict(list)
-        for failure in (failure for of_file in self.failures.values() for failure in of_file):
-            self.failed[failure.topic_id, failure.document_id].append(failure)
 
     def check_documents(self, rankings: Iterable[list[Candidate]]) -> None:
         """Raise DataError if the corpus is available and lacks one of these documents."""
@@ -157,148 +325,218 @@ class RunFolder:
         """Return the rows of a topic, with judgments by assessors.
 
         Empty if the run lacks the topic.
+
+        Raises:
+            DataError: A document of the run is not a candidate.
         """
-        ranking, judgments = self.run.rankings.get(topic_id, []), self.judgments[topic_id]
         candidates = self.first.rankings.get(topic_id, [])
-        first = {candidate.document_id: candidate.rank for candidate in candidates}
-        judge: dict[str, int] = {}
-        if self.config.steps[0].name == JUDGE and len(self.config.steps) > 1:
-            kept = {candidate.document_id for candidate in ranking}
-            before = rank_by_first_stage(candidates)
-            judged = rank_by_judgment(before, judgments, self.config.weights, self.task.aspects)
-            ordered = [document for document in judged.ranking.documents if document in kept]
-            judge = {document: rank for rank, document in enumerate(ordered, start=1)}
-        rows = []
-        for candidate in ranking:
-            judgment = judgments.get(candidate.document_id)
-            if candidate.document_id not in first:
-                raise DataError(
-                    f"topic {topic_id}: document {candidate.document_id} of the run is not a candidate; rank again"
-                )
-            grades = judgment.grades if judgment is not None else {}
-            stance = self.run.stances.get((topic_id, candidate.document_id), "")
-            people = get_assessments(qrels, topic_id, candidate.document_id)
-            rows.append(
-                DocumentRow(
-                    rank=candidate.rank,
-                    document_id=candidate.document_id,
-                    stance=stance,
-                    score=candidate.score,
-                    first=first[candidate.document_id],
-                    judge=judge.get(candidate.document_id),
-                    grades=grades,
-                    source=judgment.source if judgment is not None else "",
-                    people=people,
-                    differs=find_differences(grades, stance, people, self.task),
-                )
-            )
+        first_ranks = {candidate.document_id: candidate.rank for candidate in candidates}
+        judge_ranks = self._rank_by_judgment(topic_id)
+
+        rows: list[DocumentRow] = []
+        for candidate in self.run.rankings.get(topic_id, []):
+            first_rank = first_ranks.get(candidate.document_id)
+            if first_rank is None:
+                place = f"topic {topic_id}: document {candidate.document_id}"
+                raise DataError(f"{place} of the run is not a candidate; rank again")
+            judge_rank = judge_ranks.get(candidate.document_id)
+            rows.append(self._make_row(topic_id, candidate, first_rank, judge_rank, qrels))
         return rows
 
+    def _make_row(
+        self,
+        topic_id: str,
+        candidate: Candidate,
+        first_rank: int,
+        judge_rank: int | None,
+        qrels: Qrels | None,
+    ) -> DocumentRow:
+        """Return the row of a document in the run."""
+        document_id = candidate.document_id
+        judgment = self.find_judgment(topic_id, document_id)
+        grades = {} if judgment is None else judgment.grades
+        stance = self.run.stances.get((topic_id, document_id), "")
+        people = get_assessments(qrels, topic_id, document_id)
+        return DocumentRow(
+            rank=candidate.rank,
+            document_id=document_id,
+            stance=stance,
+            score=candidate.score,
+            first=first_rank,
+            judge=judge_rank,
+            grades=grades,
+            source=None if judgment is None else judgment.source,
+            people=people,
+            differs=find_differences(grades, stance, people, self.task),
+        )
+
+    def _rank_by_judgment(self, topic_id: str) -> dict[str, int]:
+        """Return the ranks by judgment of a topic's documents.
+
+        Empty unless later steps changed them.
+        """
+        steps = self.config.steps
+        is_reranked = steps[0].name == JUDGE and len(steps) > 1
+        if not is_reranked:
+            return {}
+
+        judged = rank_by_judgment(
+            rank_by_first_stage(self.first.rankings.get(topic_id, [])),
+            self.judgments.get(topic_id, {}),
+            self.config.weights,
+            self.task.aspects,
+        )
+        kept = {candidate.document_id for candidate in self.run.rankings.get(topic_id, [])}
+        ranked = [document_id for document_id in judged.ranking.documents if document_id in kept]
+        return {document_id: rank for rank, document_id in enumerate(ranked, start=1)}
+
     def texts(self, topic_id: str, document_ids: Iterable[str]) -> dict[str, str]:
-        """Return the texts of the documents in the corpus, or the parts that the model saw."""
+        """Return the texts of documents in the corpus, or the parts that the model saw."""
         if self.corpus is None:
             return {}
         requested = list(document_ids)
         unknown = set(self.corpus.documents.find_unknown(requested))
         return {
-            document_id: self._text(self.corpus, topic_id, document_id)
+            document_id: self._read_text(self.corpus, topic_id, document_id)
             for document_id in requested
             if document_id not in unknown
         }
 
-    def document(self, topic_id: str, row: DocumentRow) -> SimpleNamespace:
-        """Return a row with its document and the answers of the model, for the templates."""
-        key = (topic_id, row.document_id)
-        judgment, stance = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
-        readings = {} if judgment is None else dict(judgment.readings)
-        keys = [] if judgment is None else _list_answers(judgment)
+    def document(self, topic_id: str, row: DocumentRow) -> DocumentView:
+        """Return a row with its document and the answers of the model."""
+        document_id = row.document_id
+        text = None
+        if self.corpus is not None:
+            text = self._read_text(self.corpus, topic_id, document_id)
+
+        judgment = self.find_judgment(topic_id, document_id)
+        readings: Mapping[str, Reading] = {}
+        judge_answers: list[StoredCompletion] = []
+        if judgment is not None:
+            readings = judgment.readings
+            judge_answers = self._read_completions(judgment)
+
+        stance = self.stance_readings.get((topic_id, document_id))
+        separate_stance = None
+        stance_answers: list[StoredCompletion] = []
         if stance is not None:
-            probable = Reading(answered=row.stance, probabilities=stance.probabilities)
-            readings["stance, separate request"] = probable
-            keys += _list_answers(stance)
-        sentence_ids = get_kind(self.task).list_sentences(row.document_id)
-        return SimpleNamespace(
+            separate_stance = Reading(answered=row.stance, probabilities=stance.probabilities)
+            stance_answers = self._read_completions(stance)
+
+        return DocumentView(
             row=row,
-            text=None
-            if self.corpus is None
-            else self._text(self.corpus, topic_id, row.document_id),
+            text=text,
             truncation=describe_truncation(judgment),
             readings=readings,
-            comparisons=self.compared.get(key, []),
-            # The prompt and the text of each completion; no text where the cache lacks it.
-            answers=[]
-            if self.answers is None
-            else [(prompt, _read_text(self.answers, key)) for prompt, key in keys],
-            # Requests about this document alone.
-            failures=self.failed.get(key, []),
-            sentences=[self._sentence(topic_id, sentence_id) for sentence_id in sentence_ids],
+            separate_stance=separate_stance,
+            judge_answers=judge_answers,
+            stance_answers=stance_answers,
+            comparisons=self._comparison_lines.get((topic_id, document_id), []),
+            failures=self.find_failures(topic_id, document_id),
+            sentences=self._view_sentences(topic_id, document_id),
         )
 
-    def _text(self, corpus: Corpus, topic_id: str, document_id: str) -> str:
-        text, judgment = (
-            corpus.documents.get(document_id).text,
-            self.judgments[topic_id].get(document_id),
-        )
-        cut = judgment.cut if judgment is not None else None
-        return (
-            text
-            if cut is None or cut.parts is None
-            else f"\n{GAP_MARK}\n".join(text[a:b] for a, b in cut.parts)
-        )
+    def _read_text(self, corpus: Corpus, topic_id: str, document_id: str) -> str:
+        """Return the text of a document, or the parts that the model saw."""
+        text = corpus.documents.get(document_id).text
+        judgment = self.find_judgment(topic_id, document_id)
+        if judgment is None or judgment.cut is None or judgment.cut.parts is None:
+            return text
+        parts = [text[start:end] for start, end in judgment.cut.parts]
+        return f"\n{GAP_MARK}\n".join(parts)
 
-    def _sentence(
-        self, topic_id: str, sentence_id: str
-    ) -> tuple[str, str, str, Mapping[str, Reading]]:
-        """Return id, title and side of a sentence of a document, both empty without a corpus, and its readings."""
-        judgment = self.sentences.get((topic_id, sentence_id))
+    def _read_completions(self, judged: Judgment | StanceReading) -> list[StoredCompletion]:
+        """Return the completions behind a judgment, those of reasoning first.
+
+        Empty without a cache.
+        """
+        if self.answers is None:
+            return []
+        completions: list[StoredCompletion] = []
+        for key in judged.thought_keys:
+            text = _read_completion(self.answers, key)
+            completions.append(StoredCompletion(f"{judged.prompt}, thought", text))
+        for key in judged.answer_keys:
+            text = _read_completion(self.answers, key)
+            completions.append(StoredCompletion(judged.prompt, text))
+        return completions
+
+    def _view_sentences(self, topic_id: str, document_id: str) -> list[SentenceView]:
+        """Return the sentences of which a document is made; empty if it is of none."""
+        sentence_ids = get_kind(self.task).list_sentences(document_id)
+        return [self._view_sentence(topic_id, sentence_id) for sentence_id in sentence_ids]
+
+    def _view_sentence(self, topic_id: str, sentence_id: str) -> SentenceView:
+        """Return a sentence of a pair."""
+        judgment = self._sentences.get((topic_id, sentence_id))
         readings = {} if judgment is None else judgment.readings
-        sentence = None if self.corpus is None else self.corpus.candidates.get(sentence_id)
-        return (
-            sentence_id,
-            *(("", "") if sentence is None else (sentence.title, sentence.side)),
-            readings,
+        if self.corpus is None:
+            return SentenceView(id=sentence_id, title="", side="", readings=readings)
+        sentence = self.corpus.candidates.get(sentence_id)
+        return SentenceView(
+            id=sentence_id,
+            title=sentence.title,
+            side=sentence.side,
+            readings=readings,
         )
 
 
-def _read_text(answers: Cache, key: str) -> str | None:
+def _read_completion(answers: Cache, key: str) -> str | None:
+    """Return the beginning of a completion; None if the cache lacks it."""
     answer = answers.get(key, Answer)
-    return (
-        None
-        if answer is None
-        else answer.text[:_MAX_CHARS] + ("…" if len(answer.text) > _MAX_CHARS else "")
-    )
-
-
-def _list_answers(judged: Judgment | StanceReading) -> list[tuple[str, str]]:
-    """Return the prompt and the key of each completion, thoughts first."""
-    thoughts = [(f"{judged.prompt}, thought", key) for key in judged.thought_keys]
-    answers = [(judged.prompt, key) for key in judged.answer_keys]
-    return [*thoughts, *answers]
+    if answer is None:
+        return None
+    if len(answer.text) <= _MAX_CHARS:
+        return answer.text
+    return f"{answer.text[:_MAX_CHARS]}…"
 
 
 def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
-    """Summarize the comparisons of each document, by topic and document id: a line for each step."""
-    values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Summarize the comparisons of each document, a line for each step.
+
+    The lines are by topic id and document id.
+    """
+    values: dict[tuple[str, str], dict[_StepKind, list[float]]] = {}
     for comparison in comparisons:
-        if comparison.best is not None:
-            shares, line = (
-                comparison.best.shares,
-                f"{comparison.step}: best with mean probability {{:.2f}} ({{}}×)",
-            )
-            labels = zip(ascii_uppercase, comparison.documents, strict=False)
-            found = [(document, shares.get(label, 0.0)) for label, document in labels]
-        else:
-            line = f"{comparison.step}: mean rank {{:.1f}} ({{}}×)"
-            found = [
-                (document, float(place))
-                for place, document in enumerate(comparison.order or [], start=1)
-            ]
-        for document, value in found:
-            values[comparison.topic_id, document][line].append(value)
-    return {
-        key: [line.format(fmean(given), len(given)) for line, given in of.items()]
-        for key, of in values.items()
-    }
+        kind = _StepKind(comparison.step, has_best=comparison.best is not None)
+        for document_id, value in _list_values(comparison).items():
+            by_kind = values.setdefault((comparison.topic_id, document_id), {})
+            by_kind.setdefault(kind, []).append(value)
+
+    summaries: dict[tuple[str, str], list[str]] = {}
+    for document, by_kind in values.items():
+        summaries[document] = [_summarize_step(kind, of_kind) for kind, of_kind in by_kind.items()]
+    return summaries
+
+
+@dataclass(frozen=True, slots=True)
+class _StepKind:
+    """A ranking step, and whether its comparisons name the best document.
+
+    The others give an order.
+    """
+
+    step: str
+    has_best: bool
+
+
+def _list_values(comparison: Comparison) -> dict[str, float]:
+    """Return each document's probability of being the best, or its rank."""
+    if comparison.best is None:
+        order = comparison.order or []
+        return {document_id: float(rank) for rank, document_id in enumerate(order, start=1)}
+
+    shares = comparison.best.shares
+    labelled = zip(ascii_uppercase, comparison.documents, strict=False)
+    return {document_id: shares.get(label, 0.0) for label, document_id in labelled}
+
+
+def _summarize_step(kind: _StepKind, values: Sequence[float]) -> str:
+    """Return the line on a document's comparisons in one step."""
+    mean = fmean(values)
+    if kind.has_best:
+        return f"{kind.step}: best with mean probability {mean:.2f} ({len(values)}×)"
+    return f"{kind.step}: mean rank {mean:.1f} ({len(values)}×)"
 
 
 @contextmanager
@@ -310,14 +548,10 @@ def _open_corpus(config: Config, task: Task, notes: list[str]) -> Iterator[Corpu
     if config.corpus is not None and not config.corpus.is_file():
         # Its index has the texts too.
         config = config.model_copy(update={"corpus": None})
-    # Without these files, opening the corpus would download what is missing, or make an empty cache.
-    needed = config.retriever.kind.find_needed_file(config.retriever_settings)
-    if config.dataset is not None and config.index is not None:
-        needed = config.index / "manifest.json"
+
     with ExitStack() as stack:
         try:
-            if needed is not None and not needed.is_file():
-                raise DataError(f"{needed}: not found")
+            _check_stored(config)
             corpus = stack.enter_context(open_run_corpus(config, task, notes.append))
         except ToucheError as error:
             notes.append(f"No document texts: {error}; {_MOVED}.")
@@ -326,62 +560,80 @@ def _open_corpus(config: Config, task: Task, notes: list[str]) -> Iterator[Corpu
         yield corpus
 
 
+def _check_stored(config: Config) -> None:
+    """Raise DataError if opening the corpus would download or create what is missing."""
+    needed = config.retriever.kind.find_needed_file(config.retriever_settings)
+    if config.dataset is not None and config.index is not None:
+        needed = config.index / "manifest.json"
+    if needed is not None and not needed.is_file():
+        raise DataError(f"{needed}: not found")
+
+
 def _open_answers(config: Config, notes: list[str]) -> AbstractContextManager[Cache | None]:
     """Open the cache of the run, if it exists; else add the reason to `notes`."""
     if config.cache.mode is not CacheMode.OFF and config.cache.file.is_file():
         return Cache(config.cache.file, CacheMode.REPLAY)
-    notes.append(
-        f"No completions: the run stored none, or its cache {config.cache.file} is gone; {_MOVED}."
-    )
+    problem = f"No completions: the run stored none, or its cache {config.cache.file} is gone"
+    notes.append(f"{problem}; {_MOVED}.")
     return nullcontext()
 
 
 def describe_truncation(judgment: Judgment | None) -> str:
     """Describe how much of the document the model saw; empty if all."""
-    if judgment is None or (cut := judgment.cut) is None:
+    if judgment is None or judgment.cut is None:
         return ""
+    return describe_cut(judgment.cut)
+
+
+def describe_cut(cut: Cut) -> str:
+    """Describe how much of a truncated document the model saw."""
     return f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters"
 
 
 def get_assessments(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str, str]:
-    """Return the judgments of a document by assessors: grades by aspect, and the stance."""
+    """Return the judgments of a document by assessors: grades, and the stance."""
     if qrels is None:
         return {}
-    found = {
-        aspect: f"{grades[topic_id][document_id]:g}"
-        for aspect, grades in qrels.grades.items()
-        if document_id in grades.get(topic_id, {})
-    }
+
+    assessments: dict[str, str] = {}
+    for aspect, grades in qrels.grades.items():
+        grade = grades.get(topic_id, {}).get(document_id)
+        if grade is not None:
+            assessments[aspect] = f"{grade:g}"
+
     label = qrels.stances.get(topic_id, {}).get(document_id)
-    return found if label is None else {**found, STANCE: label}
+    if label is not None:
+        assessments[STANCE] = label
+    return assessments
 
 
 def find_differences(
     grades: Mapping[str, float], stance: str, people: Mapping[str, str], task: Task
 ) -> list[str] | None:
-    """Return the aspects in which the model differs from the assessors, grades after rounding.
+    """Return the aspects in which the model differs from the assessors.
 
-    Grades are compared where their scales are the same or the task maps them. None unless both
-    judged an aspect that can be compared.
+    Grades are rounded first, and compared where their scales are the same or the task maps them.
 
-    The grades of the model are empty without a judgment; `people` has those of `get_assessments`.
+    Args:
+        grades: Grades by the model; empty without a judgment.
+        stance: Stance of the document in the run; empty if it has none.
+        people: Judgments by assessors, as `get_assessments` returns them.
+        task: Task with the scales of the grades.
+
+    Returns:
+        Aspects that differ; None unless both judged an aspect that can be compared.
     """
-    compared = 0
-    differing: list[str] = []
+    has_stance = bool(grades) and bool(stance)
+    equal_by_aspect: dict[str, bool] = {}
     for aspect, assessment in people.items():
-        if aspect == STANCE:
-            is_judged = bool(grades) and bool(stance)
-            is_equal = assessment == stance
-        else:
+        if aspect == STANCE and has_stance:
+            equal_by_aspect[STANCE] = assessment == stance
+        if aspect in grades:
             mapping = task.qrels_mapping_of(aspect)
-            is_judged = aspect in grades and mapping is not None
-            is_equal = (
-                mapping is not None
-                and aspect in grades
-                and mapping[round_grade(grades[aspect])] == round_grade(float(assessment))
-            )
-        if is_judged:
-            compared += 1
-        if is_judged and not is_equal:
-            differing.append(aspect)
-    return differing if compared else None
+            if mapping is not None:
+                mapped = mapping[round_grade(grades[aspect])]
+                equal_by_aspect[aspect] = mapped == round_grade(float(assessment))
+
+    if not equal_by_aspect:
+        return None
+    return [aspect for aspect, is_equal in equal_by_aspect.items() if not is_equal]
