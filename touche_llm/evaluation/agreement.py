@@ -184,6 +184,7 @@ def _estimate_pooled(
             counts=counts,
             formula=partial(_compute_from_counts, kind.formula),
             documents=int(counts.sum()),
+            bounds=kind.bounds,
         )
     return estimates
 

@@ -259,9 +259,7 @@ def _describe_trials(trials: Sequence[Trial]) -> dict[str, Any]:
     """Return the answer about a document, of all parts of the prompt."""
     answered = [trial.result for trial in trials if isinstance(trial.result, AnsweredRequest)]
     failed = [
-        trial.attempts[-1]
-        for trial in trials
-        if not isinstance(trial.result, AnsweredRequest)
+        trial.attempts[-1] for trial in trials if not isinstance(trial.result, AnsweredRequest)
     ]
     cuts = [cut for trial in trials for cut in trial.cut.values()]
     exchanges = [describe_exchange(trial) for trial in trials]

@@ -362,7 +362,9 @@ class Comparer:
         max_tokens = sampling.max_tokens + _TOKENS_PER_LABEL * document_count
         return replace(self.builder, sampling=replace(sampling, max_tokens=max_tokens))
 
-    async def _find_share(self, kind: ComparisonKind, document_count: int) -> int | UnansweredRequest:
+    async def _find_share(
+        self, kind: ComparisonKind, document_count: int
+    ) -> int | UnansweredRequest:
         """Return the maximum number of tokens for each document, measured once."""
         measure = partial(self._measure_share, kind, document_count)
         return await self._shares.get((kind, document_count), measure)

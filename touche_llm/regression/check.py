@@ -162,7 +162,9 @@ async def _open_recorded(
     """Open a cross-encoder whose scores are those of the cache."""
     facts = replay_engine_info(asked, cache, purpose)
     used_keys |= {
-        entry.key for entry in cache.find(name_kind(purpose)) if cache.read(entry, EngineInfo) == facts
+        entry.key
+        for entry in cache.find(name_kind(purpose))
+        if cache.read(entry, EngineInfo) == facts
     }
     yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
 
