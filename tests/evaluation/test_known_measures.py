@@ -46,6 +46,6 @@ def test_a_known_measure_is_read_from_its_text(text: str) -> None:
     ],
 )
 def test_other_text_is_refused_with_the_known_measures(text: str) -> None:
-    with pytest.raises(ValueError, match=r"nDCG@K, .*recall LABEL, kappa$") as error:
+    with pytest.raises(ValueError, match=r"nDCG@K, .*recall LABEL, kappa, Spearman$") as error:
         parse_measure(text)
     assert repr(text) in str(error.value)
