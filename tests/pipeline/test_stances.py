@@ -21,11 +21,11 @@ from tests.sample_runs import (
 )
 from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import is_swapped
-from touche_llm.api.judge import Judgments
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, RunLine, StanceReading
 from touche_llm.errors import DataError
+from touche_llm.judging.result import Judgments
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from touche_llm.api.judge import Judgments, warn_of_labels
+from touche_llm.api.judge import warn_of_labels
 from touche_llm.api.progress import Progress
 from touche_llm.data.files import check_output, open_atomic
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, StanceReading
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.runs.writing import DECIMALS, NO_STANCE_COLUMN, check_tag, write_run
 from touche_llm.errors import DataError
+from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import ChosenStance, StanceSettings, choose_label
 from touche_llm.ranking.topics import RankedTopics, RankingPlan, rank_topics
 from touche_llm.retrieval.candidates import Candidates, make_frame

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import Progress
 from touche_llm.data.records import Candidate, Objects, Queries, Topic
 from touche_llm.errors import shorten
@@ -15,9 +14,7 @@ from touche_llm.judging.queries import QueryExpander, find_queries
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
 from touche_llm.retrieval.corpus import Corpus
-from touche_llm.retrieval.sentences import select_distinct
-from touche_llm.retrieval.settings import ExpansionSettings, QueryField
-from touche_llm.text.analysis import Analyzer
+from touche_llm.retrieval.settings import QueryField
 
 
 def add_objects(topics: list[Topic], found: Iterable[Objects]) -> list[Topic]:
@@ -40,58 +37,47 @@ async def retrieve(
     Args:
         topics: Topics to search for.
         corpus: Corpus to search.
-        progress: Shows the progress and warnings.
-        depth: Max documents per topic; if pairs are made, the number of sentences that are judged
-            at a time.
+        progress: Display of the progress.
+        depth: Maximum number of documents per topic; of sentences that documents are made of, the
+            number judged at a time.
         fields: Fields of a topic that make the query.
-        expander: Expansion of queries; None for the topics' own queries alone.
+        expander: Expander of the queries; None to search with the topics' own queries only.
 
     Raises:
-        EngineError: The engine that expands queries failed.
-        NoCandidates: Nothing was found for any topic.
-        ReplayMiss: The cache of a replay lacks queries.
+        NoCandidates: No topic has a candidate.
+        EngineError: A server failed.
+        ReplayMiss: The cache of a replay lacks an answer.
     """
-    expansions: Outcomes[Queries] = Outcomes(results=[], failures=[])
+    expansion: Outcomes[Queries] = Outcomes(results=[], failures=[])
     if expander is not None:
-        expansions = await _expand_queries(topics, expander, progress)
+        expansion = await _expand_queries(topics, expander, progress)
 
     with progress.stage("retrieving", len(topics)) as done:
         rankings = await corpus.search(topics, fields, depth, done)
-    if expander is not None and expansions.results:
-        rankings = await _add_expansions(
-            topics,
-            rankings,
-            expansions.results,
-            corpus,
-            depth,
-            expander.settings,
-        )
-        rankings = _cut(rankings, corpus, depth)
+    if expander is not None and expansion.results:
+        rankings = await _add_rankings(rankings, topics, corpus, depth, expansion, expander)
     if not any(rankings):
         raise NoCandidates(corpus.empty)
 
     candidates = Candidates(
-        corpus.task,
-        topics,
-        corpus,
-        normalise_rankings(rankings),
-        depth,
-        queries=expansions.results,
-        failures=expansions.failures,
+        task=corpus.task,
+        topics=topics,
+        corpus=corpus,
+        rankings=normalise_rankings(rankings),
+        depth=depth,
+        queries=expansion.results,
+        failures=expansion.failures,
     )
     warn_of_empty(candidates, progress)
     return candidates
 
 
 async def _expand_queries(
-    topics: list[Topic], expander: QueryExpander, progress: Progress
+    topics: list[Topic],
+    expander: QueryExpander,
+    progress: Progress,
 ) -> Outcomes[Queries]:
-    """Request additional queries for each topic.
-
-    Raises:
-        EngineError: The engine failed.
-        ReplayMiss: The cache of a replay lacks queries.
-    """
+    """Return the additional queries that the model writes for the topics."""
     model = expander.builder.model
     with progress.stage("finding queries", len(topics), model.counts) as done:
         outcomes = await find_queries(topics, expander.prompt, expander.builder, done)
@@ -99,45 +85,42 @@ async def _expand_queries(
     return outcomes
 
 
-async def _add_expansions(
-    topics: list[Topic],
+async def _add_rankings(
     rankings: list[list[Candidate]],
-    expansions: Iterable[Queries],
+    topics: list[Topic],
     corpus: Corpus,
     depth: int,
-    settings: ExpansionSettings,
+    expansion: Outcomes[Queries],
+    expander: QueryExpander,
 ) -> list[list[Candidate]]:
-    """Fuse the ranking of each topic with those of its additional queries.
+    """Search with the additional queries, and fuse their rankings with those of the topics.
 
     Args:
-        topics: Topics that were searched for.
-        rankings: Rankings by the topics' own queries, in the order of the topics.
-        expansions: Additional queries of topics.
+        rankings: Candidates of each topic by its own query.
+        topics: Topics of the rankings.
         corpus: Corpus to search.
-        depth: Max documents per query.
-        settings: Weight of an additional query, and parameter of the fusion.
-
-    Returns:
-        Rankings in the order of the topics.
+        depth: Maximum number of documents per topic.
+        expansion: Additional queries, of one topic at least.
+        expander: Weight of an additional query, and constant of the fusion.
     """
-    queries_by_topic = {expansion.topic_id: expansion.queries for expansion in expansions}
-    requests: list[Topic] = []
+    queries_by_topic = {queries.topic_id: queries.queries for queries in expansion.results}
+    variants: list[Topic] = []
     for topic in topics:
-        queries = queries_by_topic.get(topic.id, ())
-        requests += [replace(topic, title=query) for query in queries]
-    additional = await corpus.search(requests, ("title",), depth, lambda: None)
+        for query in queries_by_topic.get(topic.id, ()):
+            variants.append(replace(topic, title=query))
+    found = await corpus.search(variants, ("title",), depth, lambda: None)
 
-    rankings_by_topic: defaultdict[str, list[list[Candidate]]] = defaultdict(list)
-    for request, ranking in zip(requests, additional, strict=True):
-        rankings_by_topic[request.id].append(ranking)
+    found_by_topic: dict[str, list[list[Candidate]]] = defaultdict(list)
+    for variant, ranking in zip(variants, found, strict=True):
+        found_by_topic[variant.id].append(ranking)
 
     fused: list[list[Candidate]] = []
     for topic, ranking in zip(topics, rankings, strict=True):
-        others = rankings_by_topic[topic.id]
+        others = found_by_topic[topic.id]
         if others:
-            weights = [1.0, *(settings.weight for _ in others)]
-            ranking = fuse_candidates([ranking, *others], weights, settings.k)
-        fused.append(ranking)
+            weights = [1.0, *(expander.settings.weight for _ in others)]
+            ranking = fuse_candidates([ranking, *others], weights, expander.settings.k)
+        fused.append(corpus.limit(ranking, depth))
     return fused
 
 
@@ -154,15 +137,3 @@ def warn_of_empty(candidates: Candidates, progress: Progress) -> None:
 def list_empty(candidates: Candidates) -> list[str]:
     """Return the ids of the topics without candidates."""
     return [topic.id for topic in candidates.topics if not candidates.rankings.get(topic.id)]
-
-
-def _cut(rankings: list[list[Candidate]], corpus: Corpus, depth: int) -> list[list[Candidate]]:
-    """Return fused rankings, cut to the depth or, if pairs are made, to distinct sentences."""
-    if isinstance(corpus, LocalCorpus) and corpus.sentences is not None:
-        # The ranking of one query has no near-duplicates, but two queries can find the same text.
-        analyzer = Analyzer()
-        return [
-            select_distinct(ranking, corpus.store.parts, corpus.sentences, analyzer)
-            for ranking in rankings
-        ]
-    return [ranking[:depth] for ranking in rankings]

@@ -17,6 +17,7 @@ from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows
 from touche_llm.cli.show import show_facts
 from touche_llm.data.files import replace_folder
 from touche_llm.errors import UsageError
+from touche_llm.kinds.known import get_kind
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.parts import TASK_FILE
 from touche_llm.tasks.published import check_file, read_published, read_tables
@@ -78,7 +79,7 @@ def data(
     rows = []
     with CommandProgress().stage("checking files", len(files)) as step:
         for file in files:
-            rows.append(check_file(file))
+            rows.append(check_file(file)._asdict())
             step()
     emit(output, rows, _CHECKED)
     problems = [f"{row['file']}: {row['problem']}" for row in rows if row["problem"]]
@@ -191,6 +192,7 @@ def _choose_name(folder: Path) -> str:
 
 
 def _make_row(task: Task) -> dict[str, Any]:
+    kind = get_kind(task)
     # An objective can be for an aspect that the task does not have.
     objectives = {
         name: of for name, of in task.objectives.items() if name in (*task.weights, *task.aspects)
@@ -201,6 +203,9 @@ def _make_row(task: Task) -> dict[str, Any]:
         "title": task.title,
         "folder": task.folder,
         "other_templates": " ".join(map(str, task.shared_folders)) or None,
+        "kind": kind.name,
+        "ranks": kind.help,
+        "reference": kind.reference,
         "features": " ".join(task.features) or None,
         "aspects": _join(task.aspects),
         "qrels_scales": _join(task.qrels_scales),

@@ -159,7 +159,8 @@ async def request_answer(
     prompt = request.prompt
     answer = prompt.answer_for(request.topic, 1)
     rendered = question.render(request.topic, documents.get(request.document_id))
-    build_about = partial(
+    # All but the document, which is shortened until the request fits.
+    build_request = partial(
         builder.build,
         prompt,
         answer,
@@ -167,12 +168,11 @@ async def request_answer(
         request.document_id,
         **rendered.variables,
     )
-
-    def build_request(text: str) -> Request:
-        return build_about(document=text)
-
-    document = sanitize_document(rendered)
-    return await builder.model.request_truncated(build_request, document, answer)
+    return await builder.model.request_truncated(
+        lambda text: build_request(document=text),
+        sanitize_document(rendered),
+        answer,
+    )
 
 
 def make_failure(

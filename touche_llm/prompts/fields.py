@@ -122,8 +122,11 @@ def _select_fields(
         current.append(_renumber(paragraph, fields))
 
     _check_fields(names, by_field, last)
-    rules = [rule for name in fields for rule in by_field[name]]
-    return "\n\n".join([*common, *rules, describe_answer(answer, form)])
+    kept = list(common)
+    for name in fields:
+        kept.extend(by_field[name])
+    kept.append(describe_answer(answer, form))
+    return "\n\n".join(kept)
 
 
 def _parse_paragraph(text: str, names: Sequence[str]) -> _Paragraph:
@@ -180,7 +183,10 @@ def describe_answer(answer: type[AnswerModel], form: AnswerForm) -> str:
 
 def _have_words(labels: Iterable[Sequence[int | str]]) -> bool:
     """Return whether any label is a text."""
-    return any(isinstance(label, str) for allowed in labels for label in allowed)
+    for allowed in labels:
+        if any(isinstance(label, str) for label in allowed):
+            return True
+    return False
 
 
 def _list_labels(labels: Sequence[int | str]) -> str:

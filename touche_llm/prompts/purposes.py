@@ -52,21 +52,15 @@ def purposes_of(task: Task) -> dict[str, Purpose]:
 
 def _list_document_purposes(task: Task) -> list[Purpose]:
     """Return the purposes of the prompts about one document."""
-    questions = {
-        "judge": task.question,
-        "sentence": task.sentence_question,
-        "stance": task.stance_question,
-    }
     purposes: list[Purpose] = []
-    for name, question in questions.items():
-        if question is not None:
-            purpose = Purpose(
-                name=name,
-                variables=question.template_variables,
-                answer_for=partial(_choose_answer, question),
-                question=question,
-            )
-            purposes.append(purpose)
+    for name, question in task.questions.items():
+        purpose = Purpose(
+            name=name,
+            variables=question.template_variables,
+            answer_for=partial(_choose_answer, question),
+            question=question,
+        )
+        purposes.append(purpose)
     return purposes
 
 
@@ -179,9 +173,9 @@ def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int
     lacks_objects = any(topic.objects is None for topic in topics)
     if task.objects_answer is not None and lacks_objects:
         purposes.append("objects")
-    if task.sentence_question is not None:
+    if "sentence" in task.questions:
         purposes.append("sentence")
-    if task.stance_question is not None and stance_depth > 0:
+    if "stance" in task.questions and stance_depth > 0:
         purposes.append("stance")
     return purposes
 

@@ -27,6 +27,7 @@ from touche_llm.data.topics.reading import write_topics
 from touche_llm.engines.cached_info import name_kind, store_engine_info
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError
+from touche_llm.kinds.known import get_kind
 from touche_llm.llm.answer import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig
@@ -193,7 +194,7 @@ async def record(config: Config, run: Path, target: Path) -> Recording:
         RunContext(config, SilentProgress()) as context,
     ):
         documents = await _write_documents(context, directory, folder)
-        note = describe_restriction(documents)
+        note = describe_restriction(documents) or ""
         # Paths of templates are relative to the final folder.
         write_config(config, target, folder, note)
         copy_task(context.task, folder)
@@ -265,7 +266,7 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
         candidate.document_id for ranking in candidates.list_rankings() for candidate in ranking
     }
     with open_atomic(folder / corpus_file(context.task)) as stream:
-        if isinstance(corpus, LocalCorpus) and context.task.sentence_question is not None:
+        if isinstance(corpus, LocalCorpus) and get_kind(context.task).makes_documents:
             write_arguments(documents, corpus.store, stream)
         elif context.task.reads_arguments:
             _write_table(
@@ -284,11 +285,11 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
 def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Read the candidates of the run's topics; of sentences, only those that were judged."""
     found = directory.read_first_stage(context)
-    question = context.task.sentence_question
-    if question is None:
+    if not get_kind(context.task).makes_documents:
         return found
     judged = {
-        (judgment.topic_id, judgment.document_id) for judgment in directory.read_sentences(question)
+        (judgment.topic_id, judgment.document_id)
+        for judgment in directory.read_sentences(context.task)
     }
     rankings = {
         topic_id: [

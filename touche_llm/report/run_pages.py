@@ -21,6 +21,7 @@ from touche_llm.evaluation.agreement import count_confusion
 from touche_llm.evaluation.measures import Evaluation, describe_judging, evaluate_run, list_headline
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, select_topics
 from touche_llm.evaluation.significance import compare
+from touche_llm.kinds.known import get_kind
 from touche_llm.regression.snapshot import DECISIVE
 from touche_llm.report.agreement import describe_agreement
 from touche_llm.report.page import (
@@ -58,7 +59,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
             notes.append("No qrels were given, so the run is not evaluated.")
         else:
             qrels = select_topics(qrels, [run])
-            measured = measure_run(run, opened.first, qrels, task.before_judging)
+            measured = measure_run(run, opened.first, qrels, get_kind(task).before_judging)
             agreement = describe_agreement(opened.records.judgments, qrels, task)
             notes += [
                 *measured.notes,
@@ -77,8 +78,8 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
             name=folder.resolve().name,
             task=task,
             labels=task.stances,
-            before=task.before_judging,
-            marks=[(_RUN, "●", "run"), (task.before_judging, "○", "first")],
+            before=get_kind(task).before_judging,
+            marks=[(_RUN, "●", "run"), (get_kind(task).before_judging, "○", "first")],
             facts=describe_run(opened.config, task, opened.stages, run),
             topics=_describe_topics(opened, rows, top),
             anchors={
@@ -202,7 +203,7 @@ def gather_comparison(
             template="comparison",
             task=task,
             labels=task.stances,
-            before=task.before_judging,
+            before=get_kind(task).before_judging,
             grades=task.question.grades,
             judged_by=judged_by,
             sides=sides,

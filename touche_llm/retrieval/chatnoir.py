@@ -38,7 +38,7 @@ from touche_llm.llm.retries import RetryNotice, retry
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
 from touche_llm.retrieval.registry import EngineInputs, Retriever, find_engine_problem, register
 from touche_llm.retrieval.settings import QueryField
-from touche_llm.settings.section import Scope, Section, check_address
+from touche_llm.settings.section import NamedSection, Scope, Section, check_address
 from touche_llm.tasks.task import Task
 from touche_llm.text.quoting import CHATNOIR_KEY_VARIABLE
 
@@ -453,8 +453,7 @@ register(
         name="chatnoir",
         help="web search",
         method="ChatNoir",
-        section="chatnoir",
-        settings=ChatNoirSettings,
+        section=NamedSection(name="chatnoir", settings=ChatNoirSettings),
         open_engine=_open,
         find_problem=find_engine_problem,
         describe=_get_index,

@@ -193,14 +193,14 @@ class RunContext:
         return prompt
 
     def read_candidates(
-        self, path: Path, depth: int | None = None, *, are_pairs: bool = False
+        self, path: Path, depth: int | None = None, *, are_made: bool = False
     ) -> Candidates:
         """Read candidates of the chosen topics from a run file; the corpus is not opened.
 
         Args:
             path: Run file.
             depth: Max candidates per topic; None for all.
-            are_pairs: Whether the candidates are pairs of sentences.
+            are_made: Whether the candidates are documents that were made of sentences.
 
         Raises:
             DataError: The file is missing or invalid, or has an unknown topic.
@@ -209,7 +209,7 @@ class RunContext:
         check_topics(path, by_topic, self.file_topics)
         rankings = {topic.id: by_topic[topic.id] for topic in self.topics if topic.id in by_topic}
         return Candidates(
-            self.task, self.topics, None, rankings, self.config.depth, str(path), are_pairs
+            self.task, self.topics, None, rankings, self.config.depth, str(path), are_made
         )
 
     def check_sources(self) -> None:

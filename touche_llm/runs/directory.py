@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from touche_llm.api.judge import Judgments
 from touche_llm.api.rank import Ranking
 from touche_llm.api.retrieve import add_objects
 from touche_llm.config.configuration import PURPOSES, Config
@@ -29,16 +28,17 @@ from touche_llm.data.records import (
 from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.errors import DataError
 from touche_llm.judging.grades import check_judgments
+from touche_llm.judging.result import Judgments
+from touche_llm.kinds.known import get_kind
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.record import STAGES, RunRecord, StageName, StageRecords
 from touche_llm.settings.yaml_text import read_yaml, to_yaml
 from touche_llm.tasks import get_task
-from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 
 CANDIDATES = "candidates.run.txt"
-# Candidates of the first stage if pairs are made.
+# Candidates of the first stage if documents are made of them.
 SENTENCES = "sentences.run.txt"
 SENTENCE_JUDGMENTS = "sentence_judgments.jsonl"
 # Only if topics name no objects.
@@ -70,7 +70,7 @@ BATCH = "batch.json"
 # Only in a recorded run, which has some files of a run's folder, but is none.
 RECORDED = "recorded.json"
 ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)
-# Outputs of each stage, in the order of the stages. Judging pairs replaces the candidates, but does
+# Outputs of each stage, in the order of the stages. Made documents replace the candidates, but does
 # not remove them. The run comes first so that an interrupted removal never leaves a run without its
 # inputs.
 OUTPUTS: Mapping[StageName, tuple[str, ...]] = {
@@ -109,15 +109,15 @@ class RunDirectory:
     run_file = _RunFile(RUN)
     results_file = _RunFile(RESULTS)
     evaluation_file = _RunFile(EVALUATION)
-    # Candidates to rank: documents or pairs.
+    # Candidates to rank: retrieved or made.
     candidates_file = _RunFile(CANDIDATES)
     judgments_file = _RunFile(JUDGMENTS)
     stances_file = _RunFile(STANCES)
     sentences_file = _RunFile(SENTENCE_JUDGMENTS)
 
     def first_stage_file(self, task: Task) -> Path:
-        """Candidates of the first stage: documents, or sentences if pairs are made."""
-        return self.path / (CANDIDATES if task.sentence_question is None else SENTENCES)
+        """Candidates of the first stage: documents, or the sentences that they are made of."""
+        return self.path / (SENTENCES if get_kind(task).makes_documents else CANDIDATES)
 
     @contextmanager
     def lock(self, command: str, warn: Callable[[str], None]) -> Iterator[None]:
@@ -248,9 +248,10 @@ class RunDirectory:
         """Read the candidates to rank and their judgments; the corpus is not opened."""
         task = context.task
         self.check_finished("judge")
-        made_by = "retrieve" if task.sentence_question is None else "judge"
+        are_made = get_kind(task).makes_documents
+        made_by = "judge" if are_made else "retrieve"
         file = self._require(self.candidates_file, made_by)
-        candidates = context.read_candidates(file, are_pairs=task.sentence_question is not None)
+        candidates = context.read_candidates(file, are_made=are_made)
         objects = self.read_objects()
         candidates = replace(candidates, topics=add_objects(candidates.topics, objects))
         judgments = read_records(self._require(self.judgments_file, "judge"), Judgment, "judgments")
@@ -275,13 +276,14 @@ class RunDirectory:
                 )
         return readings
 
-    def read_sentences(self, question: Question) -> list[Judgment]:
-        """Read the judgments of sentences.
+    def read_sentences(self, task: Task) -> list[Judgment]:
+        """Read the judgments of the sentences that documents were made of.
 
-        Raise DataError if there is no file, or one does not fit the question.
+        Raises:
+            DataError: There is no file, or a judgment does not fit the question of the task.
         """
         sentences = read_records(self.sentences_file, Judgment, "judgments of sentences")
-        check_judgments(sentences, question, self.sentences_file)
+        check_judgments(sentences, task.questions["sentence"], self.sentences_file)
         return sentences
 
     def read_comparisons(self) -> list[Comparison]:

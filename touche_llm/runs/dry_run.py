@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from touche_llm.api.judge import Judgments
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.api.rank import Ranking
@@ -17,6 +16,7 @@ from touche_llm.engines.cached_info import assume_engine_info
 from touche_llm.engines.dry_run import DryRunEngine, Usage
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.settings import PoolingConfig, PoolingPurpose
+from touche_llm.judging.result import Judgments
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.ranking.registry import ComparingMethod

@@ -27,7 +27,7 @@ from touche_llm.data.runs import reading
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
-from touche_llm.pairs.documents import PairDocuments
+from touche_llm.kinds.known import get_kind
 from touche_llm.runs.directory import BATCH, OUTPUTS, RECORDED, RUN, RunDirectory
 from touche_llm.runs.facts import sum_values
 from touche_llm.runs.record import RunRecord, StageRecords
@@ -403,7 +403,7 @@ def read_texts(config: Config, task: Task, document_ids: Iterable[str]) -> dict[
         return {}
     wanted = list(dict.fromkeys(document_ids))
     with DocumentStore(config.index) as store:
-        source = store if task.sentence_question is None else PairDocuments(store.parts)
+        source = get_kind(task).open_space(store, config.search_settings).documents
         unknown = set(source.find_unknown(wanted))
         return {
             name: " ".join(source.get(name).text.split())[:_TEXT_CHARS]

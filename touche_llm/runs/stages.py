@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from touche_llm.api.corpora import DenseCorpus
-from touche_llm.api.judge import Judgments, judge
+from touche_llm.api.judge import judge
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import Progress
 from touche_llm.api.rank import Ranking, rank
@@ -24,6 +24,8 @@ from touche_llm.engines.use import ModelRecord, PoolingUse
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.grades import mean_off_label_mass
 from touche_llm.judging.queries import QueryExpander
+from touche_llm.judging.result import Judgments
+from touche_llm.kinds.known import get_kind
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.llm.model import ModelClient
@@ -120,12 +122,12 @@ def _count_candidates(candidates: Candidates) -> int:
 
 
 async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments:
-    """Judge the candidates of the folder, or sentences and the pairs made of them.
+    """Judge the candidates of the folder, or the documents that are made of them.
 
     Raises:
         DataError: A file is missing or invalid.
         EngineError: The engine failed, or the labels of no answer can be read.
-        NoCandidates: Pairs were to be made, and no topic has one.
+        NoCandidates: Documents were to be made, and no topic has one.
         UsageError: The folder has fewer candidates per topic than are to be judged.
     """
     start = _StageStart.now(context)
@@ -137,8 +139,8 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     directory.write_judgments(judgments, context.config.tag, prompts)
 
     record_stage(context, directory, _make_judge_record(context, start, judgments))
-    # Checked last: the judgments of the sentences show why there is no pair.
-    _check_pairs(judgments, directory)
+    # Checked last: the judgments of the sentences show why no document was made.
+    _check_made(judgments, directory)
     return judgments
 
 
@@ -246,7 +248,7 @@ async def compute_stage(
             else:
                 candidates = read_first_stage(context, directory)
             judgments = await _judge_candidates(context, candidates)
-            _check_pairs(judgments, directory)
+            _check_made(judgments, directory)
             return judgments
         case "rank":
             if isinstance(earlier, Judgments):
@@ -265,7 +267,7 @@ async def _judge_candidates(context: RunContext, candidates: Candidates) -> Judg
         context.builder,
         context.progress,
         stance=context.config.stance,
-        pairs=context.config.pairs,
+        judging_settings=context.config.judging_settings,
     )
 
 
@@ -315,15 +317,11 @@ def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates
     return candidates
 
 
-def _check_pairs(judgments: Judgments, directory: RunDirectory) -> None:
-    """Raise NoCandidates if pairs were to be made, and no topic has one."""
-    if judgments.sentences is None:
-        return
-    if _count_candidates(judgments.candidates) == 0:
-        raise NoCandidates(
-            f"{directory.sentences_file}: no topic has two sentences on one side, so there is no pair; read the "
-            "judgments of the sentences there, or set pairs.no_side_above higher"
-        )
+def _check_made(judgments: Judgments, directory: RunDirectory) -> None:
+    """Raise NoCandidates if documents were to be made of sentences, and none was."""
+    kind = get_kind(judgments.candidates.task)
+    if kind.makes_documents and _count_candidates(judgments.candidates) == 0:
+        raise NoCandidates(f"{directory.sentences_file}: {kind.nothing_made}")
 
 
 def count_requests(model: ModelClient | None) -> Counts:
