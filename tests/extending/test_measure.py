@@ -88,3 +88,23 @@ register(TopicMeasure(name="late", definition="", compute=lambda topic: 0.0))
 """
     done = extended(program=program)
     assert done.returncode == 1 and "ExtensionError: late: " in done.stderr
+
+
+@pytest.mark.parametrize("bounds", ["Bounds(0, 10)", "None"])
+def test_values_beyond_1_need_bounds_of_their_own(
+    extended: Extended, judged: Path, bounds: str
+) -> None:
+    program = """
+from touche_llm.evaluation.intervals import Bounds
+from touche_llm.evaluation.registry import TopicMeasure, register
+register(TopicMeasure(name="length", definition="", compute=lambda topic: 3.0 OF_IT))
+import touche_llm as tl
+qrels = tl.read_qrels({"relevance": "relevance"}, "comparative")
+table = tl.evaluate(tl.read_run("other"), qrels).set_index("measure")
+assert table.loc["relevance length@5", "value"] == 3.0
+"""
+    declared = extended(program=program.replace(" OF_IT", f", bounds={bounds}"))
+    assert declared.returncode == 0, declared.stderr
+    undeclared = extended(program=program.replace(" OF_IT", ""))
+    assert undeclared.returncode == 1
+    assert "ExtensionError: length: topic 1" in undeclared.stderr

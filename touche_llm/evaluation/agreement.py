@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError
-from touche_llm.evaluation.intervals import Array
+from touche_llm.evaluation.intervals import Array, Bounds
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.evaluation.registry import (
     LabelMeasure,
@@ -184,6 +184,7 @@ def _estimate_pooled(
             counts=counts,
             formula=partial(_compute_from_counts, kind.formula),
             documents=int(counts.sum()),
+            bounds=kind.bounds,
         )
     return estimates
 
@@ -252,6 +253,7 @@ register(
         definition="agreement of grades with those of people, with quadratic weights",
         reference="J. Cohen, Psychological Bulletin 70, 1968",
         cutoffs=(None,),
+        bounds=Bounds(-1.0, 1.0),
         order=90,
     )
 )
@@ -261,6 +263,7 @@ register(
         definition="rank correlation of grades with those of people, where their scales differ",
         reference="C. Spearman, American Journal of Psychology 15, 1904",
         cutoffs=(None,),
+        bounds=Bounds(-1.0, 1.0),
         order=91,
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,8 +11,9 @@ import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, make_headline_ndcg
 from touche_llm.data.runs.reading import ParsedRun
-from touche_llm.errors import UsageError
+from touche_llm.errors import ExtensionError, UsageError
 from touche_llm.evaluation.agreement import estimate_labels, estimate_stances
+from touche_llm.evaluation.intervals import TIE
 from touche_llm.evaluation.judged_share import estimate_judged
 from touche_llm.evaluation.known_measures import KINDS
 from touche_llm.evaluation.qrels import (
@@ -28,6 +29,7 @@ from touche_llm.evaluation.qrels import (
 from touche_llm.evaluation.registry import (
     RELEVANT,
     GradedTopic,
+    MeasureKind,
     StandardMeasure,
     TopicMeasure,
 )
@@ -251,7 +253,19 @@ def _estimate_topics(
         value = kind.compute(topic)
         if value is not None:
             values[topic_id] = value
-    return estimate_mean(values)
+    return _estimate_within_bounds(kind, values)
+
+
+def _estimate_within_bounds(kind: MeasureKind, values: Mapping[str, float]) -> Estimate:
+    """Estimate the mean of values by topic; raise ExtensionError if one is outside the measure's bounds."""
+    if kind.bounds is not None:
+        for topic_id, value in values.items():
+            if not kind.bounds.lowest - TIE <= value <= kind.bounds.highest + TIE:
+                raise ExtensionError(
+                    f"{kind.name}: topic {topic_id}: the value {value:g} is not from {kind.bounds.lowest:g} to "
+                    f"{kind.bounds.highest:g}; declare the `bounds` of the measure, None if it has none"
+                )
+    return estimate_mean(values, kind.bounds)
 
 
 def _estimate_standard(
@@ -259,10 +273,12 @@ def _estimate_standard(
 ) -> dict[Measure, Estimate]:
     """Estimate the measures that ir-measures computes, in one call, since each reads all rankings."""
     metrics: dict[Measure, Metric] = {}
+    kinds: dict[Measure, StandardMeasure] = {}
     for kind in KINDS.values():
         if isinstance(kind, StandardMeasure):
             for measure in kind.make_measures(aspect, depth):
                 metrics[measure] = _make_metric(kind, measure.cutoff)
+                kinds[measure] = kind
 
     results = ir_measures.iter_calc(
         list(metrics.values()),
@@ -273,7 +289,8 @@ def _estimate_standard(
 
     estimates: dict[Measure, Estimate] = {}
     for measure, metric in metrics.items():
-        estimates[measure] = estimate_mean({topic: values[metric, topic] for topic in grades})
+        values_by_topic = {topic: values[metric, topic] for topic in grades}
+        estimates[measure] = _estimate_within_bounds(kinds[measure], values_by_topic)
     return estimates
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from touche_llm.data.measure import CUTOFF, Measure
 from touche_llm.data.records import Candidate
-from touche_llm.evaluation.intervals import Array
+from touche_llm.evaluation.intervals import SHARE, Array, Bounds
 from touche_llm.evaluation.qrels import GRADE_DECIMALS
 from touche_llm.extensions import Registry
 
@@ -35,6 +35,8 @@ class MeasureKind:
         is_at_depth: Whether its cutoff is the depth of the first stage, in place of `cutoffs`.
         is_of_label: Whether it measures each label alone.
         is_compared: Whether it is a measure of a system, so that runs are compared by it.
+        bounds: Lowest and highest possible value, within which its intervals stay; None if there
+            are none.
         order: Place in lists; lower ones come first.
     """
 
@@ -45,6 +47,7 @@ class MeasureKind:
     is_at_depth: bool = False
     is_of_label: bool = False
     is_compared: bool = True
+    bounds: Bounds | None = SHARE
     order: int = 100
 
     @property

@@ -39,14 +39,19 @@ class Estimate:
         formula: Computes the value from sums over topics, (…, counts) to (…).
         documents: Number of pooled documents behind the value; None if the value is the mean of the
             values by topic.
-        bounds: Range of the value.
+        bounds: Range of the value; None if it has none.
     """
 
     topics: tuple[str, ...]
     counts: Array
     formula: Formula
     documents: int | None = None
-    bounds: Bounds = SHARE
+    bounds: Bounds | None = SHARE
+
+    @property
+    def bounds_of_difference(self) -> Bounds | None:
+        """Range of the difference of two values; None if it has none."""
+        return None if self.bounds is None else self.bounds.of_difference
 
     @property
     def is_mean(self) -> bool:
@@ -93,7 +98,7 @@ def list_common_topics(one: Estimate, other: Estimate) -> list[str]:
     return [topic for topic in one.topics if topic in others]
 
 
-def estimate_mean(values: Mapping[str, float], bounds: Bounds = SHARE) -> Estimate:
+def estimate_mean(values: Mapping[str, float], bounds: Bounds | None = SHARE) -> Estimate:
     """Estimate the mean of values by topic, which are within the bounds."""
     counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64)
     return Estimate(tuple(values), counts.reshape(len(values), 2), ratio, bounds=bounds)
@@ -240,7 +245,7 @@ def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, float]:
         counts=np.concatenate([counts, baseline_counts], axis=1),
         formula=subtract,
         documents=run.documents,
-        bounds=run.bounds.of_difference,
+        bounds=run.bounds_of_difference,
     )
     low, high = compute_interval(difference)
     by_topic = difference.by_topic()

@@ -146,7 +146,7 @@ def subtract_estimates(one: Estimate, other: Estimate) -> Estimate:
         counts=np.concatenate([one.counts, other.counts], axis=1),
         formula=_subtract_formulas(one.formula, other.formula, one.counts.shape[1]),
         documents=one.documents,
-        bounds=one.bounds.of_difference,
+        bounds=one.bounds_of_difference,
     )
 
 
