@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
@@ -35,10 +35,12 @@ from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
 from touche_llm.retrieval.first_stages import SECTIONS, RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import ExpansionSettings, to_texts
-from touche_llm.settings.section import AnswerKey, Option, Scope, Section
+from touche_llm.settings.section import AnswerKey, Option, Scope, Section, Trust
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.parts import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task
+
+DeclarationT = TypeVar("DeclarationT", AnswerKey, Trust)
 
 
 def _require_one_word(tag: str) -> str:
@@ -68,6 +70,7 @@ class BaseConfig(Section):
         Option("--task", TASK_HELP, "Input", metavar="NAME|FOLDER"),
         Scope.RETRIEVE,
         AnswerKey.ENTERS,
+        Trust.ACTS,
     ] = DEFAULT_TASK
     # Of ir_datasets, whose topics and documents take the place of `topics` and `corpus`.
     dataset: Annotated[
@@ -75,18 +78,21 @@ class BaseConfig(Section):
         Option("--dataset", "Dataset of ir_datasets, instead of files", "Input", metavar="ID"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.ACTS,
     ] = None
     topics: Annotated[
         Path,
         Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.ACTS,
     ]
     corpus: Annotated[
         Path | None,
         Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.ACTS,
     ] = None
     # None only if the first stage is a search engine, which stores the documents.
     index: Annotated[
@@ -99,12 +105,14 @@ class BaseConfig(Section):
         ),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.ACTS,
     ] = None
     candidates: Annotated[
         Path | None,
         Option("--candidates", "TREC run of any tool to use as first stage", "Input"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.ACTS,
     ] = None
     skip_bad_lines: Annotated[
         bool,
@@ -115,18 +123,21 @@ class BaseConfig(Section):
         ),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = False
     depth: Annotated[
         int,
         Option("--depth", "Candidates per topic", "Retrieval"),
         Scope.JUDGE,
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = Field(100, ge=1)
     limit_topics: Annotated[
         int | None,
         Option("--limit-topics", "Only the first N topics of the file", "Input"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = Field(None, ge=1)
     topic: Annotated[
         tuple[str, ...],
@@ -134,11 +145,16 @@ class BaseConfig(Section):
         Option("--topic", "Only this topic; repeatable", "Input", metavar="ID"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = ()
-    retriever: Annotated[RetrieverConfig, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = RetrieverConfig()
-    engine: EngineConfig = EngineConfig()
-    sampling: Annotated[SamplingConfig, Scope.JUDGE, AnswerKey.ENTERS] = SamplingConfig()
-    prompts: Annotated[PromptsConfig, AnswerKey.ENTERS] = PromptsConfig()
+    retriever: Annotated[RetrieverConfig, Scope.RETRIEVE, AnswerKey.STAYS_OUT, Trust.DATA] = (
+        RetrieverConfig()
+    )
+    engine: Annotated[EngineConfig, Trust.ACTS] = EngineConfig()
+    sampling: Annotated[SamplingConfig, Scope.JUDGE, AnswerKey.ENTERS, Trust.DATA] = (
+        SamplingConfig()
+    )
+    prompts: Annotated[PromptsConfig, AnswerKey.ENTERS, Trust.ACTS] = PromptsConfig()
     judge_per: Annotated[
         JudgePer,
         Option(
@@ -150,6 +166,7 @@ class BaseConfig(Section):
         ),
         Scope.JUDGE,
         AnswerKey.ENTERS,
+        Trust.DATA,
     ] = "document"
     objective: Annotated[
         Objective,
@@ -160,6 +177,7 @@ class BaseConfig(Section):
             metavar="NAME",
         ),
         AnswerKey.ENTERS,
+        Trust.DATA,
     ] = "both"
     # By default those of the task for the objective.
     weights: Annotated[
@@ -171,6 +189,7 @@ class BaseConfig(Section):
             "--weight-first-stage", "Weight of the first stage's score", "Ranking", key=FIRST_STAGE
         ),
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ]
     rank: Annotated[
         tuple[str, ...],
@@ -186,31 +205,37 @@ class BaseConfig(Section):
             is_text=True,
         ),
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = (JUDGE,)
-    ranking: Annotated[RankingSettings, Scope.RANK] = RankingSettings()
+    ranking: Annotated[RankingSettings, Scope.RANK, Trust.DATA] = RankingSettings()
     # Only for tasks in which a document may take no side.
     # The other order of the objects is another request, beside that of the order in the topic.
-    stance: Annotated[StanceSettings | None, AnswerKey.STAYS_OUT] = None
-    expansion: Annotated[ExpansionSettings, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = (
+    stance: Annotated[StanceSettings | None, AnswerKey.STAYS_OUT, Trust.DATA] = None
+    expansion: Annotated[ExpansionSettings, Scope.RETRIEVE, AnswerKey.STAYS_OUT, Trust.DATA] = (
         ExpansionSettings()
     )
     # Only for tasks that rank pairs of sentences.
-    sentences: Annotated[SentenceSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = None
-    pairs: Annotated[PairSettings | None, Scope.JUDGE, AnswerKey.STAYS_OUT] = None
+    sentences: Annotated[
+        SentenceSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT, Trust.DATA
+    ] = None
+    pairs: Annotated[PairSettings | None, Scope.JUDGE, AnswerKey.STAYS_OUT, Trust.DATA] = None
     # Only with ChatNoir as first stage.
-    chatnoir: Annotated[ChatNoirSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = None
+    chatnoir: Annotated[
+        ChatNoirSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT, Trust.ACTS
+    ] = None
     # Only with Elasticsearch as first stage.
-    elasticsearch: Annotated[ElasticsearchSettings | None, AnswerKey.STAYS_OUT] = None
+    elasticsearch: Annotated[ElasticsearchSettings | None, AnswerKey.STAYS_OUT, Trust.ACTS] = None
     # Only with vectors as first stage.
-    dense: Annotated[DenseSettings | None, Scope.RETRIEVE] = None
-    cache: Annotated[CacheConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT] = CacheConfig()
+    dense: Annotated[DenseSettings | None, Scope.RETRIEVE, Trust.ACTS] = None
+    cache: Annotated[CacheConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT, Trust.ACTS] = CacheConfig()
     tag: Annotated[
         str,
         AfterValidator(_require_one_word),
         Option("--tag", "Last column of the run, one word", "Output"),
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = "touche-llm"
-    actor: Annotated[ActorConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT] = ActorConfig()
+    actor: Annotated[ActorConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT, Trust.DATA] = ActorConfig()
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
@@ -339,7 +364,8 @@ def _make_config_type() -> type[BaseConfig]:
     for section, settings in SECTIONS.items():
         known = BaseConfig.model_fields.get(section)
         if known is None:
-            kind = Annotated[settings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT]  # type: ignore[valid-type]
+            # It may hold an address or a path.
+            kind = Annotated[settings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT, Trust.ACTS]  # type: ignore[valid-type]
             fields[section] = (kind, None)
         elif settings not in get_args(known.annotation):
             raise ExtensionError(
@@ -375,14 +401,29 @@ def find_settings(scope: Scope) -> tuple[str, ...]:
 
 
 def list_key_declarations() -> dict[str, AnswerKey | None]:
-    """Return what each setting declares about answer keys, by dotted name; None for nothing.
+    """Return what each setting declares about answer keys, see `_list_declarations`."""
+    return _list_declarations(AnswerKey)
+
+
+def list_trust_declarations() -> dict[str, Trust | None]:
+    """Return what each setting declares about other people's folders, see `_list_declarations`."""
+    return _list_declarations(Trust)
+
+
+def _list_declarations(kind: type[DeclarationT]) -> dict[str, DeclarationT | None]:
+    """Return the declaration of each setting, by dotted name; None for nothing.
 
     Sections have no entry: what they declare is that of their settings without an own declaration.
+
+    Args:
+        kind: Type of the declarations.
     """
-    declarations: dict[str, AnswerKey | None] = {}
+    declarations: dict[str, DeclarationT | None] = {}
     for name, field in list_fields(Config):
-        own = next((item for item in field.metadata if isinstance(item, AnswerKey)), None)
-        declarations[name] = own or declarations.get(name.rpartition(".")[0])
+        own = next((item for item in field.metadata if isinstance(item, kind)), None)
+        section = name.rpartition(".")[0]
+        declarations[name] = own or declarations.get(section)
+
     sections = {name.rpartition(".")[0] for name in declarations}
     return {name: found for name, found in declarations.items() if name not in sections}
 

@@ -46,7 +46,7 @@ from touche_llm.ranking.setwise import Setwise
 from touche_llm.ranking.sliding import Sliding
 from touche_llm.ranking.tournament import Tournament
 from touche_llm.retrieval.corpus import Documents
-from touche_llm.settings.section import AnswerKey, Section
+from touche_llm.settings.section import AnswerKey, Section, Trust
 from touche_llm.tasks.parts import FIRST_STAGE, Objective
 from touche_llm.tasks.task import Task
 
@@ -72,7 +72,7 @@ class RankingSettings(Section):
     insertion: Annotated[Insertion, AnswerKey.STAYS_OUT] = Insertion()
     listwise: Annotated[Listwise, AnswerKey.STAYS_OUT] = Listwise()
     tournament: Annotated[Tournament, AnswerKey.STAYS_OUT] = Tournament()
-    cross_encoder: CrossEncoderSettings = CrossEncoderSettings()
+    cross_encoder: Annotated[CrossEncoderSettings, Trust.ACTS] = CrossEncoderSettings()
     fusion: Annotated[FusionSettings, AnswerKey.STAYS_OUT] = FusionSettings()
     balance: Annotated[BalanceSettings, AnswerKey.STAYS_OUT] = BalanceSettings()
 
