@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.own_runs import rewrite
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.regression.check import check_folder
 from touche_llm.regression.result import CheckResult
@@ -71,4 +72,4 @@ def contents(folder: Path) -> dict[str, bytes]:
 def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
-    path.write_text(text.replace(old, new))
+    rewrite(path, text.replace(old, new))

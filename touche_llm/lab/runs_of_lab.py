@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import load_config
+from touche_llm.config.files import UserWord, load_config, load_run_config
 from touche_llm.config.task_copies import find_copy
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, Warn
@@ -136,7 +136,8 @@ class Workplace:
             raise DataError(
                 f"{directory.config_file}: no such file; the run stopped before its first stage"
             )
-        return load_config(directory.config_file, {"task": find_copy(directory.path)} | given)
+        task = {"task": find_copy(directory.path)}
+        return load_run_config(directory.config_file, UserWord(task | given)).config
 
     def open(self, run: str) -> RunFolder:
         """Return a finished run, opened again if it changed; see `open_folder` for errors."""

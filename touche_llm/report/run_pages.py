@@ -13,6 +13,7 @@ from typing import Any
 from pandas import DataFrame
 
 from touche_llm.config.configuration import Config, flatten, is_one_of
+from touche_llm.config.files import NO_WORD, UserWord
 from touche_llm.data.measure import CUTOFF
 from touche_llm.data.records import Topic
 from touche_llm.data.runs.reading import ParsedRun
@@ -42,14 +43,16 @@ _MAX_FAILURES = 50
 _RUN = "run"
 
 
-def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespace:
+def gather_report(
+    folder: Path, qrels: Qrels | None, top: int, word: UserWord = NO_WORD
+) -> SimpleNamespace:
     """Return the page of a run, for `page.render`.
 
     It shows the text of the first `top` documents of each topic.
 
     Without judgments by assessors, it has no evaluation.
     """
-    with open_folder(folder) as opened:
+    with open_folder(folder, word) as opened:
         run, task, notes = opened.run, opened.task, list[str]()
         measured = None
         if qrels is None:

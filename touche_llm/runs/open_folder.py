@@ -15,9 +15,19 @@ from touche_llm.api.corpora import open_run_corpus
 from touche_llm.api.judge import Judgments
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
+from touche_llm.config.files import NO_WORD, UserWord
+from touche_llm.config.origins import LoadedConfig
 from touche_llm.config.task_copies import find_copy
-from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
-from touche_llm.data.runs.reading import ParsedRun
+from touche_llm.data.records import (
+    Candidate,
+    Comparison,
+    Failure,
+    Judgment,
+    Reading,
+    StanceReading,
+    Topic,
+)
+from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
@@ -73,14 +83,30 @@ class DocumentRow:
 
 
 @contextmanager
-def open_folder(path: Path) -> Iterator[RunFolder]:
-    """Open a run folder with its corpus and its completions."""
+def open_folder(path: Path, word: UserWord = NO_WORD) -> Iterator[RunFolder]:
+    """Open a run folder with its corpus and its completions.
+
+    Args:
+        path: Folder of the run.
+        word: What the user says about it.
+
+    Raises:
+        DataError: The run is unfinished or damaged.
+    """
     directory = RunDirectory(path)
-    config, notes = directory.read_config(), list[str]()
+    loaded = directory.read_with_origins(word)
     directory.check_finished("rank")
-    if (copy := find_copy(path)) is not None:
+    config = loaded.config
+    copy = find_copy(path)
+    if copy is not None:
         config = config.model_copy(update={"task": copy})
-    with RunContext(config, SilentProgress()) as context:
+
+    notes: list[str] = []
+    topics: list[Topic] | None = None
+    if loaded.unused is not None and loaded.is_without("topics"):
+        topics = _name_topics(directory)
+        notes.append(f"No titles: {loaded.unused.describe_input('topics')}.")
+    with RunContext(config, SilentProgress(), topics=topics) as context:
         judgments, run = directory.read_judgments(context), directory.read_run(context.task.stances)
         stages = directory.read_metadata().stages
         if stages.rank is None:
@@ -90,7 +116,7 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
         check_topics(directory.run_file, run.rankings, context.file_topics)
         failures = directory.read_failures()
         with (
-            _open_corpus(config, context.task, notes) as corpus,
+            _open_corpus(loaded, context, notes) as corpus,
             _open_answers(config, notes) as answers,
         ):
             if corpus is not None:
@@ -100,6 +126,12 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
             yield RunFolder(
                 directory, context, run, judgments, stages, failures, corpus, answers, notes
             )
+
+
+def _name_topics(directory: RunDirectory) -> list[Topic]:
+    """Return the topics of somebody else's run, with a reason in place of each title."""
+    candidates = read_run(directory.candidates_file).rankings
+    return [Topic(ident, f"(title of topic {ident} not read)") for ident in candidates]
 
 
 @dataclass
@@ -302,11 +334,23 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
 
 
 @contextmanager
-def _open_corpus(config: Config, task: Task, notes: list[str]) -> Iterator[Corpus | None]:
+def _open_corpus(
+    loaded: LoadedConfig, context: RunContext, notes: list[str]
+) -> Iterator[Corpus | None]:
     """Open the documents of the run, or yield None if they are unavailable.
 
-    Add the reason to `notes`.
+    Args:
+        loaded: Configuration of the run.
+        context: Its context.
+        notes: Receives the reason why documents are unavailable.
     """
+    if loaded.unused is not None and loaded.is_without("index"):
+        notes.append(f"No document texts: {loaded.unused.describe_input('corpus')}.")
+        yield None
+        return
+
+    config = context.config
+    task = context.task
     if config.corpus is not None and not config.corpus.is_file():
         # Its index has the texts too.
         config = config.model_copy(update={"corpus": None})

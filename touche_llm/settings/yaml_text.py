@@ -71,7 +71,7 @@ def parse_yaml(content: bytes | str) -> Any:
 
 
 def read_yaml(
-    path: Path, *, text: str | None = None, error: type[ToucheError] = DataError
+    path: Path, *, text: bytes | str | None = None, error: type[ToucheError] = DataError
 ) -> dict[str, Any]:
     """Read a YAML file of names and values, or its part `text`.
 
