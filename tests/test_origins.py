@@ -134,3 +134,19 @@ def test_an_invalid_value_is_located_by_file_and_key_or_by_its_flag(
     with pytest.raises(UsageError) as of_flag:
         load_with_origins(file, flags, {location: flag})
     assert of_flag.value.location == "--flag"
+
+
+@pytest.mark.parametrize(
+    "name", ["trust_remote_code", "logits_processors", "reasoning_parser_plugin", "worker_cls"]
+)
+def test_an_option_that_runs_code_is_taken_from_the_command_line_alone(
+    tmp_path: Path, name: str
+) -> None:
+    text = f"{BASE}engine: {{name: managed, model: m, options: {{{name}: true}}}}\n"
+    file = write_file(tmp_path, text)
+    with pytest.raises(UsageError, match=name):
+        load_with_origins(file, {})
+    option = {"engine.name": "managed", f"engine.options.{name}": True}
+    file = write_file(tmp_path, BASE)
+    loaded = load_with_origins(file, option, {name: ARGUMENT for name in option})
+    assert loaded.config.engine.options == {name: True}

@@ -11,6 +11,7 @@ import pytest
 
 from tests.own_runs import rewrite
 from tests.write_regressions import FOLDER, make_run
+from touche_llm.config.own_folders import record_configuration
 from touche_llm.regression.check import check_folder
 from touche_llm.regression.result import CheckResult
 from touche_llm.tasks import prompts_folder
@@ -49,6 +50,7 @@ def take_templates(folder: Path, prompts: Path) -> None:
     """Let a recorded run take its templates from a folder."""
     with (folder / "config.yaml").open("a") as stream:
         stream.write(f"prompts: {{folder: {prompts}}}\n")
+    record_configuration(folder / "config.yaml")
 
 
 def overlay(folder: Path, task: str, **changed: tuple[str, str]) -> Path:

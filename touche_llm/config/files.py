@@ -25,6 +25,7 @@ from touche_llm.config.own_folders import (
 from touche_llm.config.task_copies import find_copy, find_task_folder
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.files import open_atomic, read_bounded
+from touche_llm.engines.settings import CODE_OPTION
 from touche_llm.errors import DataError, UsageError, describe_first_problem
 from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.prompt import PromptsConfig
@@ -157,6 +158,24 @@ def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
     return replace(loaded, unused=unused)
 
 
+def load_recorded_config(
+    file: Path, given: Mapping[str, Any], kept: Collection[str]
+) -> LoadedConfig:
+    """Load the configuration of a recorded run, of which nothing acts but what a replay needs.
+
+    Args:
+        file: Configuration in the folder of a recorded run.
+        given: Values that override those of the file, by dotted name.
+        kept: Settings and sections that act and are used.
+
+    Raises:
+        UsageError: The file cannot be read, or a value is invalid.
+    """
+    values = read_yaml(file, error=UsageError)
+    take_acting_values(values, kept)
+    return _complete(values, given, {}, file, OriginKind.FOLDER)
+
+
 def _has_any(given: Mapping[str, Any], *names: str) -> bool:
     """Return whether one of these settings is given."""
     return any(given.get(name) is not None for name in names)
@@ -203,7 +222,24 @@ def _complete(
     except ValidationError as error:
         problem = describe_first_problem(error, model=Config)
         raise UsageError(_locate_problem(problem, origins, file)) from error
+
+    _check_code_options(config, origins)
     return LoadedConfig(config, origins)
+
+
+def _check_code_options(config: Config, origins: Origins) -> None:
+    """Raise UsageError if an option with which vLLM loads code is not from the command line.
+
+    A configuration file is passed on; that a model's folder may run code is the user's own word.
+    """
+    for name in config.engine.options:
+        setting = f"engine.options.{name}"
+        origin = origins.find(setting)
+        if CODE_OPTION.search(name) and origin.kind is not OriginKind.OPTION:
+            raise UsageError(
+                f"{origin.place}: {setting}: lets vLLM run code from files; "
+                f"give it on the command line alone: --set {setting}=VALUE"
+            )
 
 
 def _find_task(values: dict[str, Any], given_origins: Origins, file: Path | None) -> Task:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,13 +125,14 @@ def _list_files(folder: Path) -> Iterator[Path]:
             yield Path(name, entry)
 
 
-def take_acting_values(values: dict[str, Any]) -> dict[str, Any]:
+def take_acting_values(values: dict[str, Any], kept: Collection[str] = ()) -> dict[str, Any]:
     """Remove the settings that act from the values of a configuration, and return them.
 
     Values of unknown names stay, since they are reported as errors.
 
     Args:
         values: Values by section, which are changed.
+        kept: Settings and sections that stay although they act.
 
     Returns:
         The removed values by dotted name.
@@ -140,8 +141,9 @@ def take_acting_values(values: dict[str, Any]) -> dict[str, Any]:
     acting = {name for name, declared in declarations.items() if declared is not Trust.DATA}
     taken: dict[str, Any] = {}
     for name, value in flatten(values).items():
-        is_section_of_acting = any(is_one_of(setting, (name,)) for setting in acting)
-        if is_one_of(name, acting) or is_section_of_acting:
+        is_section = any(is_one_of(setting, (name,)) for setting in acting)
+        is_acting = is_section or is_one_of(name, acting)
+        if is_acting and not is_one_of(name, kept):
             taken[name] = value
             _remove(values, name)
     return taken
