@@ -28,7 +28,7 @@ from touche_llm.cli.commands import PANELS
 from touche_llm.cli.lazy_commands import LazyCommand
 from touche_llm.cli.options import OPTIONS
 from touche_llm.cli.shared_options import find_panel
-from touche_llm.config.configuration import Config, list_key_declarations
+from touche_llm.config.configuration import Config, list_key_declarations, list_trust_declarations
 from touche_llm.data import records
 from touche_llm.engines import use
 from touche_llm.llm.label_statistics import LabelCounts
@@ -36,7 +36,7 @@ from touche_llm.prompts.prompt import Purpose
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.retrieval.corpus import CorpusRecord
 from touche_llm.runs import record as stage_record
-from touche_llm.settings.section import AnswerKey
+from touche_llm.settings.section import AnswerKey, Trust
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.published import read_published
 from touche_llm.tasks.task import Task
@@ -46,6 +46,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
 _KEY_DECLARATIONS = list_key_declarations()
+_TRUST_DECLARATIONS = list_trust_declarations()
 # Files of a run's folder and the record of a line.
 _RECORDS: Mapping[str, type[Any]] = {
     "judgments.jsonl, sentence_judgments.jsonl": records.Judgment,
@@ -164,6 +165,8 @@ def _describe_setting(name: str, field: FieldInfo, attributes: Mapping[str, str]
         facts.append(", ".join(f"`{option.flag}`" for option in options))
     if _KEY_DECLARATIONS[name] is AnswerKey.ENTERS:
         facts.append("enters [answer keys](answer-key.md)")
+    if _TRUST_DECLARATIONS[name] is Trust.ACTS:
+        facts.append("[acts](../how-to/shared-runs.md)")
     text = attributes.get(name.rpartition(".")[2]) or (f"{own[0].option.help}." if own else "")
     heading = f"`{name}`"
     return f"{heading}\n: {'; '.join(facts)}.{f' {_escape(text)}' if text else ''}\n"
