@@ -30,7 +30,7 @@ from touche_llm.cli.commands import PANELS
 from touche_llm.cli.lazy_commands import LazyCommand
 from touche_llm.cli.options import OPTIONS
 from touche_llm.cli.shared_options import find_panel
-from touche_llm.config.configuration import Config, list_key_declarations
+from touche_llm.config.configuration import Config, list_key_declarations, list_trust_declarations
 from touche_llm.data import records
 from touche_llm.engines import use
 from touche_llm.evaluation.known_measures import KINDS
@@ -41,7 +41,7 @@ from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.ranking.steps import STEPS
 from touche_llm.retrieval.corpus import CorpusRecord
 from touche_llm.runs import record as stage_record
-from touche_llm.settings.section import AnswerKey
+from touche_llm.settings.section import AnswerKey, Trust
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.published import PublishedFile, read_published
 from touche_llm.tasks.task import Task
@@ -65,6 +65,7 @@ _JSON_TYPES: Mapping[object, str] = {
 # Fields with more labels are listed without them.
 _MAX_LABELS = 8
 _KEY_DECLARATIONS = list_key_declarations()
+_TRUST_DECLARATIONS = list_trust_declarations()
 # Files of a run's folder and the record of a line.
 _RECORDS: Mapping[str, type] = {
     "judgments.jsonl, sentence_judgments.jsonl": records.Judgment,
@@ -244,6 +245,8 @@ def _describe_setting(setting: _Setting) -> str:
         facts.append(", ".join(f"`{option.flag}`" for option in options))
     if _KEY_DECLARATIONS[setting.name] is AnswerKey.ENTERS:
         facts.append("enters [answer keys](answer-key.md)")
+    if _TRUST_DECLARATIONS[setting.name] is Trust.ACTS:
+        facts.append("[acts](../how-to/shared-runs.md)")
 
     text = setting.text
     own = [option for option in options if option.setting == setting.name]

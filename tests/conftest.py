@@ -31,6 +31,9 @@ settings.load_profile("project")
 # of the user.
 IR_DATASETS_HOME = tempfile.mkdtemp(prefix="ir-datasets-")
 os.environ["IR_DATASETS_HOME"] = IR_DATASETS_HOME
+# The folders of runs that tests write are recorded there.
+STATE_HOME = tempfile.mkdtemp(prefix="touche-llm-state-")
+os.environ["XDG_STATE_HOME"] = STATE_HOME
 # Without bytecode every worker and every program that a test starts compiles all modules again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -69,6 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(IR_DATASETS_HOME, ignore_errors=True)
+    shutil.rmtree(STATE_HOME, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:

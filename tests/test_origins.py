@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from touche_llm.config.files import METADATA, load_config, load_with_origins, write_config
+from touche_llm.config.files import (
+    METADATA,
+    UserWord,
+    load_config,
+    load_run_config,
+    load_with_origins,
+    write_config,
+)
 from touche_llm.config.origins import ARGUMENT, DEFAULT, OriginKind, Origins, ValueOrigin
+from touche_llm.config.own_folders import record_configuration
 from touche_llm.errors import DataError, UsageError
 
 BASE = "topics: topics.xml\ncorpus: passages.jsonl\n"
@@ -63,9 +71,10 @@ def test_a_value_of_the_file_that_was_replaced_is_a_default(tmp_path: Path) -> N
 
 def test_values_of_the_folder_of_a_run_have_it_as_their_origin(tmp_path: Path) -> None:
     file = write_file(tmp_path, f"{BASE}depth: 7\n", "config.yaml")
-    assert load_with_origins(file, {}).origins.find("depth").kind is OriginKind.FILE
     (tmp_path / METADATA).write_text("")
-    origins = load_with_origins(file, {"tag": "mine"}).origins
+    assert load_with_origins(file, {}).origins.find("depth").kind is OriginKind.FILE
+    record_configuration(file)
+    origins = load_run_config(file, UserWord({"tag": "mine"})).origins
     assert origins.find("depth") == ValueOrigin(OriginKind.FOLDER, str(file))
     assert origins.find("corpus").kind is OriginKind.FOLDER
     assert origins.find("tag") == ARGUMENT
@@ -125,3 +134,19 @@ def test_an_invalid_value_is_located_by_file_and_key_or_by_its_flag(
     with pytest.raises(UsageError) as of_flag:
         load_with_origins(file, flags, {location: flag})
     assert of_flag.value.location == "--flag"
+
+
+@pytest.mark.parametrize(
+    "name", ["trust_remote_code", "logits_processors", "reasoning_parser_plugin", "worker_cls"]
+)
+def test_an_option_that_runs_code_is_taken_from_the_command_line_alone(
+    tmp_path: Path, name: str
+) -> None:
+    text = f"{BASE}engine: {{name: managed, model: m, options: {{{name}: true}}}}\n"
+    file = write_file(tmp_path, text)
+    with pytest.raises(UsageError, match=name):
+        load_with_origins(file, {})
+    option = {"engine.name": "managed", f"engine.options.{name}": True}
+    file = write_file(tmp_path, BASE)
+    loaded = load_with_origins(file, option, {name: ARGUMENT for name in option})
+    assert loaded.config.engine.options == {name: True}

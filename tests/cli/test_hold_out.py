@@ -12,6 +12,7 @@ import yaml
 
 from tests.cli.conftest import Touche
 from tests.expect import raises_at
+from tests.own_runs import rewrite
 from tests.prompt_variants import collection, config_of, opening, reader, title_of, wording
 from tests.sample_runs import run_directly
 from tests.scripted_engine import ScriptedEngine
@@ -69,7 +70,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     for config in tmp_path.glob("*/config.yaml"):
-        config.write_text(config.read_text().replace(str(made), str(tmp_path)))
+        rewrite(config, config.read_text().replace(str(made), str(tmp_path)))
     monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_client", opening(make_engine()))
     monkeypatch.setattr(prompts_trial, "open_client", opening(make_engine()))
     return tmp_path

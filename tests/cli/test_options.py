@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from typer.main import get_command
 
 from tests.cli.conftest import Touche
+from tests.own_runs import rewrite
 from touche_llm import cli
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.lazy_commands import LazyCommand
@@ -118,10 +119,10 @@ def test_an_error_names_the_folder_of_a_run_that_a_value_comes_from(
 ) -> None:
     assert touche("retrieve", *RUN[1:5], "--depth", "5", "--out", "begun").returncode == 0
     file = tmp_path / "begun" / "config.yaml"
-    file.write_text(file.read_text().replace("name: server", "name: managed"))
+    rewrite(file, file.read_text().replace("name: server", "name: managed"))
     done = touche("judge", "--out", "begun", "--set", "engine.model=nowhere")
     assert done.stderr.startswith("error: --set engine.model: nowhere: ")
-    file.write_text(file.read_text().replace("model: null", "model: nowhere", 1))
+    rewrite(file, file.read_text().replace("model: null", "model: nowhere", 1))
     done = touche("judge", "--out", "begun")
     assert done.stderr.startswith("error: begun/config.yaml: engine.model: nowhere: "), done.stderr
 

@@ -14,6 +14,7 @@ import yaml
 from msgspec.structs import replace
 
 from tests.cli.conftest import Touche
+from tests.own_runs import rewrite
 from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
@@ -41,8 +42,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     sample_run("comparative", folder).rename(folder / "first")
     config = yaml.safe_load((folder / "first" / "config.yaml").read_text())
-    (folder / "first" / "config.yaml").write_text(
-        yaml.safe_dump(config | {"index": str(folder / "first" / "index")})
+    rewrite(
+        folder / "first" / "config.yaml",
+        yaml.safe_dump(config | {"index": str(folder / "first" / "index")}),
     )
     return folder / "first"
 
@@ -152,8 +154,8 @@ def test_a_topic_is_shown_with_its_whole_ranking(touche: Touche, run: Path) -> N
 
 def test_texts_and_topics_are_left_out_where_they_are_missing(touche: Touche, run: Path) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(
-        yaml.safe_dump(config | {"index": "nowhere", "topics": "nowhere.xml"})
+    rewrite(
+        run / "config.yaml", yaml.safe_dump(config | {"index": "nowhere", "topics": "nowhere.xml"})
     )
     rows = rows_of(touche, "show", "first")
     assert {(row["title"], row["text"]) for row in rows} == {(None, None)}

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from tests.batch_replies import body as body_of
 from tests.fake_server import FakeServer, schema_in
+from tests.own_runs import rewrite
 from tests.prompt_variants import DOCUMENTS, LABELS, collection, config_of
 from tests.sample_runs import Silent, run_on
 from tests.scripted_engine import answer
@@ -84,7 +85,7 @@ def copy_run(finished: Path, folder: Path) -> None:
     """Copy the folder of a run with all that its configuration names."""
     shutil.copytree(finished, folder, dirs_exist_ok=True)
     config = folder / "runs" / "first" / "config.yaml"
-    config.write_text(config.read_text().replace(str(finished), str(folder)))
+    rewrite(config, config.read_text().replace(str(finished), str(folder)))
 
 
 @dataclass

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.lab.labs import open_lab
+from tests.own_runs import rewrite
 from tests.prompt_variants import wording
 from touche_llm.data.measure import make_headline_ndcg
 from touche_llm.data.runs.reading import read_run
@@ -57,7 +58,7 @@ async def test_a_prompt_that_changed_since_the_run_is_not_shown_as_sent(
     config = folder / "runs" / "first" / "config.yaml"
     mine = folder / "mine.jinja"
     wording(mine, "OTHER")
-    config.write_text(config.read_text().replace("judge: judge", f"judge: {mine}"))
+    rewrite(config, config.read_text().replace("judge: judge", f"judge: {mine}"))
     async with open_lab(folder / "runs", qrels=qrels) as lab:
         found = await lab.get("/api/document", **RUN, topic="1", document="1-2")
         assert found["requests"] == [] and len(found["notes"]) == 1

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.own_runs import rewrite
 from tests.write_regressions import FOLDER, make_run
+from touche_llm.config.own_folders import record_configuration
 from touche_llm.regression.check import check_folder
 from touche_llm.regression.result import CheckResult
 from touche_llm.tasks import prompts_folder
@@ -48,6 +50,7 @@ def take_templates(folder: Path, prompts: Path) -> None:
     """Let a recorded run take its templates from a folder."""
     with (folder / "config.yaml").open("a") as stream:
         stream.write(f"prompts: {{folder: {prompts}}}\n")
+    record_configuration(folder / "config.yaml")
 
 
 def overlay(folder: Path, task: str, **changed: tuple[str, str]) -> Path:
@@ -71,4 +74,4 @@ def contents(folder: Path) -> dict[str, bytes]:
 def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
-    path.write_text(text.replace(old, new))
+    rewrite(path, text.replace(old, new))

@@ -8,6 +8,7 @@ import yaml
 from msgspec.structs import replace
 
 from tests.expect import raises_at
+from tests.own_runs import rewrite
 from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Attempt, Comparison, Cut, Failure, Judgment, Reading
 from touche_llm.data.runs.reading import read_run
@@ -29,7 +30,7 @@ def copied(run: Path, folder: Path, **changes: object) -> Path:
             config[section][key] = value
         else:
             config[section] = value
-    (out / "config.yaml").write_text(yaml.safe_dump(config))
+    rewrite(out / "config.yaml", yaml.safe_dump(config))
     return out
 
 

@@ -98,7 +98,7 @@ def require_qrels(
     if not files:
         options = ", ".join(format_qrels_option(aspect) for aspect in task.judged_aspects)
         raise UsageError(
-            f"{options}: no qrels given, and these runs have none from an earlier evaluation; give one or more, "
+            f"{options}: no qrels given, and these runs have none from an earlier evaluation here; give one or more, "
             "or --dataset ID"
         )
     return files, read_qrels(files, task)

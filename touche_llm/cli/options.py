@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from touche_llm.api.progress import ConsoleProgress
 from touche_llm.cli.shared_options import CommandFunction, make_parameter, replace_parameter
 from touche_llm.config.configuration import Config, find_settings, is_one_of
-from touche_llm.config.files import CONFIG, load_with_origins
+from touche_llm.config.files import CONFIG, UserWord, load_run_config, load_with_origins
 from touche_llm.config.origins import ARGUMENT, DEFAULT, LoadedConfig, OriginKind, ValueOrigin
-from touche_llm.config.task_copies import find_task_folder, is_copy
+from touche_llm.config.task_copies import is_copy
 from touche_llm.errors import DataError, UsageError, list_fields
 from touche_llm.judging.stance_labels import read_thresholds
 from touche_llm.retrieval.first_stages import SECTIONS
@@ -80,6 +80,15 @@ ConfigOption = Annotated[
         "--config",
         metavar="FILE",
         help="YAML file of settings; options override it.",
+        rich_help_panel="Input",
+    ),
+]
+FolderConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The run's config.yaml, to use its settings although it was not written here.",
         rich_help_panel="Input",
     ),
 ]
@@ -255,23 +264,7 @@ def load_settings(
 
     Stages after the first use the configuration in the folder of the run.
     """
-    file_kind = OriginKind.FILE
     origins = list_option_origins(given)
-    if file is None and command in ("judge", "rank") and folder is not None:
-        file = folder / CONFIG
-        file_kind = OriginKind.FOLDER
-        if not file.exists():
-            raise DataError(
-                f"{file}: missing; run `touche-llm retrieve` for this folder first, or give --config"
-            )
-        # The copy in a run's folder, unless the task's own folder still has the same definition.
-        if "task" not in given and (task := find_task_folder(file)) is not None:
-            given["task"] = task
-            origins["task"] = ValueOrigin(OriginKind.FOLDER, str(file))
-            if is_copy(get_task(task), folder):
-                ConsoleProgress().warn(
-                    f"{task}: used as the task, since its own folder moved or {TASK_FILE} changed"
-                )
     if thresholds := given.get("stance.thresholds"):
         found = read_thresholds(thresholds)
         given |= {
@@ -288,7 +281,53 @@ def load_settings(
     flags = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
-    return load_with_origins(file, flags | values, origins, file_kind)
+    if file is None and command in ("judge", "rank") and folder is not None:
+        return _load_from_folder(folder, flags | values, origins)
+    return load_with_origins(file, flags | values, origins)
+
+
+def _load_from_folder(
+    folder: Path,
+    given: Mapping[str, Any],
+    origins: Mapping[str, ValueOrigin],
+) -> LoadedConfig:
+    """Load the configuration that the stages before recorded in the folder of a run.
+
+    Args:
+        folder: Folder of the run.
+        given: Settings of the command line, by dotted name.
+        origins: Their origins.
+
+    Raises:
+        DataError: The folder has no configuration.
+        UsageError: Somebody else wrote it, and topics or corpus are not given.
+    """
+    file = folder / CONFIG
+    if not file.exists():
+        raise DataError(
+            f"{file}: missing; run `touche-llm retrieve` for this folder first, or give --config"
+        )
+    loaded = load_run_config(file, UserWord(given, origins))
+
+    if loaded.unused is not None:
+        if loaded.is_without("topics") or loaded.is_without("index"):
+            raise UsageError(
+                f"{file}: its topics and corpus are not used: {loaded.unused.explain()}, or give both "
+                "with --topics and --corpus"
+            )
+        line = loaded.unused.describe()
+        if line:
+            ConsoleProgress().warn(line)
+    elif "task" not in given and is_copy(get_task(loaded.config.task), folder):
+        ConsoleProgress().warn(
+            f"{loaded.config.task}: used as the task, since its own folder moved or {TASK_FILE} changed"
+        )
+    return loaded
+
+
+def make_word(given: GivenSettings, file: Path | None) -> UserWord:
+    """Return what the user says about a run's folder with options and `--config`."""
+    return UserWord(given, list_option_origins(given), file)
 
 
 def list_option_origins(given: Iterable[str]) -> dict[str, ValueOrigin]:

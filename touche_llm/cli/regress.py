@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.output import Format, FormatOption, print_result, print_rows, say
+from touche_llm.config.files import UserWord
 from touche_llm.data.files import recover
 from touche_llm.errors import UsageError
 from touche_llm.interrupts import run_until_interrupted
@@ -37,6 +39,7 @@ def record_(
         typer.Argument(help="Name of the recorded run (default: the name of the folder)."),
     ] = None,
     root: DirOption = _DEFAULT,
+    config_file: s.FolderConfigOption = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -47,7 +50,7 @@ def record_(
     target = root / (run_dir.resolve().name if name is None else name)
     recover(target.parent)
     _check_target(target, overwrite)
-    config = load_finished_run(run_dir)
+    config = load_finished_run(run_dir, UserWord(config=config_file))
     made = run_until_interrupted(record(config, run_dir, target))
     print_result(output, _describe(target, made), {"folder": target, **asdict(made)})
     if made.note:

@@ -116,7 +116,7 @@ def _list_columns(
 _TOP = 20
 
 
-@s.takes_settings("dataset")
+@s.takes_settings("dataset", "topics", "corpus", "index")
 @o.takes_qrels
 def report(
     given: s.GivenSettings,
@@ -128,6 +128,7 @@ def report(
             "-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder)."
         ),
     ] = None,
+    config_file: s.FolderConfigOption = None,
     should_open: Annotated[
         bool, typer.Option("--open", help="Open the page in a browser.")
     ] = False,
@@ -147,10 +148,11 @@ def report(
     # The page in the run's folder is one of the run's own files.
     if target != run_dir / REPORT or not is_page(target):
         check_output(target, overwrite, qrels_files.values())
-    task = get_task(RunDirectory(run_dir).read_config().task)
+    word = s.make_word(given, config_file)
+    task = get_task(RunDirectory(run_dir).read_with_origins(word).config.task)
     known = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))
     qrels = read_qrels(known, task) if known else None
-    found = gather_report(run_dir, qrels, _TOP)
+    found = gather_report(run_dir, qrels, _TOP, word)
     for note in found.notes:
         CommandProgress().warn(note)
     size = write_page(render(found), target)

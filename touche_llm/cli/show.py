@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.api.retrieve import add_objects
+from touche_llm.cli import options as s
+from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import (
     Column,
     Format,
@@ -164,7 +166,9 @@ def _format_stance(row: Mapping[str, Any]) -> str:
     return f"{row['stance']}{'' if share is None else f' {share:.2f}'}{source}"
 
 
+@s.takes_settings("topics", "corpus", "index")
 def show(
+    given: s.GivenSettings,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     topic: Annotated[
         str | None,
@@ -174,6 +178,7 @@ def show(
         int | None,
         typer.Option("--top", min=1, help="Documents per topic (default: 3; with --topic all)."),
     ] = None,
+    config_file: s.FolderConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show a run: settings, stages, failures, first documents.
@@ -186,7 +191,7 @@ def show(
         raise DataError(
             f"{run}: no such folder; give the folder of a run, which `touche-llm runs` lists"
         )
-    overview = read_overview(run)
+    overview = read_overview(run, s.make_word(given, config_file))
     config = overview.config
     if config is None:
         raise DataError(overview.problem)
@@ -237,6 +242,9 @@ def _add_details(rows: Sequence[dict[str, Any]], run: Path, topic: str, task: Ta
 def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
     problem = f" ({overview.problem})" if overview.problem else ""
     print(f"{overview.directory}: {overview.state}{problem}, {overview.changed:%Y-%m-%d %H:%M}")
+    unused = "" if overview.unused is None else overview.unused.describe()
+    if unused:
+        CommandProgress().warn(unused)
     show_facts(dict(_list_facts(overview, config, task)))
     print()
     rows = [_make_stage_row(*stage) for stage in overview.stages.finished.items()]

@@ -37,7 +37,7 @@ from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
 from touche_llm.retrieval.first_stages import SECTIONS, RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import ExpansionSettings, to_texts
-from touche_llm.settings.section import AnswerKey, NamedSection, Option, Scope, Section
+from touche_llm.settings.section import AnswerKey, NamedSection, Option, Scope, Section, Trust
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.parts import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task
@@ -73,6 +73,7 @@ class BaseConfig(Section):
         Option("--task", TASK_HELP, "Input", metavar="NAME|FOLDER"),
         Scope.RETRIEVE,
         AnswerKey.ENTERS,
+        Trust.ACTS,
     ] = DEFAULT_TASK
     # Of ir_datasets, whose topics and documents take the place of `topics` and `corpus`.
     dataset: Annotated[
@@ -80,18 +81,21 @@ class BaseConfig(Section):
         Option("--dataset", "Dataset of ir_datasets, instead of files", "Input", metavar="ID"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.ACTS,
     ] = None
     topics: Annotated[
         Path,
         Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.ACTS,
     ]
     corpus: Annotated[
         Path | None,
         Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.ACTS,
     ] = None
     # None only if the first stage is a search engine, which stores the documents.
     index: Annotated[
@@ -104,12 +108,14 @@ class BaseConfig(Section):
         ),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.ACTS,
     ] = None
     candidates: Annotated[
         Path | None,
         Option("--candidates", "TREC run of any tool to use as first stage", "Input"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.ACTS,
     ] = None
     skip_bad_lines: Annotated[
         bool,
@@ -120,18 +126,21 @@ class BaseConfig(Section):
         ),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = False
     depth: Annotated[
         int,
         Option("--depth", "Candidates per topic", "Retrieval"),
         Scope.JUDGE,
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = Field(100, ge=1)
     limit_topics: Annotated[
         int | None,
         Option("--limit-topics", "Only the first N topics of the file", "Input"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = Field(None, ge=1)
     topic: Annotated[
         tuple[str, ...],
@@ -139,11 +148,16 @@ class BaseConfig(Section):
         Option("--topic", "Only this topic; repeatable", "Input", metavar="ID"),
         Scope.RETRIEVE,
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = ()
-    retriever: Annotated[RetrieverConfig, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = RetrieverConfig()
-    engine: EngineConfig = EngineConfig()
-    sampling: Annotated[SamplingConfig, Scope.JUDGE, AnswerKey.ENTERS] = SamplingConfig()
-    prompts: Annotated[PromptsConfig, AnswerKey.ENTERS] = PromptsConfig()
+    retriever: Annotated[RetrieverConfig, Scope.RETRIEVE, AnswerKey.STAYS_OUT, Trust.DATA] = (
+        RetrieverConfig()
+    )
+    engine: Annotated[EngineConfig, Trust.ACTS] = EngineConfig()
+    sampling: Annotated[SamplingConfig, Scope.JUDGE, AnswerKey.ENTERS, Trust.DATA] = (
+        SamplingConfig()
+    )
+    prompts: Annotated[PromptsConfig, AnswerKey.ENTERS, Trust.ACTS] = PromptsConfig()
     judge_per: Annotated[
         JudgePer,
         Option(
@@ -155,6 +169,7 @@ class BaseConfig(Section):
         ),
         Scope.JUDGE,
         AnswerKey.ENTERS,
+        Trust.DATA,
     ] = "document"
     objective: Annotated[
         Objective,
@@ -165,6 +180,7 @@ class BaseConfig(Section):
             metavar="NAME",
         ),
         AnswerKey.ENTERS,
+        Trust.DATA,
     ] = "both"
     # By default those of the task for the objective.
     weights: Annotated[
@@ -176,6 +192,7 @@ class BaseConfig(Section):
             "--weight-first-stage", "Weight of the first stage's score", "Ranking", key=FIRST_STAGE
         ),
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ]
     rank: Annotated[
         tuple[str, ...],
@@ -190,31 +207,37 @@ class BaseConfig(Section):
             is_text=True,
         ),
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = (JUDGE,)
-    ranking: Annotated[RankingSettings, Scope.RANK] = RankingSettings()
+    ranking: Annotated[RankingSettings, Scope.RANK, Trust.DATA] = RankingSettings()
     # Only for tasks in which a document may take no side.
     # The other order of the objects is another request, beside that of the order in the topic.
-    stance: Annotated[StanceSettings | None, AnswerKey.STAYS_OUT] = None
-    expansion: Annotated[ExpansionSettings, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = (
+    stance: Annotated[StanceSettings | None, AnswerKey.STAYS_OUT, Trust.DATA] = None
+    expansion: Annotated[ExpansionSettings, Scope.RETRIEVE, AnswerKey.STAYS_OUT, Trust.DATA] = (
         ExpansionSettings()
     )
     # Only for tasks of the kind `pairs`.
-    sentences: Annotated[SentenceSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = None
-    pairs: Annotated[PairSettings | None, Scope.JUDGE, AnswerKey.STAYS_OUT] = None
+    sentences: Annotated[
+        SentenceSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT, Trust.DATA
+    ] = None
+    pairs: Annotated[PairSettings | None, Scope.JUDGE, AnswerKey.STAYS_OUT, Trust.DATA] = None
     # Only with ChatNoir as first stage.
-    chatnoir: Annotated[ChatNoirSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = None
+    chatnoir: Annotated[
+        ChatNoirSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT, Trust.ACTS
+    ] = None
     # Only with Elasticsearch as first stage.
-    elasticsearch: Annotated[ElasticsearchSettings | None, AnswerKey.STAYS_OUT] = None
+    elasticsearch: Annotated[ElasticsearchSettings | None, AnswerKey.STAYS_OUT, Trust.ACTS] = None
     # Only with vectors as first stage.
-    dense: Annotated[DenseSettings | None, Scope.RETRIEVE] = None
-    cache: Annotated[CacheConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT] = CacheConfig()
+    dense: Annotated[DenseSettings | None, Scope.RETRIEVE, Trust.ACTS] = None
+    cache: Annotated[CacheConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT, Trust.ACTS] = CacheConfig()
     tag: Annotated[
         str,
         AfterValidator(_require_one_word),
         Option("--tag", "Last column of the run, one word", "Output"),
         AnswerKey.STAYS_OUT,
+        Trust.DATA,
     ] = "touche-llm"
-    actor: Annotated[ActorConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT] = ActorConfig()
+    actor: Annotated[ActorConfig, Scope.DELIVERY, AnswerKey.STAYS_OUT, Trust.DATA] = ActorConfig()
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
@@ -435,7 +458,13 @@ def _make_config_type() -> type[BaseConfig]:
             is_same = section.settings in get_args(own_field.annotation)
         else:
             is_same = declared.setdefault(section.name, section.settings) is section.settings
-            annotation = Annotated[section.settings | None, section.scope, AnswerKey.STAYS_OUT]  # type: ignore[name-defined]
+            annotation = Annotated[
+                section.settings | None,  # type: ignore[name-defined]
+                section.scope,
+                AnswerKey.STAYS_OUT,
+                # A setting may hold an address or a path, unless it declares that it does not.
+                Trust.ACTS,
+            ]
             fields[section.name] = (annotation, None)
         if not is_same:
             raise ExtensionError(
@@ -478,14 +507,27 @@ def find_settings(scope: Scope) -> tuple[str, ...]:
 
 
 def list_key_declarations() -> dict[str, AnswerKey | None]:
-    """Return what each setting declares about answer keys, by dotted name; None for nothing.
+    """Return what each setting declares about answer keys, see `_list_declarations`."""
+    return _list_declarations(AnswerKey)
+
+
+def list_trust_declarations() -> dict[str, Trust | None]:
+    """Return what each setting declares about other people's folders, see `_list_declarations`."""
+    return _list_declarations(Trust)
+
+
+def _list_declarations(kind: type[DeclarationT]) -> dict[str, DeclarationT | None]:
+    """Return the declaration of each setting, by dotted name; None for nothing.
 
     Sections have no entry: what they declare is that of their settings without an own declaration.
+
+    Args:
+        kind: Type of the declarations.
     """
-    declarations: dict[str, AnswerKey | None] = {}
+    declarations: dict[str, DeclarationT | None] = {}
     for name, field in list_fields(Config):
         of_section = declarations.get(_get_section_name(name))
-        declarations[name] = _find_declaration(field, AnswerKey) or of_section
+        declarations[name] = _find_declaration(field, kind) or of_section
 
     sections = {_get_section_name(name) for name in declarations}
     return {name: found for name, found in declarations.items() if name not in sections}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,17 +13,28 @@ from pydantic import BaseModel, ValidationError
 
 from touche_llm.config.configuration import Config, flatten, is_one_of
 from touche_llm.config.origins import ARGUMENT, LoadedConfig, OriginKind, Origins, ValueOrigin
+from touche_llm.config.own_folders import (
+    NOT_USED,
+    UnusedSettings,
+    check_folder,
+    is_recorded,
+    list_unused,
+    record_configuration,
+    take_acting_values,
+)
+from touche_llm.config.task_copies import find_copy, find_task_folder
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
-from touche_llm.data.files import open_atomic
-from touche_llm.errors import UsageError, describe_first_problem
+from touche_llm.data.files import open_atomic, read_bounded
+from touche_llm.engines.settings import CODE_OPTION
+from touche_llm.errors import DataError, UsageError, describe_first_problem
 from touche_llm.kinds.known import KINDS, get_kind
 from touche_llm.kinds.registry import Kind
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.retrieval.first_stages import RETRIEVERS, SECTIONS
 from touche_llm.retrieval.registry import Retriever
 from touche_llm.settings.section import set_values
-from touche_llm.settings.yaml_text import read_yaml, to_yaml
-from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
+from touche_llm.settings.yaml_text import MAX_BYTES, read_yaml, to_yaml
+from touche_llm.tasks import DEFAULT_TASK, TASKS, find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 
 # Names in the folder of a run.
@@ -38,8 +50,8 @@ def _list_declared_paths() -> list[str]:
 
     paths: list[str] = []
     for section, settings in sections.items():
-        for name, field in settings.model_fields.items():
-            if Path in (field.annotation, *get_args(field.annotation)):
+        for name, setting in settings.model_fields.items():
+            if Path in (setting.annotation, *get_args(setting.annotation)):
                 paths.append(f"{section}.{name}")
     return paths
 
@@ -84,46 +96,169 @@ def load_with_origins(
     file: Path | None,
     flags: Mapping[str, Any],
     flag_origins: Mapping[str, ValueOrigin] | None = None,
-    file_kind: OriginKind = OriginKind.FILE,
 ) -> LoadedConfig:
-    """Load a configuration with the origins of its values.
+    """Load a configuration that the user names, or the defaults, with the origins of its values.
 
     Args:
-        file: Configuration file; None for the defaults.
+        file: Configuration file, also that of a run; None for the defaults.
         flags: Values that override those of the file, by dotted name; None if not given.
         flag_origins: Origins of these values, by dotted name; arguments in Python without one.
-        file_kind: Origin of the values of the file; a file in the folder of a run is recognized.
 
     Raises:
         UsageError: The file cannot be read, or a value is invalid; the message names its origin.
     """
-    values = read_yaml(file, error=UsageError) if file else {}
+    values = read_yaml(file, error=UsageError) if file is not None else {}
     if file is not None and _is_of_run(file):
-        file_kind = OriginKind.FOLDER
-        _map_paths(values, lambda path: _find_from_here(file.parent.resolve() / path))
+        _resolve_paths(values, file)
+    return _complete(values, flags, flag_origins or {}, file, OriginKind.FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class UserWord:
+    """What the user says about a run's folder on the command line, or by a click.
+
+    Attributes:
+        settings: Settings that override those of the folder, by dotted name.
+        origins: Their origins.
+        config: Configuration file that the user names: that of the folder is then used as if it
+            were written here. None if none is named.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    origins: Mapping[str, ValueOrigin] = field(default_factory=dict)
+    config: Path | None = None
+
+
+NO_WORD = UserWord()
+
+
+def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
+    """Load the configuration that a run recorded, with the origins of its values.
+
+    If somebody else wrote it, the settings that act are not used, see `config.own_folders`: they
+    are defaults, and topics and index are files that do not exist, unless the user gives them.
+
+    Args:
+        file: Configuration in the folder of a run.
+        word: What the user says about the folder.
+
+    Raises:
+        DataError: There is no such file, or a link of somebody else's folder leads out of it.
+        UsageError: The file cannot be read, a value is invalid, or the user names the configuration
+            of another folder; the message names the origin of the value.
+    """
+    if not file.is_file():
+        raise DataError(f"{file}: no such file; give the folder of a run")
+    is_named = word.config is not None
+    if word.config is not None and not (word.config.exists() and word.config.samefile(file)):
+        raise UsageError(f"--config {word.config}: not the configuration of this run; give {file}")
+    content = read_bounded(file, MAX_BYTES, UsageError)
+    values = read_yaml(file, text=content, error=UsageError)
+    _resolve_paths(values, file)
+
+    given = dict(word.settings)
+    origins = dict(word.origins)
+    if is_named or is_recorded(content):
+        if given.get("task") is None:
+            given["task"] = find_task_folder(file)
+            origins["task"] = ValueOrigin(OriginKind.FOLDER, str(file))
+        return _complete(values, given, origins, file, OriginKind.FOLDER)
+
+    check_folder(file)
+    recorded_task = values.get("task")
+    taken = take_acting_values(values)
+    values["task"] = recorded_task if recorded_task in TASKS else find_copy(file.parent)
+    if not _has_any(given, "topics", "dataset"):
+        values["topics"] = str(file.parent / NOT_USED)
+    if not _has_any(given, "index", "corpus", "dataset", "retriever.name"):
+        values["index"] = str(file.parent / NOT_USED)
+    loaded = _complete(values, given, origins, file, OriginKind.FOLDER)
+    unused = UnusedSettings(file, list_unused(taken, loaded.config))
+    return replace(loaded, unused=unused)
+
+
+def load_recorded_config(
+    file: Path, given: Mapping[str, Any], kept: Collection[str]
+) -> LoadedConfig:
+    """Load the configuration of a recorded run, of which nothing acts but what a replay needs.
+
+    Args:
+        file: Configuration in the folder of a recorded run.
+        given: Values that override those of the file, by dotted name.
+        kept: Settings and sections that act and are used.
+
+    Raises:
+        UsageError: The file cannot be read, or a value is invalid.
+    """
+    values = read_yaml(file, error=UsageError)
+    take_acting_values(values, kept)
+    return _complete(values, given, {}, file, OriginKind.FOLDER)
+
+
+def _has_any(given: Mapping[str, Any], *names: str) -> bool:
+    """Return whether one of these settings is given."""
+    return any(given.get(name) is not None for name in names)
+
+
+def _complete(
+    values: dict[str, Any],
+    flags: Mapping[str, Any],
+    flag_origins: Mapping[str, ValueOrigin],
+    file: Path | None,
+    file_kind: OriginKind,
+) -> LoadedConfig:
+    """Return the configuration of the values of a file and of flags that override them.
+
+    Args:
+        values: Values of the file, by section, which are changed.
+        flags: Values that override those of the file, by dotted name; None if not given.
+        flag_origins: Origins of these values, by dotted name; arguments in Python without one.
+        file: The file; None for the defaults.
+        file_kind: Origin of the values of the file.
+
+    Raises:
+        UsageError: A value is invalid; the message names its origin.
+    """
     source = str(file or "options")
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    given_origins = Origins({name: flag_origins.get(name, ARGUMENT) for name in given})
     stored_objective = values.get("objective")
     _drop_outdated(values, flags)
 
     stored = _list_stored(values)
     set_values(values, given, source)
-    given_origins = {name: (flag_origins or {}).get(name, ARGUMENT) for name in given}
-    _complete_dataset(values, Origins(given_origins), file)
+    _complete_dataset(values, given_origins, file)
     _complete_first_stage(values, source)
-    task = _find_task(values, Origins(given_origins), file)
+    task = _find_task(values, given_origins, file)
     _complete_weights(values, given, task, stored_objective)
     _complete_sections(values, task)
 
     file_origin = ValueOrigin(file_kind, source)
     stored_origins = dict.fromkeys(_list_kept(stored, values, given), file_origin)
-    origins = Origins({**stored_origins, **given_origins})
+    origins = Origins({**stored_origins, **given_origins.by_name})
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
         problem = describe_first_problem(error, model=Config)
         raise UsageError(_locate_problem(problem, origins, file)) from error
+
+    _check_code_options(config, origins)
     return LoadedConfig(config, origins)
+
+
+def _check_code_options(config: Config, origins: Origins) -> None:
+    """Raise UsageError if an option with which vLLM loads code is not from the command line.
+
+    A configuration file is passed on; that a model's folder may run code is the user's own word.
+    """
+    for name in config.engine.options:
+        setting = f"engine.options.{name}"
+        origin = origins.find(setting)
+        if CODE_OPTION.search(name) and origin.kind is not OriginKind.OPTION:
+            raise UsageError(
+                f"{origin.place}: {setting}: lets vLLM run code from files; "
+                f"give it on the command line alone: --set {setting}=VALUE"
+            )
 
 
 def _find_task(values: dict[str, Any], given_origins: Origins, file: Path | None) -> Task:
@@ -176,6 +311,12 @@ def _locate_problem(problem: str, origins: Origins, file: Path | None) -> str:
 def _is_of_run(file: Path) -> bool:
     """Return whether a configuration is that of a run, whose relative paths start at its folder."""
     return file.name == CONFIG and (file.parent / METADATA).is_file()
+
+
+def _resolve_paths(values: dict[str, Any], file: Path) -> None:
+    """Replace the paths in the configuration of a run, relative to its folder, by paths from here."""
+    folder = file.parent.resolve()
+    _map_paths(values, lambda path: _find_from_here(folder / path))
 
 
 def _map_paths(values: dict[str, Any], convert: Callable[[Path], Path]) -> None:
@@ -343,3 +484,4 @@ def write_config(config: Config, path: Path) -> None:
         _map_paths(values, lambda each: Path(os.path.relpath(each, folder)))
     with open_atomic(path) as stream:
         stream.write(to_yaml(values))
+    record_configuration(path)

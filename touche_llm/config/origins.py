@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from touche_llm.config.configuration import Config, is_one_of
+from touche_llm.config.own_folders import NOT_USED, UnusedSettings
 from touche_llm.errors import ToucheError, to_printable
 
 
@@ -119,7 +121,24 @@ class Origins:
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration with the origins of its values."""
+    """A configuration with the origins of its values.
+
+    Attributes:
+        unused: Settings of a run's folder that somebody else wrote; None for other files, and for a
+            folder that was written here.
+    """
 
     config: Config
     origins: Origins
+    unused: UnusedSettings | None = None
+
+    def is_without(self, name: str) -> bool:
+        """Return whether an input is that of somebody else's folder, and therefore not read.
+
+        Args:
+            name: `topics` or `index`.
+        """
+        if self.unused is None:
+            return False
+        path: Path | None = getattr(self.config, name)
+        return path == self.unused.file.parent / NOT_USED

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from touche_llm.data.files import copy_file_of
 from touche_llm.errors import DataError, UsageError
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.purposes import list_files
@@ -46,7 +46,7 @@ def copy_task(task: Task, folder: Path, used: Iterable[str] = ()) -> None:
         copy = target / file.relative_to(task.folder)
         if file.is_file() and copy not in kept:
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
+            copy_file_of(task.folder, file, copy)
 
 
 def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:

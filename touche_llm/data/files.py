@@ -100,6 +100,25 @@ def read_bounded(path: Path, limit: int, error: type[ToucheError] = DataError) -
     return content
 
 
+def copy_file_of(folder: Path, file: Path, copy: Path) -> None:
+    """Copy a file of a folder that is to be shared.
+
+    Args:
+        folder: Folder of the file, or one above it.
+        file: File to copy.
+        copy: Path of the copy, whose folder exists.
+
+    Raises:
+        DataError: The file is a link that leads out of the folder.
+    """
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise DataError(
+            f"{file}: is a link that leads out of {folder}, and a copy of it would be shared with "
+            "the run; put the file itself in its place"
+        )
+    shutil.copyfile(file, copy)
+
+
 def read_bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
     """Yield `(line number, line)`; a line longer than `limit` bytes is cut after `limit + 1`."""
     number = 0

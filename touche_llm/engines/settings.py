@@ -20,6 +20,13 @@ from touche_llm.settings.section import AnswerKey, Option, Scope, Section, check
 MAX_ROUND = 50_000
 
 
+# Options of vLLM that name code to run: that of a model's folder, a plug-in, a class or a module.
+CODE_OPTION = re.compile(
+    r"^trust_remote_code$|_plugins?$|_cls$|^logits_processors$|^middleware$|_transfer_config$"
+    r"|^distributed_executor_backend$"
+)
+
+
 def check_model_folder(model: str | None) -> Path:
     """Return the folder of a model that the program serves itself.
 

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import load_config
+from touche_llm.config.files import UserWord, load_config, load_run_config
 from touche_llm.config.task_copies import find_copy
 from touche_llm.data.locks import lock_folder
 from touche_llm.data.records import Topic
@@ -195,7 +195,7 @@ class Workplace:
             problem = f"{directory.config_file}: no such file"
             raise DataError(f"{problem}; the run stopped before its first stage")
         task_copy = {"task": find_copy(directory.path)}
-        return load_config(directory.config_file, task_copy | given)
+        return load_run_config(directory.config_file, UserWord(task_copy | given)).config
 
     def open(self, run: str) -> RunFolder:
         """Return a finished run, opened again if it changed.

@@ -199,7 +199,10 @@ def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
     if not prompts or not judged:
         return
 
-    config = directory.read_config()
+    loaded = directory.read_with_origins()
+    if loaded.unused is not None:
+        raise DataError(loaded.unused.describe_input("topics"))
+    config = loaded.config
     titles = [topic.title for topic in read_topics(config.topics) if topic.id in judged]
     if not titles:
         raise DataError(

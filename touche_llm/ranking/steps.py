@@ -38,7 +38,7 @@ from touche_llm.ranking.registry import (
     ReorderingMethod,
     ScoringMethod,
 )
-from touche_llm.settings.section import AnswerKey, Section
+from touche_llm.settings.section import AnswerKey, Section, Trust
 from touche_llm.tasks.parts import FIRST_STAGE
 
 JUDGE = "judge"
@@ -108,10 +108,12 @@ def _make_settings_type() -> type[BaseRankingSettings]:
     """Return the type of the settings, with a section for each step."""
     # Settings of steps decide which documents are compared, and in which orders. A comparison of
     # the same documents in the same order is the same request, whichever step sends it.
-    sections = {
-        step.name: (Annotated[step.method, AnswerKey.STAYS_OUT], step.method())
-        for step in STEPS.values()
-    }
+    sections: dict[str, tuple[object, RankingMethod]] = {}
+    for step in STEPS.values():
+        # A step that scores has a server of its own.
+        trust = Trust.ACTS if issubclass(step.method, ScoringMethod) else Trust.DATA
+        annotation = Annotated[step.method, AnswerKey.STAYS_OUT, trust]  # type: ignore[name-defined]
+        sections[step.name] = (annotation, step.method())
     # The types of the sections are made at run time, so that mypy knows none.
     return create_model(  # type: ignore[no-any-return, call-overload]
         "RankingSettings",

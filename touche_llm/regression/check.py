@@ -12,6 +12,7 @@ from pathlib import Path
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
+from touche_llm.config.files import NO_WORD, UserWord
 from touche_llm.data.files import open_private_folder
 from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.engines.cached_info import name_kind, replay_engine_info
@@ -169,10 +170,21 @@ async def _open_recorded(
     yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
 
 
-def load_finished_run(run: Path) -> Config:
-    """Load the configuration of a finished run whose answers were kept."""
+def load_finished_run(run: Path, word: UserWord = NO_WORD) -> Config:
+    """Load the configuration of a finished run whose answers were kept.
+
+    Args:
+        run: Folder of the run.
+        word: What the user says about it.
+
+    Raises:
+        DataError: The run is not finished, its answers are gone, or it was not written here.
+    """
     directory = RunDirectory(run)
-    config = directory.read_config()
+    loaded = directory.read_with_origins(word)
+    if loaded.unused is not None:
+        raise DataError(loaded.unused.describe_input("answers"))
+    config = loaded.config
     directory.check_finished("rank")
     if not directory.run_file.is_file():
         raise DataError(f"{directory.run_file}: no such file; give the folder of a finished run")

@@ -18,10 +18,11 @@ from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG, load_config
+from touche_llm.config.own_folders import record_configuration
 from touche_llm.config.task_copies import copy_task
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data.files import open_atomic, open_private_folder, replace_folder
+from touche_llm.data.files import copy_file_of, open_atomic, open_private_folder, replace_folder
 from touche_llm.data.records import Document
 from touche_llm.data.topics.reading import write_topics
 from touche_llm.engines.cached_info import name_kind, store_engine_info
@@ -62,7 +63,7 @@ def copy_template(prompt: Prompt, folder: Path) -> None:
     """Copy a template with the files that it includes and its examples."""
     for name in list_texts(prompt):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(prompt.path.parent / name, folder / name)
+        copy_file_of(prompt.path.parent, prompt.path.parent / name, folder / name)
 
 
 def write_config(config: Config, target: Path, folder: Path, note: str = "") -> None:
@@ -106,6 +107,7 @@ def write_config(config: Config, target: Path, folder: Path, note: str = "") -> 
         if note:
             stream.write(f"# {corpus_file(task)} {note}.\n".encode())
         stream.write(to_yaml(values))
+    record_configuration(folder / CONFIG)
 
 
 def _select_non_defaults(

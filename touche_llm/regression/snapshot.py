@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,8 @@ from typing import Any, Literal
 import orjson
 
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import CONFIG, load_config
+from touche_llm.config.files import CONFIG, load_recorded_config
+from touche_llm.config.own_folders import is_recorded
 from touche_llm.config.task_copies import COPY, find_task_folder
 from touche_llm.data.files import open_atomic, read_bounded, recover, shorten_path
 from touche_llm.data.records import Malformed, Model
@@ -20,7 +22,8 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.prompts.templates import read_text
 from touche_llm.runs.directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
-from touche_llm.tasks import get_task
+from touche_llm.settings.yaml_text import MAX_BYTES, read_yaml
+from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.task import Task
 
 TOPICS = "topics.jsonl"
@@ -40,6 +43,14 @@ DECISIVE = (
     "stance",
     *(section for kind in KINDS.values() for section in kind.sections),
     *("tag", "engine"),
+)
+
+
+# Settings that act of which a replay has those of the recorded run: templates, and names of models,
+# which are in the keys of answers.
+_REPLAYED = (
+    *("task", "prompts", "engine.model", "engine.revision", "engine.context"),
+    "ranking.cross_encoder",
 )
 
 
@@ -185,4 +196,42 @@ def _read_config(folder: Path) -> Config:
     A task given as a folder is found from the recorded folder, or is its copy.
     """
     file = folder / CONFIG
-    return load_config(file, {"task": find_task_folder(file, base=folder)})
+    if not is_recorded(read_bounded(file, MAX_BYTES)):
+        for path in _list_templates(read_yaml(file)):
+            _check_is_near(folder / path, folder)
+    given = {
+        "task": find_task_folder(file, base=folder),
+        "topics": folder / TOPICS,
+        "corpus": folder / DOCUMENTS,
+    }
+    return load_recorded_config(file, given, _REPLAYED).config
+
+
+def _list_templates(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the folders and files of templates that a configuration names.
+
+    Args:
+        values: Values of the configuration by section, as they are written.
+    """
+    task = values.get("task")
+    if isinstance(task, str) and task not in TASKS:
+        yield task
+
+    prompts = values.get("prompts")
+    if not isinstance(prompts, dict):
+        return
+    for name, value in prompts.items():
+        is_path = name == "folder" or str(value).endswith(".jinja")
+        if isinstance(value, str) and is_path:
+            yield value
+
+
+def _check_is_near(path: Path, folder: Path) -> None:
+    """Raise UsageError if a path leads out of the current folder and that of a recorded run."""
+    resolved = path.resolve()
+    if resolved.is_relative_to(Path.cwd()) or resolved.is_relative_to(folder.resolve()):
+        return
+    raise UsageError(
+        f"{folder / CONFIG}: names {shorten_path(resolved)}, and this run was not recorded here, so "
+        "only templates below the current folder are used; call the program in a folder above both"
+    )

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from pandas import DataFrame
 
+from touche_llm.config.files import NO_WORD, UserWord
 from touche_llm.data.measure import Measure
 from touche_llm.data.records import Failure, Topic
 from touche_llm.data.runs.reading import ParsedRun
@@ -165,15 +166,21 @@ class RunPage(Page):
         return sum(count.requests for count in self.failure_counts)
 
 
-def gather_report(folder: Path, qrels: Qrels | None, top: int) -> RunPage:
+def gather_report(
+    folder: Path,
+    qrels: Qrels | None,
+    top: int,
+    word: UserWord = NO_WORD,
+) -> RunPage:
     """Return the page of a run.
 
     Args:
         folder: Folder of the run.
         qrels: Judgments by assessors; without them the run is not evaluated.
         top: Number of documents of each topic that are shown with text.
+        word: What the user says about the folder.
     """
-    with open_folder(folder) as opened:
+    with open_folder(folder, word) as opened:
         if qrels is not None:
             qrels = select_topics(qrels, [opened.run])
         return _make_page(opened, folder.resolve().name, qrels, top)

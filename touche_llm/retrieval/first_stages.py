@@ -14,7 +14,7 @@ from touche_llm.extensions import load_extensions
 from touche_llm.retrieval import bm25, chatnoir, dense, elasticsearch, registry  # noqa: F401
 from touche_llm.retrieval.registry import Retriever
 from touche_llm.retrieval.settings import Bm25Settings, QueryField, to_texts
-from touche_llm.settings.section import AnswerKey, Option, Section
+from touche_llm.settings.section import AnswerKey, Option, Section, Trust
 
 
 def _list_retrievers() -> list[Retriever]:
@@ -49,6 +49,8 @@ class RetrieverConfig(Bm25Settings):
             "Retrieval",
             metavar="NAME",
         ),
+        # It may be a search engine elsewhere.
+        Trust.ACTS,
     ] = "bm25"
     query: Annotated[
         tuple[QueryField, ...],

@@ -49,9 +49,20 @@ class RunContext:
     """
 
     def __init__(
-        self, config: Config, progress: Progress, model: ModelClient | None = None
+        self,
+        config: Config,
+        progress: Progress,
+        model: ModelClient | None = None,
+        topics: list[Topic] | None = None,
     ) -> None:
-        """Read the topics."""
+        """Make the context, and read the topics unless they are given.
+
+        Args:
+            config: Configuration of the run.
+            progress: Display of progress.
+            model: Client of the language model, if it is open.
+            topics: Topics in place of those that the configuration names.
+        """
         self.config: Final = config
         self.task = get_task(config.task)
         self.progress = progress
@@ -59,7 +70,7 @@ class RunContext:
         self.known_models = KnownModels()
         self.reranker: PoolingClient | None = None
         self.open_pooling: OpenPooling = open_pooling
-        self.file_topics = read_run_topics(config)
+        self.file_topics = read_run_topics(config) if topics is None else topics
         self.topics = choose_topics(self.file_topics, config)
         self._prompts: dict[str, Prompt] = {}
 

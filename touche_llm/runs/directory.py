@@ -10,9 +10,17 @@ from pathlib import Path
 from touche_llm.api.rank import Ranking
 from touche_llm.api.retrieve import add_objects
 from touche_llm.config.configuration import PURPOSES, Config
-from touche_llm.config.files import CONFIG, METADATA, load_with_origins, write_config
-from touche_llm.config.origins import LoadedConfig, OriginKind, ValueOrigin
-from touche_llm.config.task_copies import copy_task, find_task_folder
+from touche_llm.config.files import (
+    CONFIG,
+    METADATA,
+    NO_WORD,
+    UserWord,
+    load_run_config,
+    write_config,
+)
+from touche_llm.config.origins import LoadedConfig
+from touche_llm.config.own_folders import check_folder
+from touche_llm.config.task_copies import copy_task
 from touche_llm.data.files import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.locks import lock_folder
 from touche_llm.data.records import (
@@ -133,17 +141,16 @@ class RunDirectory:
         """Return the configuration of the run; raise DataError if the folder has none."""
         return self.read_with_origins().config
 
-    def read_with_origins(self) -> LoadedConfig:
-        """Return the configuration of the run with the origins of its values; raise as `read_config`."""
-        file = self.config_file
-        if not file.is_file():
-            raise DataError(f"{file}: no such file; give the folder of a run")
-        return load_with_origins(
-            file,
-            {"task": find_task_folder(file)},
-            {"task": ValueOrigin(OriginKind.FOLDER, str(file))},
-            OriginKind.FOLDER,
-        )
+    def read_with_origins(self, word: UserWord = NO_WORD) -> LoadedConfig:
+        """Return the configuration of the run with the origins of its values.
+
+        Args:
+            word: What the user says about the folder.
+
+        Raises:
+            DataError: The folder has no configuration, or a link that leads out of it.
+        """
+        return load_run_config(self.config_file, word)
 
     def read_task(self) -> Task:
         """Return the task of the run; raise DataError if the folder has no configuration."""
@@ -155,6 +162,7 @@ class RunDirectory:
         Raises:
             DataError: The file is not metadata that this version wrote.
         """
+        check_folder(self.config_file)
         path = self.metadata_file
         if not path.exists():
             return RunRecord(stages=StageRecords())

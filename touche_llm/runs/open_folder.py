@@ -15,6 +15,8 @@ from typing import Literal
 from touche_llm.api.corpora import open_run_corpus
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
+from touche_llm.config.files import NO_WORD, UserWord
+from touche_llm.config.origins import LoadedConfig
 from touche_llm.config.task_copies import find_copy
 from touche_llm.data.records import (
     Candidate,
@@ -26,7 +28,7 @@ from touche_llm.data.records import (
     StanceReading,
     Topic,
 )
-from touche_llm.data.runs.reading import ParsedRun
+from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
@@ -161,21 +163,30 @@ class DocumentView:
 
 
 @contextmanager
-def open_folder(path: Path) -> Iterator[RunFolder]:
+def open_folder(path: Path, word: UserWord = NO_WORD) -> Iterator[RunFolder]:
     """Open a run folder with its corpus and its completions.
 
+    Args:
+        path: Folder of the run.
+        word: What the user says about it.
+
     Raises:
-        DataError: A file of the run is missing or damaged, or a stage is unfinished.
+        DataError: The run is unfinished or damaged.
     """
     directory = RunDirectory(path)
-    config = directory.read_config()
+    loaded = directory.read_with_origins(word)
     directory.check_finished("rank")
+    config = loaded.config
     copy = find_copy(path)
     if copy is not None:
         config = config.model_copy(update={"task": copy})
 
     notes: list[str] = []
-    with RunContext(config, SilentProgress()) as context:
+    topics: list[Topic] | None = None
+    if loaded.unused is not None and loaded.is_without("topics"):
+        topics = _name_topics(directory)
+        notes.append(f"No titles: {loaded.unused.describe_input('topics')}.")
+    with RunContext(config, SilentProgress(), topics=topics) as context:
         records = directory.read_judgments(context)
         run = directory.read_run(context.task.stances)
         stages = directory.read_metadata().stages
@@ -186,7 +197,7 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
         failures = directory.read_failures()
 
         with (
-            _open_corpus(config, context.task, notes) as corpus,
+            _open_corpus(loaded, context, notes) as corpus,
             _open_answers(config, notes) as answers,
         ):
             if corpus is not None:
@@ -218,6 +229,12 @@ def _read_sentences(directory: RunDirectory, task: Task) -> list[Judgment]:
     if not get_kind(task).makes_documents:
         return []
     return directory.read_sentences(task)
+
+
+def _name_topics(directory: RunDirectory) -> list[Topic]:
+    """Return the topics of somebody else's run, with a reason in place of each title."""
+    candidates = read_run(directory.candidates_file).rankings
+    return [Topic(ident, f"(title of topic {ident} not read)") for ident in candidates]
 
 
 @dataclass
@@ -540,11 +557,23 @@ def _summarize_step(kind: _StepKind, values: Sequence[float]) -> str:
 
 
 @contextmanager
-def _open_corpus(config: Config, task: Task, notes: list[str]) -> Iterator[Corpus | None]:
+def _open_corpus(
+    loaded: LoadedConfig, context: RunContext, notes: list[str]
+) -> Iterator[Corpus | None]:
     """Open the documents of the run, or yield None if they are unavailable.
 
-    Add the reason to `notes`.
+    Args:
+        loaded: Configuration of the run.
+        context: Its context.
+        notes: Receives the reason why documents are unavailable.
     """
+    if loaded.unused is not None and loaded.is_without("index"):
+        notes.append(f"No document texts: {loaded.unused.describe_input('corpus')}.")
+        yield None
+        return
+
+    config = context.config
+    task = context.task
     if config.corpus is not None and not config.corpus.is_file():
         # Its index has the texts too.
         config = config.model_copy(update={"corpus": None})

@@ -15,8 +15,9 @@ from pydantic import PlainValidator
 
 from touche_llm.api.rank import list_result_columns
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import METADATA
+from touche_llm.config.files import METADATA, NO_WORD, UserWord
 from touche_llm.config.origins import Origins
+from touche_llm.config.own_folders import UnusedSettings
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic, sha256
 from touche_llm.data.locks import LOCK
@@ -72,6 +73,7 @@ class RunOverview:
             while a stage replaces its outputs or after it was interrupted; or "broken".
         config: Configuration; None if it cannot be read.
         origins: Origins of the values of the configuration.
+        unused: Settings of a folder that somebody else wrote; None if it was written here.
         stages: Records of the finished stages.
         evaluation: Last evaluation of the present run file.
         changed: When the metadata or, without it, the folder was last written.
@@ -82,6 +84,7 @@ class RunOverview:
     problem: str
     config: Config | None
     origins: Origins
+    unused: UnusedSettings | None
     stages: StageRecords
     evaluation: RecordedEvaluation | None
     changed: datetime
@@ -110,24 +113,30 @@ class RunOverview:
         return sum_values(self.stages.finished.values(), TOTALS)
 
 
-def read_overview(folder: Path) -> RunOverview:
+def read_overview(folder: Path, word: UserWord = NO_WORD) -> RunOverview:
     """Read the overview of a run.
 
     A damaged file makes the run "broken" instead of raising an error.
+
+    Args:
+        folder: Folder of the run.
+        word: What the user says about it.
     """
     directory = RunDirectory(folder)
     state = BROKEN
     problem = ""
     config: Config | None = None
     origins = Origins()
+    unused: UnusedSettings | None = None
     stages = StageRecords()
     evaluation: RecordedEvaluation | None = None
     try:
         metadata = directory.read_metadata()
         stages = metadata.stages
-        loaded = directory.read_with_origins()
+        loaded = directory.read_with_origins(word)
         config = loaded.config
         origins = loaded.origins
+        unused = loaded.unused
         state, problem = _find_state(directory, metadata)
         evaluation = _read_present_evaluation(directory)
     except ToucheError as error:
@@ -147,6 +156,7 @@ def read_overview(folder: Path) -> RunOverview:
         problem=problem,
         config=config,
         origins=origins,
+        unused=unused,
         stages=stages,
         evaluation=evaluation,
         changed=datetime.fromtimestamp(marked.stat().st_mtime),
@@ -285,11 +295,15 @@ def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[st
     Empty if none was evaluated.
     """
     known: dict[str, QrelsFile] = {}
-    recorded = [
-        evaluation
-        for directory in directories
-        if (evaluation := read_evaluation(directory)) is not None
-    ]
+    recorded: list[RecordedEvaluation] = []
+    for directory in directories:
+        # The files that somebody else names are not read.
+        if directory.config_file.exists() and directory.read_with_origins().unused is not None:
+            continue
+        evaluation = read_evaluation(directory)
+        if evaluation is not None:
+            recorded.append(evaluation)
+
     for aspect, qrels in (
         item for each in recorded if each.task == task.name for item in each.qrels.items()
     ):

@@ -6,7 +6,7 @@ at the first request without a stored answer (`llm.model`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG
@@ -62,12 +62,14 @@ def check_settings(
             )
         return
 
-    old = directory.read_config()
+    loaded = directory.read_with_origins()
+    old = loaded.config
+    recorded = {} if loaded.unused is None else loaded.unused.values
     # The folder's configuration has what is known of the models, too.
     new = context.recorded_config
     records = directory.read_metadata().stages.select(made)
     changes = [
-        *_compare_settings(old, new, _list_relevant(made, old, command)),
+        *_compare_settings(old, recorded, new, _list_relevant(made, old, command)),
         *_compare_models(records.select(replaced), new),
         *_compare_prompts(records, context),
         *_compare_inputs(records, context.config, INPUT_SETTINGS),
@@ -114,8 +116,22 @@ def _list_relevant(made: Collection[str], old: Config, command: str) -> tuple[st
     return (*OF_RETRIEVE, "depth")
 
 
-def _compare_settings(old: Config, new: Config, names: Collection[str]) -> Iterator[str]:
+def _compare_settings(
+    old: Config,
+    recorded: Mapping[str, object],
+    new: Config,
+    names: Collection[str],
+) -> Iterator[str]:
+    """Compare the settings of these names and sections.
+
+    Args:
+        old: Configuration of the folder.
+        recorded: Its settings that are not used, since somebody else wrote them.
+        new: Configuration of the command.
+        names: Settings and sections to compare.
+    """
     before = list_deciding_settings(old, names)
+    before |= {name: value for name, value in recorded.items() if name in before}
     now = list_deciding_settings(new, names)
     if "task" in before and is_same_task(old.task, new.task):
         now["task"] = old.task

@@ -89,6 +89,21 @@ class AnswerKey(StrEnum):
     STAYS_OUT = "stays out"
 
 
+class Trust(StrEnum):
+    """What a value does by itself, attached to its field with `Annotated`.
+
+    It decides whether a value from the folder of a run is used although somebody else wrote the
+    folder, see `config.own_folders`. Every setting declares it, or its section does for all settings
+    without an own declaration.
+    """
+
+    # A number, a name or a text: it decides what is computed.
+    DATA = "data"
+    # The value decides which program starts, where requests and keys are sent, or which files
+    # outside of the folder are read or written.
+    ACTS = "acts"
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """Command-line option of a setting, attached to its field with `Annotated`.

@@ -90,7 +90,7 @@ def _check_depth(content: bytes | str) -> None:
 
 
 def read_yaml(
-    path: Path, *, text: str | None = None, error: type[ToucheError] = DataError
+    path: Path, *, text: bytes | str | None = None, error: type[ToucheError] = DataError
 ) -> dict[str, Any]:
     """Read a YAML file of names and values, or its part `text`.
 
