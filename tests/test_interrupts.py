@@ -135,6 +135,15 @@ def test_a_second_signal_ends_a_program_that_still_closes(tmp_path: Path) -> Non
         assert process.wait(timeout=30) == -signal.SIGTERM
 
 
+def test_two_signals_at_once_end_a_program_without_a_word_of_python(tmp_path: Path) -> None:
+    with started("close_slowly", tmp_path) as process:
+        # Both are pending when the program goes on.
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+            process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (-signal.SIGTERM, "")
+
+
 def test_what_is_ignored_at_the_start_stays_ignored(tmp_path: Path) -> None:
     """As SIGHUP under nohup, or Ctrl-C in the background of a script."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -59,14 +59,14 @@ def handle_signals() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
     # Called last, since it is registered first: only the interpreter has to end then.
-    atexit.register(_replace_handlers, signal.SIG_IGN)
+    atexit.register(_ignore_signals)
 
 
-def _replace_handlers(handler: signal.Handlers) -> None:
-    """Replace the handlers of the signals that are handled here."""
+def _ignore_signals() -> None:
+    """Ignore the signals that are handled here."""
     for number in _SIGNALS:
         if signal.getsignal(number) is _stop:
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN)
 
 
 def run_until_interrupted(work: Coroutine[Any, Any, ResultT], note: str = "") -> ResultT:
@@ -120,9 +120,12 @@ def end_if_interrupted() -> None:
         _end()
 
 
-def _stop(*_: object) -> None:
-    """Cancel the coroutine that runs, or end the process."""
-    _replace_handlers(signal.SIG_DFL)
+def _stop(number: int, _: object) -> None:
+    """Cancel the coroutine that runs, or end the process; the second signal ends it as by default."""
+    if _state.is_interrupted:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
     _state.is_interrupted = True
     if _state.cancel is None:
         _end()

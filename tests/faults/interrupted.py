@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -130,9 +130,12 @@ def check_interrupted(done: Done, folder: Path) -> Iterator[str]:
     yield from find_left_over(folder)
 
 
-def check_ended_twice(done: Done, second: int, folder: Path) -> Iterator[str]:
-    """Yield what is wrong with a command that got two signals."""
-    if not is_interrupted(done) and not done.works and done.code != -second:
+def check_ended_twice(done: Done, endings: Collection[int], folder: Path) -> Iterator[str]:
+    """Yield what is wrong with a command that got two signals.
+
+    If both come at once, Python handles the one with the smaller number first.
+    """
+    if not is_interrupted(done) and not done.works and -done.code not in endings:
         yield f"ended with {done.code}"
     if done.seconds > LIMIT_SECONDS:
         yield f"ended after {done.seconds:.1f} s"

@@ -242,7 +242,7 @@ def _interrupt_run_twice(
     second = chance.choice(ENDINGS)
     process.send(second)
     done = process.wait()
-    problems = list(check_ended_twice(done, second, runs.place))
+    problems = list(check_ended_twice(done, (ending, second), runs.place))
 
     resumed = runs.resume(concurrency).wait()
     if not resumed.works:
