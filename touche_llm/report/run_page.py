@@ -123,6 +123,7 @@ class RunPage(Page):
 
     Attributes:
         name: Name of the run's folder.
+        before: Name of the ranking before the judgments.
         facts: Facts about the run, by name.
         topics: Topics of the run.
         anchors: Anchors of the topics by id.
@@ -141,6 +142,7 @@ class RunPage(Page):
     template: ClassVar[str] = "run"
 
     name: str
+    before: str
     facts: dict[str, str]
     topics: list[TopicView]
     anchors: dict[str, Anchor]
@@ -154,11 +156,6 @@ class RunPage(Page):
     failures: list[Failure]
     aspects: list[str]
     has_judge_ranks: bool
-
-    @property
-    def before(self) -> str:
-        """Name of the ranking before the judgments."""
-        return get_kind(self.task).before_judging
 
     @property
     def failure_total(self) -> int:
@@ -190,10 +187,11 @@ def _make_page(opened: RunFolder, name: str, qrels: Qrels | None, top: int) -> R
     """Return the page of an open run folder, with judgments of the run's topics."""
     run = opened.run
     task = opened.task
+    before = get_kind(task).before_judging
     measured = None
     agreement = None
     if qrels is not None:
-        measured = measure_run(run, opened.first, qrels, get_kind(task).before_judging)
+        measured = measure_run(run, opened.first, qrels, before)
         agreement = describe_agreement(opened.records.judgments, qrels, task)
     notes = [*_describe_evaluation(opened, measured, qrels), *_note_gaps(opened)]
 
@@ -208,12 +206,13 @@ def _make_page(opened: RunFolder, name: str, qrels: Qrels | None, top: int) -> R
         task=task,
         notes=notes + opened.notes,
         name=name,
+        before=before,
         facts=describe_run(opened.config, task, opened.stages, run),
         topics=topics,
         anchors=make_anchors([topic.topic for topic in topics]),
         marks=[
             PlotMark(name=_RUN, sign="●", style="run"),
-            PlotMark(name=get_kind(task).before_judging, sign="○", style="first"),
+            PlotMark(name=before, sign="○", style="first"),
         ],
         stances=compute_label_shares({_RUN: run}, qrels, task.stances),
         measured=measured,
