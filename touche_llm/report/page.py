@@ -137,27 +137,36 @@ def create_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = (_HERE / "style.css").read_text(encoding="utf-8")
-    script = (_HERE / "script.js").read_text(encoding="utf-8")
-
-    environment.globals["policy"] = _make_policy(style, script)
+    environment.globals["policy"] = _make_policy()
     environment.globals["limit"] = _MAX_TEXT_CHARS
     # Trusted: files of this package.
-    environment.globals["style"] = Markup(style)
-    environment.globals["script"] = Markup(script)
+    environment.globals["style"] = Markup(_read_source("style.css"))
+    environment.globals["script"] = Markup(_read_source("script.js"))
     return environment
 
 
-def _make_policy(style: str, script: str) -> str:
-    """Return a content security policy that allows this style and this script alone."""
+def _make_policy() -> str:
+    """Return the content security policy that allows the style and the script of pages alone."""
+    sources = hash_sources()
     rules = (
         "default-src 'none'",
-        f"style-src {_hash(style)}",
-        f"script-src {_hash(script)}",
+        f"style-src {sources['style']}",
+        f"script-src {sources['script']}",
         "base-uri 'none'",
         "form-action 'none'",
     )
     return "; ".join(rules)
+
+
+@cache
+def hash_sources() -> Mapping[str, str]:
+    """Return the hashes of the style and of the script of pages, as a policy writes them."""
+    return {"style": _hash(_read_source("style.css")), "script": _hash(_read_source("script.js"))}
+
+
+def _read_source(name: str) -> str:
+    """Return the style or the script of pages."""
+    return (_HERE / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
