@@ -181,7 +181,7 @@ def _open_bench(page: Page, address: str, topic: str = "3") -> None:
     """Open the bench of the first run, and wait for the answers about a topic."""
     page.set_viewport_size({"width": 1280, "height": 800})
     page.goto(address)
-    page.goto(f"{address.partition('?')[0]}#/bench?run=first&topic={topic}")
+    page.goto(f"{address.partition('#')[0]}#/bench?run=first&topic={topic}")
     page.get_by_role("button", name="Request answers").click()
     page.locator(".answer .bar").first.wait_for()
     page.wait_for_timeout(1000)

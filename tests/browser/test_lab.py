@@ -24,6 +24,7 @@ from touche_llm.data.measure import make_headline_ndcg
 from touche_llm.data.runs.reading import read_run
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.lab.redirect import write_redirect
 from touche_llm.prompt_lab.holdout import access_log, read_accesses
 from touche_llm.tasks import prompts_folder
 
@@ -87,7 +88,8 @@ def open_lab(browser: Browser, folder: Path, server: FakeServer) -> OpenLab:
             yield found
             context.close()
             assert found.problems == []
-            own = (f"http://127.0.0.1:{address.port}/", "data:")
+            origin = f"http://127.0.0.1:{address.port}/"
+            own = (origin, f"blob:{origin}", "data:")
             assert [url for url in found.requests if not url.startswith(own)] == []
 
     return opened
@@ -206,7 +208,7 @@ def test_a_sample_shows_its_progress_and_can_be_cancelled(
         expect(row.locator("td").nth(0)).to_have_text("1.000")
         expect(row.locator("td").nth(2)).to_have_class("way down")
         with page.context.expect_page() as opening:
-            page.get_by_role("link", name="Documents by prompt").click()
+            page.get_by_role("button", name="Documents by prompt").click()
         expect(opening.value.locator("h1")).to_be_visible()
 
 
@@ -234,7 +236,7 @@ def test_documents_are_labelled_with_keys_and_exported_as_qrels(
         page.get_by_label("Note").blur()
         expect(page.locator("#live")).to_have_text("Note saved.")
         with page.expect_download() as download:
-            page.get_by_role("link", name="relevance", exact=True).click()
+            page.get_by_role("button", name="relevance", exact=True).click()
         download.value.save_as(folder / "own.txt")
         assert page.evaluate("document.querySelectorAll('.ranking .own').length") == 6
     own = read_qrels({"relevance": folder / "own.txt"}, "comparative")
@@ -373,6 +375,12 @@ def test_a_second_tab_on_a_template_says_so(open_lab: OpenLab) -> None:
         expect(grade(found.page, "1-2")).to_have_text("1.87")
         second = found.page.context.new_page()
         second.goto(found.page.url)
+        expect(second.get_by_role("alert")).to_contain_text("the address that")
+        # The printed one.
+        token = found.page.evaluate("sessionStorage.getItem('touche-llm lab token')")
+        second.goto(f"{found.page.url.partition('#')[0]}#token={token}")
+        expect(second.get_by_role("link", name="bench", exact=True)).to_be_visible()
+        second.goto(found.page.url)
         expect(second.get_by_role("alert")).to_contain_text("open in another tab")
         expect(found.page.get_by_role("alert")).to_have_count(0)
 
@@ -463,7 +471,7 @@ def test_runs_are_sorted_filtered_compared_and_live(open_lab: OpenLab, folder: P
         for name in ("first", "second"):
             page.get_by_label(f"Select {name}").check()
         with page.context.expect_page() as opening:
-            page.get_by_role("link", name="Compare 2 runs").click()
+            page.get_by_role("button", name="Compare 2 runs").click()
         expect(opening.value.locator("h1")).to_be_visible()
         expect(opening.value.locator("#measures")).to_contain_text("8 of 16 judged topics")
 
@@ -504,3 +512,17 @@ def test_hostile_texts_run_nothing_and_fetch_nothing(
         )
         assert ran == ["undefined", 1, 0, 0]
         assert run.name in page.evaluate("document.body.textContent")
+
+
+def test_the_page_of_the_command_leads_to_the_lab_and_no_cookie_is_set(
+    browser: Browser, folder: Path
+) -> None:
+    with lab_in_thread(folder / "runs") as address, write_redirect(address.url) as redirect:
+        page = browser.new_page()
+        page.goto(redirect.as_uri())
+        expect(page.locator("main tbody tr")).to_have_count(1)
+        assert page.context.cookies() == []
+        # It is not in the history, nor in the address that a screenshot shows.
+        assert address.token not in page.url
+        assert page.evaluate("history.length") <= 2
+        page.context.close()

@@ -25,6 +25,7 @@ from tests.sample_runs import Silent, run_on
 from tests.scripted_engine import answer
 from touche_llm.config.configuration import Config
 from touche_llm.lab.runs_of_lab import LabInputs, Workplace
+from touche_llm.lab.security import TOKEN_HEADER
 from touche_llm.lab.server import Address, serve_lab
 from touche_llm.llm.answer_schema import list_fields
 
@@ -99,10 +100,7 @@ class LabClient:
 
     def __post_init__(self) -> None:
         origin = f"http://127.0.0.1:{self.address.port}"
-        self.headers = {
-            "Cookie": f"touche-llm-lab-{self.address.port}={self.address.token}",
-            "Origin": origin,
-        }
+        self.headers = {TOKEN_HEADER: self.address.token, "Origin": origin}
 
     async def send(self, method: str, path: str, body: Any = None, **query: Any) -> tuple[int, Any]:
         """Status and content of a reply."""

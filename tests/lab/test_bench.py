@@ -316,7 +316,7 @@ async def test_a_sample_measures_the_draft_against_the_saved_version(
         assert rows["relevance nDCG@5"]["baseline"] == pytest.approx(1.0)
         assert rows["relevance nDCG@5"]["difference"] < 0 and rows["relevance nDCG@5"]["n"] == 8
         assert found["topics"] == 8 and found["documents"] == 48
-        page = await lab.get("/comparison", id=found["page"].partition("=")[2])
+        page = await lab.get("/api/comparison", id=found["page"].partition("=")[2])
         assert "draft" in page and "The variants differ" in page
         # Only topics to choose on are judged.
         accesses = read_accesses(access_log(folder / "answers.sqlite"))

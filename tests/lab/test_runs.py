@@ -9,7 +9,7 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import orjson
@@ -20,6 +20,7 @@ from touche_llm.data.measure import Measure
 from touche_llm.data.runs.reading import read_run
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.lab.security import TOKEN_HEADER
 from touche_llm.prompt_lab.holdout import access_log, read_accesses
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import record_evaluation
@@ -32,8 +33,9 @@ async def next_rows(lab: LabClient, number: int) -> list[dict[str, Any]]:
     url = f"http://127.0.0.1:{lab.address.port}/api/events"
     async with asyncio.timeout(20), lab.session.get(url, headers=lab.headers) as response:
         async for line in response.content:
-            if line.startswith(b"data: "):
-                rows.append(await lab.get("/api/run", run=orjson.loads(line[6:])))
+            # The first line only says that the page is connected.
+            if run := orjson.loads(line):
+                rows.append(await lab.post("/api/run", run=run))
                 if len(rows) == number:
                     break
     return rows
@@ -51,7 +53,7 @@ async def test_runs_are_measured_over_the_topics_to_choose_on(
             96,
         )
         assert row["pending"] and row["measures"] == {}
-        row = await lab.get("/api/run", run="first")
+        row = await lab.post("/api/run", run="first")
         chosen = read_qrels(qrels, "comparative").restrict_to(
             {str(topic) for topic in range(1, 17, 2)}
         )
@@ -75,7 +77,7 @@ async def test_measures_over_all_topics_are_by_the_qrels_of_the_evaluation_and_l
     record_evaluation(directory, task, qrels, evaluation)
     async with open_lab(folder / "runs") as lab:
         assert (await lab.get("/api/runs", all=1))["rows"][0]["measures"] == {}
-        assert (await lab.get("/api/run", run="first", all=1))["measures"]["relevance nDCG@5"][
+        assert (await lab.post("/api/run", run="first", all=True))["measures"]["relevance nDCG@5"][
             "n"
         ] == 16
         (access,) = read_accesses(access_log(folder / "answers.sqlite"))
@@ -119,17 +121,11 @@ async def test_the_comparison_of_runs_has_no_judgments_of_held_out_topics(
 ) -> None:
     shutil.copytree(folder / "runs" / "first", folder / "runs" / "second")
     async with open_lab(folder / "runs", qrels=qrels) as lab:
-        url = f"http://127.0.0.1:{lab.address.port}/compare?run=first&run=second"
-        async with lab.session.get(url, headers=lab.headers) as response:
-            page = await response.text()
-            assert (
-                response.status == 200
-                and response.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
-            )
+        page = await lab.post("/api/compare", run=["first", "second"])
         assert "8 of 16 judged topics" in page and "16 of 16" not in page
         for access in read_accesses(access_log(folder / "answers.sqlite")):
             assert len(access.topics) == 8
-        assert (await lab.send("GET", "/compare", run="first"))[0] == 400
+        assert (await lab.send("POST", "/api/compare", {"run": ["first"]}))[0] == 400
 
 
 # Computes for hours within the limits of the sandbox.
@@ -142,8 +138,8 @@ def test_two_ctrl_c_end_the_lab_while_a_template_loops(folder: Path) -> None:
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        address, _, token = url.partition("/?token=")
-        headers = {"Origin": address, "Cookie": f"touche-llm-lab-{urlsplit(url).port}={token}"}
+        address, _, token = url.partition("/#token=")
+        headers = {"Origin": address, TOKEN_HEADER: token}
         query = urlencode({"run": "first", "name": "judge"})
         with urlopen(Request(f"{address}/api/template?{query}", headers=headers)) as response:
             template = orjson.loads(response.read())["text"]
@@ -168,7 +164,7 @@ def test_the_command_prints_the_address_and_what_it_reads_and_writes(folder: Pat
         assert process.stdout is not None
         lines = [process.stdout.readline().strip() for _ in range(6)]
         url = lines[0]
-        assert url.startswith("http://127.0.0.1:") and "/?token=" in url
+        assert url.startswith("http://127.0.0.1:") and "/#token=" in url
         paths = "\n".join(lines[1:])
         assert all(
             name in paths
@@ -180,9 +176,7 @@ def test_the_command_prints_the_address_and_what_it_reads_and_writes(folder: Pat
                 "drafts",
             )
         )
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor()
-        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(url) as response:
             assert response.status == 200 and b"touche-llm lab" in response.read()
         process.send_signal(signal.SIGINT)

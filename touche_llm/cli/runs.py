@@ -6,6 +6,7 @@ import asyncio
 import sys
 import webbrowser
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -210,6 +211,7 @@ def lab(
 
 
 async def _serve(workplace: Workplace, port: int, *, should_open: bool) -> None:
+    from touche_llm.lab.redirect import write_redirect
     from touche_llm.lab.server import serve_lab
 
     paths = await workplace.apart(workplace.describe_paths)
@@ -218,6 +220,8 @@ async def _serve(workplace: Workplace, port: int, *, should_open: bool) -> None:
         show_lines(f"{name}: {path}" for name, path in paths.items())
         show_lines(["Ctrl-C ends it"], sys.stderr)
         sys.stdout.flush()
-        if should_open and sys.stdout.isatty():
-            webbrowser.open(address.url)
-        await asyncio.Event().wait()
+        with ExitStack() as stack:
+            if should_open and sys.stdout.isatty():
+                page = stack.enter_context(write_redirect(address.url))
+                webbrowser.open(page.as_uri())
+            await asyncio.Event().wait()

@@ -122,11 +122,13 @@ class UserWord:
         origins: Their origins.
         config: Configuration file that the user names: that of the folder is then used as if it
             were written here. None if none is named.
+        remedy: How the user has the folder's settings used; empty for the option `--config`.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     origins: Mapping[str, ValueOrigin] = field(default_factory=dict)
     config: Path | None = None
+    remedy: str = ""
 
 
 NO_WORD = UserWord()
@@ -173,7 +175,7 @@ def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
     if not _has_any(given, "index", "corpus", "dataset", "retriever.name"):
         values["index"] = str(file.parent / NOT_USED)
     loaded = _complete(values, given, origins, file, OriginKind.FOLDER)
-    unused = UnusedSettings(file, list_unused(taken, loaded.config))
+    unused = UnusedSettings(file, list_unused(taken, loaded.config), word.remedy)
     return replace(loaded, unused=unused)
 
 

@@ -42,10 +42,12 @@ class UnusedSettings:
     Attributes:
         file: Configuration of the folder.
         values: The values by dotted name, without those that are used all the same, as defaults.
+        remedy: How the user has them used; empty for the option `--config`.
     """
 
     file: Path
     values: Mapping[str, Any] = field(default_factory=dict)
+    remedy: str = ""
 
     def describe(self) -> str:
         """Return a line that says which settings are not used and how to use them; empty if none.
@@ -66,9 +68,10 @@ class UnusedSettings:
 
     def explain(self) -> str:
         """Return the reason why settings are not used, and how to use them."""
+        remedy = self.remedy or f"--config {self.file} uses them"
         return (
             "this run was not written here, so its settings start nothing, send nothing and read "
-            f"no other file; --config {self.file} uses them"
+            f"no other file; {remedy}"
         )
 
     def _list_names(self) -> str:
@@ -92,6 +95,11 @@ def record_configuration(file: Path) -> None:
         _LOG.warning("%s: not recorded as written here: %s", file, describe_os_error(error))
 
 
+def is_own(file: Path) -> bool:
+    """Return whether this user wrote the configuration of a run's folder; False if it is missing."""
+    return file.is_file() and is_recorded(read_bounded(file, MAX_BYTES))
+
+
 def is_recorded(content: bytes) -> bool:
     """Return whether this user wrote a configuration, here or where it was moved from."""
     return (_find_records() / _hash(content)).is_file()
@@ -103,8 +111,7 @@ def check_folder(file: Path) -> None:
     Args:
         file: Configuration of the folder, which may be missing.
     """
-    is_own = file.is_file() and is_recorded(read_bounded(file, MAX_BYTES))
-    if is_own:
+    if is_own(file):
         return
 
     root = file.parent.resolve()

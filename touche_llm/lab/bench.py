@@ -231,12 +231,18 @@ class Benches:
         self._open: dict[str, _OpenBench] = {}
 
     def get(self, run: str) -> Bench:
-        """Return the bench of a run, opened again if the run changed."""
+        """Return the bench of a run, opened again if the run or its settings changed.
+
+        Raises:
+            DataError: Somebody else wrote the run's folder, and its topics or corpus are not read.
+        """
         config = self.lab.configure(run)
+        if run:
+            self.lab.check_inputs(run, "topics", "corpus")
         directory = self.lab.find_run(run) if run else None
         changed = None if directory is None else directory.config_file.stat().st_mtime_ns
         known = self._open.get(run)
-        if known is not None and known.changed == changed:
+        if known is not None and known.changed == changed and known.bench.config == config:
             return known.bench
 
         context = RunContext(config, SilentProgress())

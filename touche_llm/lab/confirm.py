@@ -9,7 +9,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from touche_llm.config.own_folders import is_own
 from touche_llm.data.files import shorten_path
 from touche_llm.data.topics.reading import normalise_title
 from touche_llm.errors import UsageError
@@ -190,16 +192,30 @@ def _write_trial(
 
 def _list_inputs(lab: Workplace, bench: Bench) -> list[str]:
     """Return the options with the configuration and the qrels of a bench."""
-    file = lab.inputs.config if bench.directory is None else bench.directory.config_file
     options: list[str] = []
+    settings = dict(lab.inputs.settings)
+    file = _find_config(lab, bench)
     if file is not None:
         options += ["--config", shorten_path(file)]
-    for name, value in lab.inputs.settings.items():
+    elif bench.directory is not None:
+        settings = {"task": bench.config.task, **lab.list_used(bench.run), **settings}
+    for name, value in settings.items():
         options += ["--set", f"{name}={value}"]
     qrels = lab.find_qrels([bench.run], bench.context.task, bench.config)
     for aspect, path in qrels.items():
         options += ["--qrels", f"{aspect}={shorten_path(path)}"]
     return options
+
+
+def _find_config(lab: Workplace, bench: Bench) -> Path | None:
+    """Return the configuration of a bench; None without one.
+
+    None too for a folder that somebody else wrote: on a command line, all its settings would act.
+    """
+    if bench.directory is None:
+        return lab.inputs.config
+    file = bench.directory.config_file
+    return file if is_own(file) else None
 
 
 def _write(*words: str) -> str:

@@ -46,7 +46,7 @@ class TopicEntry:
     Attributes:
         id: Id of the topic.
         title: Title of the topic.
-        half: Half of the topic: to choose on, or held out.
+        half: Half of the topic: to choose on, or held out; empty if its title is not read.
         documents: Number of documents in the run.
         failures: Number of failed requests.
     """
@@ -194,19 +194,22 @@ class _RepeatedRequests:
 def list_topics(lab: Workplace, *, run: str) -> TopicList:
     """Return the topics of a run and the fields of its answers."""
     opened = lab.open(run)
+    has_titles = lab.has_titles(run)
     return TopicList(
-        topics=[_describe_topic(opened, topic) for topic in opened.topics.values()],
+        topics=[
+            _describe_topic(opened, topic, has_title=has_titles) for topic in opened.topics.values()
+        ],
         fields=describe_fields(opened.task),
         stances=list(opened.task.stances),
     )
 
 
-def _describe_topic(opened: RunFolder, topic: Topic) -> TopicEntry:
+def _describe_topic(opened: RunFolder, topic: Topic, *, has_title: bool) -> TopicEntry:
     """Return the entry of a topic of a run."""
     return TopicEntry(
         id=topic.id,
         title=topic.title,
-        half=find_half(topic.title),
+        half=find_half(topic.title) if has_title else "",
         documents=len(opened.run.rankings.get(topic.id, [])),
         failures=opened.count_failures(topic.id),
     )

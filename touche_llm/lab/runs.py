@@ -122,11 +122,13 @@ class _Measured:
 class _MeasuredState:
     """What the measures of a run depend on.
 
-    They are the state of its files, and whether all topics count.
+    They are the state of its files, the settings of its folder that are used, and whether all
+    topics count.
     """
 
     run: str
     files: _State
+    settings: tuple[str, ...]
     is_all: bool
 
 
@@ -140,21 +142,21 @@ class RunList:
         self._lab = lab
         self._measured: dict[_MeasuredState, _Measured] = {}
 
-    def list(self, *, all: int = 0) -> RunEntries:
+    def list(self, *, all: bool = False) -> RunEntries:
         """Return the rows, with the measures that are known; the others are pending."""
-        return RunEntries([self._make_row(name, bool(all)) for name in self._lab.list_runs()])
+        return RunEntries([self._make_row(name, all) for name in self._lab.list_runs()])
 
-    async def read(self, *, run: str, all: int = 0) -> RunEntry:
+    async def read(self, *, run: str, all: bool = False) -> RunEntry:
         """Return the row of a run, measured over the topics to choose on.
 
         With `all`, it is measured over all topics, which is logged.
         """
         # In a thread of its own, since measuring takes a while.
-        return await asyncio.to_thread(self._read, run, bool(all))
+        return await asyncio.to_thread(self._read, run, all)
 
     def _read(self, run: str, is_all: bool) -> RunEntry:
         """Return the row of a run, which is measured unless its files are unchanged."""
-        overview = read_overview(self._lab.find_run(run).path)
+        overview = self._read_overview(run)
         state = self._find_state(run, is_all)
         if state not in self._measured and overview.state == COMPLETE:
             self._measured[state] = self._measure(run, overview, is_all)
@@ -162,11 +164,20 @@ class RunList:
 
     def _find_state(self, run: str, is_all: bool) -> _MeasuredState:
         """Return what the measures of a run depend on."""
-        return _MeasuredState(run, read_state(self._lab.find_run(run)), is_all)
+        return _MeasuredState(
+            run=run,
+            files=read_state(self._lab.find_run(run)),
+            settings=tuple(self._lab.list_used(run)),
+            is_all=is_all,
+        )
+
+    def _read_overview(self, run: str) -> RunOverview:
+        """Read the overview of a run, with what the user says about its folder."""
+        return read_overview(self._lab.find_run(run).path, self._lab.make_word(run))
 
     def _make_row(self, run: str, is_all: bool) -> RunEntry:
         """Return the row of a run with the measures that are known."""
-        overview = read_overview(self._lab.find_run(run).path)
+        overview = self._read_overview(run)
         known = self._measured.get(self._find_state(run, is_all))
         measured = _Measured() if known is None else known
         totals = overview.totals
@@ -213,6 +224,7 @@ class RunList:
         if qrels is None:
             return {}
 
+        self._lab.check_inputs(run, "topics")
         if is_all:
             self._lab.log_evaluation(run, qrels)
         else:
@@ -260,8 +272,12 @@ def read_state(directory: RunDirectory) -> _State:
 
 
 async def watch_runs(lab: Workplace) -> AsyncGenerator[str]:
-    """Yield the name of each run that is new or changed, as long as the caller wants."""
+    """Yield the name of each run that is new or changed, as long as the caller wants.
+
+    Begin with an empty name, so that the page knows that it is connected.
+    """
     seen = await lab.apart(_read_states, lab)
+    yield ""
     while True:
         await asyncio.sleep(_LOOK_INTERVAL)
         states = await lab.apart(_read_states, lab)
@@ -276,7 +292,7 @@ def _read_states(lab: Workplace) -> dict[str, _State]:
     return {run: read_state(lab.find_run(run)) for run in lab.list_runs()}
 
 
-def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
+def compare(lab: Workplace, *, run: list[str], all: bool = False) -> web.Response:
     """Return the page that compares runs with the first one.
 
     The access to judgments is logged.
@@ -296,7 +312,7 @@ def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
 
     names = list(dict.fromkeys(run))
     directories = {name: lab.find_run(name) for name in names}
-    first = read_overview(directories[names[0]].path)
+    first = read_overview(directories[names[0]].path, lab.make_word(names[0]))
     if first.config is None or len(names) < 2:
         raise UsageError(f"compare: name two runs or more; {first.problem}")
 
@@ -306,6 +322,7 @@ def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
     if qrels is None:
         raise DataError(f"{names[0]}: no qrels; evaluate the run, or start the lab with qrels")
     check_number(len(names))
+    lab.check_inputs(names[0], "topics")
 
     remarks: list[str] = []
     if not all:
@@ -342,13 +359,13 @@ def _compare_runs(
     runs = {name: directory.read_run(task.stances) for name, directory in directories.items()}
     depth = max(len(ranking) for run in runs.values() for ranking in run.rankings.values())
     evaluations = [evaluate_run(name, run, qrels, depth) for name, run in runs.items()]
-    folders = [directory.path for directory in directories.values()]
-    record_evaluations(folders, qrels, lab.warn)
+    words = {directory.path: lab.make_word(name) for name, directory in directories.items()}
+    record_evaluations(words, qrels, lab.warn)
 
     comparison = compare_runs(evaluations[0], evaluations[1:])
     return gather_comparison(
         evaluations=evaluations,
-        paths=folders,
+        paths=list(words),
         task=task,
         judged_by={aspect: Path(shorten_path(path)) for aspect, path in files.items()},
         differences=comparison.rows,
@@ -358,9 +375,5 @@ def _compare_runs(
 
 
 def make_page(text: str) -> web.Response:
-    """Return a page about runs or prompts.
-
-    Its own policy allows the style and script within it.
-    """
-    policy = {"Content-Security-Policy": "frame-ancestors 'none'"}
-    return web.Response(text=text, content_type="text/html", headers=policy)
+    """Return a page about runs or prompts, which the lab's page shows in a tab of its own."""
+    return web.Response(text=text, content_type="text/html")

@@ -15,7 +15,9 @@ from typing import ParamSpec, TypeVar
 
 from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import UserWord, load_config, load_run_config
+from touche_llm.config.files import NO_WORD, UserWord, load_run_config, load_with_origins
+from touche_llm.config.origins import LoadedConfig, OriginKind, ValueOrigin
+from touche_llm.config.own_folders import is_own
 from touche_llm.config.task_copies import find_copy
 from touche_llm.data.locks import lock_folder
 from touche_llm.data.records import Topic
@@ -33,6 +35,10 @@ P = ParamSpec("P")
 # Folder of templates of the user, if the configuration names none.
 PROMPTS = Path("lab-prompts")
 DRAFTS = Path(".touche-llm/drafts")
+# Settings of the inputs of a run: data outside of its folder, which only is read.
+INPUTS = ("dataset", "topics", "corpus")
+# How the settings of a folder that somebody else wrote are used.
+_REMEDY = "the lab's page of the run lists them and uses them on a click"
 # Run folders that are kept open; one of 50,000 documents takes 200 MB.
 _MAX_OPEN = 3
 
@@ -111,6 +117,8 @@ class Workplace:
         self._opened: dict[str, _OpenedRun] = {}
         self._qrels: dict[object, Qrels] = {}
         self._revealed: set[tuple[str, str]] = set()
+        # Settings of runs that somebody else wrote, which the user had used, by run.
+        self._chosen: dict[str, dict[str, object]] = {}
         # One thread for all that reads folders, so that the page's other requests do not wait for
         # it.
         self._worker = ThreadPoolExecutor(1, "touche_llm folders")
@@ -175,7 +183,7 @@ class Workplace:
 
         changed: dict[str, datetime] = {}
         for name, folder in self.list_runs().items():
-            overview = read_overview(folder)
+            overview = read_overview(folder, self.make_word(name))
             if overview.state != BROKEN and overview.config is not None:
                 changed[name] = overview.changed
         return max(changed, key=lambda name: changed[name], default=None)
@@ -186,16 +194,96 @@ class Workplace:
         Raises:
             DataError: The run has no configuration.
         """
-        given = dict(self.inputs.settings)
-        if self.inputs.root is None:
-            return load_config(self.inputs.config, given)
+        return self.load(run).config
 
+    def load(self, run: str) -> LoadedConfig:
+        """Load the configuration of a run with the settings of the lab.
+
+        Of a folder that somebody else wrote, only the settings that the user chose act.
+
+        Raises:
+            DataError: The run has no configuration.
+        """
+        if self.inputs.root is None:
+            return load_with_origins(self.inputs.config, dict(self.inputs.settings))
+        return self._load_folder(run, self._chosen.get(run, {}))
+
+    def _load_folder(self, run: str, chosen: Mapping[str, object]) -> LoadedConfig:
+        """Load the configuration of a run with these settings of its folder."""
         directory = self.find_run(run)
         if not directory.config_file.is_file():
             problem = f"{directory.config_file}: no such file"
             raise DataError(f"{problem}; the run stopped before its first stage")
+
         task_copy = {"task": find_copy(directory.path)}
-        return load_run_config(directory.config_file, UserWord(task_copy | given)).config
+        word = UserWord(
+            settings={**task_copy, **chosen, **self.inputs.settings},
+            origins=self._list_origins(run, chosen),
+            remedy=_REMEDY,
+        )
+        return load_run_config(directory.config_file, word)
+
+    def _list_origins(self, run: str, chosen: Mapping[str, object]) -> dict[str, ValueOrigin]:
+        """Return the origins of the settings of a folder that the user chose.
+
+        They are those of a folder, so that no option with which vLLM runs code is among them.
+        """
+        origin = ValueOrigin(OriginKind.FOLDER, str(self.find_run(run).config_file))
+        return {name: origin for name in chosen if name not in self.inputs.settings}
+
+    def make_word(self, run: str) -> UserWord:
+        """Return what the user says about the folder of a run, to look at what is in it.
+
+        Nothing if it was written here; else the inputs that the lab was started with, and the
+        settings that the user chose.
+        """
+        if is_own(self.find_run(run).config_file):
+            return NO_WORD
+
+        chosen = self._chosen.get(run, {})
+        given = {name: self.inputs.settings.get(name) for name in INPUTS}
+        inputs = {name: value for name, value in given.items() if value is not None}
+        return UserWord(
+            settings={**chosen, **inputs},
+            origins=self._list_origins(run, chosen),
+            remedy=_REMEDY,
+        )
+
+    def use_settings(self, run: str, settings: Mapping[str, object]) -> None:
+        """Use settings of a folder that somebody else wrote, until the lab ends.
+
+        Args:
+            run: Name of the run.
+            settings: Values that the user saw, by dotted name.
+
+        Raises:
+            UsageError: They are invalid, or let vLLM run code.
+        """
+        chosen = {**self._chosen.get(run, {}), **settings}
+        self._load_folder(run, chosen)
+        self._chosen[run] = chosen
+        self._close_run(run)
+
+    def list_used(self, run: str) -> Mapping[str, object]:
+        """Return the settings of a folder that the user chose, by dotted name."""
+        return self._chosen.get(run, {})
+
+    def check_inputs(self, run: str, *names: str) -> None:
+        """Raise DataError if an input of a run is not read, since somebody else wrote the folder.
+
+        Args:
+            run: Name of the run.
+            names: `topics` or `corpus`.
+        """
+        loaded = self.load(run)
+        for name in names:
+            setting = "index" if name == "corpus" else name
+            if loaded.unused is not None and loaded.is_without(setting):
+                raise DataError(loaded.unused.describe_input(name))
+
+    def has_titles(self, run: str) -> bool:
+        """Return whether the topics of a run are read, which decide what is held out."""
+        return not run or not self.load(run).is_without("topics")
 
     def open(self, run: str) -> RunFolder:
         """Return a finished run, opened again if it changed.
@@ -213,7 +301,7 @@ class Workplace:
         while len(self._opened) >= _MAX_OPEN:
             oldest = next(iter(self._opened))
             self._close_run(oldest)
-        opened = _open_run(directory, changed)
+        opened = _open_run(directory, self.make_word(run), changed)
         self._opened[run] = opened
         return opened.folder
 
@@ -258,8 +346,10 @@ class Workplace:
     def is_hidden(self, run: str, topic: Topic) -> bool:
         """Return whether the judgments of a topic are hidden.
 
-        They are if it is held out and the user has not revealed them.
+        They are if it is held out and the user has not revealed them, and if its title is not read.
         """
+        if not self.has_titles(run):
+            return True
         return find_half(topic.title) == HOLD_OUT and (run, topic.id) not in self._revealed
 
     def read_visible_qrels(self, run: str, topics: Iterable[Topic], config: Config) -> Qrels | None:
@@ -277,7 +367,8 @@ class Workplace:
             DataError: The access cannot be logged.
         """
         problems: list[str] = []
-        record_evaluations([self.find_run(run).path], qrels, problems.append)
+        word = self.make_word(run)
+        record_evaluations({self.find_run(run).path: word}, qrels, problems.append)
         if problems:
             raise DataError(problems[0])
 
@@ -332,13 +423,13 @@ def _read_change_time(directory: RunDirectory) -> int:
     return changed.stat().st_mtime_ns
 
 
-def _open_run(directory: RunDirectory, changed: int) -> _OpenedRun:
+def _open_run(directory: RunDirectory, word: UserWord, changed: int) -> _OpenedRun:
     """Open the folder of a run."""
     # All of these records stay, and to look for garbage among them takes a third of the time.
     gc.disable()
     try:
         with ExitStack() as stack:
-            folder = stack.enter_context(open_folder(directory.path))
+            folder = stack.enter_context(open_folder(directory.path, word))
             return _OpenedRun(changed, folder, stack.pop_all())
     finally:
         gc.enable()

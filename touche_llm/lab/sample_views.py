@@ -262,7 +262,7 @@ def _keep_page(benches: Benches, page: str) -> str:
     benches.pages[page_id] = page
     for old_id in list(benches.pages)[:-_MAX_PAGES]:
         del benches.pages[old_id]
-    return f"/comparison?id={page_id}"
+    return f"/api/comparison?id={page_id}"
 
 
 def _describe_comparison(comparison: PromptComparison, *, page: str) -> SampleResult:

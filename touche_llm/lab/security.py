@@ -1,6 +1,6 @@
-"""Who may talk to the lab: pages of this machine that know its token.
+"""Who may talk to the lab: its own page, which knows the token.
 
-And what their pages may load.
+And what its pages may load.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import logging
 import sqlite3
+from collections.abc import Collection
 from typing import Any
 
 import orjson
@@ -16,14 +17,22 @@ from aiohttp.typedefs import Handler, Middleware
 
 from touche_llm.data.sqlite import describe_database_error
 from touche_llm.errors import ToucheError, describe_os_error, to_printable
-from touche_llm.report.page import replace_directions
+from touche_llm.report.page import hash_sources, replace_directions
 
 _LOG = logging.getLogger(__name__)
-# Of the lab's own pages; a page about runs brings its own, for the style and script within it.
+# Header of each request with the token. It is no cookie: a browser sends those to every port of a
+# host.
+TOKEN_HEADER = "X-Touche-Token"
+# The shell of the page, which holds nothing of the user: the page gets its token by its script.
+_SHELL = "/"
+_SHELL_FILES = "/static/"
+# The page shows those about runs in a tab of their own, which has the policy of the lab beside its
+# own.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
-        *(f"{kind}-src 'self'" for kind in ("script", "style", "connect")),
+        *(f"{kind}-src 'self' {source}" for kind, source in hash_sources().items()),
+        "connect-src 'self'",
         "img-src 'self' data:",
         *(f"{kind} 'none'" for kind in ("base-uri", "form-action", "frame-ancestors")),
     )
@@ -64,32 +73,19 @@ async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
 
 
 def make_guard(token: str, port: int) -> Middleware:
-    """Return the middleware that admits requests with the token's cookie from this machine's pages alone.
+    """Return the middleware that admits requests of the lab's own page alone.
 
-    A page elsewhere has another origin; a name that an attacker lets point to this machine is
-    another host.
+    Anybody on this machine gets the shell of the page. Everything else needs the token in a header,
+    and comes from the page's origin. A page elsewhere has another origin; a name that an attacker
+    lets point to this machine is another host.
     """
     hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
-    cookie = f"touche-llm-lab-{port}"
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        origin = request.headers.get("Origin")
-        is_own = origin == f"http://{request.host}"
-        if request.host not in hosts or (origin is not None and not is_own):
-            raise web.HTTPForbidden(text="This address is for pages of this machine.")
-        if request.method != "GET" and not (
-            is_own or request.headers.get("Sec-Fetch-Site") == "same-origin"
-        ):
-            raise web.HTTPForbidden(text="Only the lab's own page may change something.")
-        if request.path == "/" and _is_token(request.query.get("token", ""), token):
-            response = web.HTTPSeeOther("/")
-            response.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
-            raise response
-        if not _is_token(request.cookies.get(cookie, ""), token):
-            raise web.HTTPUnauthorized(
-                text="Open the address that `touche-llm lab` printed; it ends in a token."
-            )
+        _check_origin(request, hosts)
+        if not _is_shell(request):
+            _check_page(request, token)
         try:
             return await handler(request)
         except web.HTTPException:
@@ -99,6 +95,40 @@ def make_guard(token: str, port: int) -> Middleware:
             return reply({"error": describe_failure(error)}, 400 if is_known else 500)
 
     return guard
+
+
+def _check_origin(request: web.Request, hosts: Collection[str]) -> None:
+    """Raise HTTPForbidden if a request is to another host, or from another origin."""
+    is_from_elsewhere = "Origin" in request.headers and not _has_own_origin(request)
+    if request.host not in hosts or is_from_elsewhere:
+        raise web.HTTPForbidden(text="This address is for pages of this machine.")
+
+
+def _check_page(request: web.Request, token: str) -> None:
+    """Raise an HTTP error unless a request is that of the lab's page with the token.
+
+    Raises:
+        HTTPUnauthorized: The token is missing or wrong.
+        HTTPForbidden: Neither an origin nor the browser says that the page is the lab's own.
+    """
+    if not _is_token(request.headers.get(TOKEN_HEADER, ""), token):
+        raise web.HTTPUnauthorized(
+            text="Open the address that `touche-llm lab` printed; it ends in a token."
+        )
+    is_same_origin = request.headers.get("Sec-Fetch-Site") == "same-origin"
+    if not (is_same_origin or _has_own_origin(request)):
+        raise web.HTTPForbidden(text="This address is for the lab's own page.")
+
+
+def _is_shell(request: web.Request) -> bool:
+    """Return whether a request is for the shell of the page, or for its style and script."""
+    is_file = request.path.startswith(_SHELL_FILES)
+    return request.method == "GET" and (request.path == _SHELL or is_file)
+
+
+def _has_own_origin(request: web.Request) -> bool:
+    """Return whether a request names the origin of the lab's page."""
+    return request.headers.get("Origin") == f"http://{request.host}"
 
 
 def _is_token(given: str, token: str) -> bool:

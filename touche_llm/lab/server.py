@@ -19,9 +19,17 @@ from aiohttp.typedefs import Handler
 
 from touche_llm import report
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.lab import confirm, documents, draft_views, runs, sample_views, templates
+from touche_llm.lab import (
+    confirm,
+    documents,
+    draft_views,
+    folder_settings,
+    runs,
+    sample_views,
+    templates,
+)
 from touche_llm.lab.bench import Benches
-from touche_llm.lab.runs import RunList, watch_runs
+from touche_llm.lab.runs import RunList
 from touche_llm.lab.runs_of_lab import Workplace
 from touche_llm.lab.security import add_headers, describe_failure, make_guard, reply
 from touche_llm.report.page import replace_directions
@@ -37,7 +45,10 @@ _MAX_BODY = 4 * 2**20
 View = Callable[..., object]  # type: ignore[explicit-any]
 _WORKPLACE_VIEWS: Mapping[tuple[str, str], View] = {
     ("GET", "/api/state"): Workplace.describe,
-    ("GET", "/compare"): runs.compare,
+    ("GET", "/api/events"): runs.watch_runs,
+    ("GET", "/api/folder"): folder_settings.describe_folder,
+    ("POST", "/api/folder"): folder_settings.use_folder_settings,
+    ("POST", "/api/compare"): runs.compare,
     ("GET", "/api/topics"): documents.list_topics,
     ("GET", "/api/documents"): documents.list_documents,
     ("GET", "/api/document"): documents.read_document,
@@ -47,10 +58,10 @@ _WORKPLACE_VIEWS: Mapping[tuple[str, str], View] = {
 }
 _RUN_VIEWS: Mapping[tuple[str, str], View] = {
     ("GET", "/api/runs"): RunList.list,
-    ("GET", "/api/run"): RunList.read,
+    ("POST", "/api/run"): RunList.read,
 }
 _BENCH_VIEWS: Mapping[tuple[str, str], View] = {
-    ("GET", "/comparison"): sample_views.show_comparison,
+    ("GET", "/api/comparison"): sample_views.show_comparison,
     ("GET", "/api/bench"): draft_views.describe_bench,
     ("GET", "/api/template"): templates.read_template,
     ("GET", "/api/candidates"): draft_views.list_candidates,
@@ -70,7 +81,10 @@ _EXACT = (templates.read_template, templates.save_template)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a lab is served; the URL has the token."""
+    """Where a lab is served.
+
+    The URL has the token in its fragment, which no browser sends.
+    """
 
     url: str
     port: int
@@ -108,7 +122,7 @@ def make_application(lab: Workplace, token: str, port: int) -> web.Application:
 
     Args:
         lab: Workplace of the lab.
-        token: Token that requests must have.
+        token: Token in the header of requests.
         port: Port on which it is served.
     """
     app = web.Application(middlewares=[make_guard(token, port)], client_max_size=_MAX_BODY)
@@ -116,7 +130,6 @@ def make_application(lab: Workplace, token: str, port: int) -> web.Application:
     app.router.add_get("/", partial(_send_file, _STATIC / "index.html"))
     app.router.add_get("/static/report.css", partial(_send_file, _STYLE))
     app.router.add_static("/static", _STATIC)
-    app.router.add_get("/api/events", partial(_send_events, lab))
 
     benches = Benches(lab)
     for route in _list_routes(lab, benches):
@@ -254,17 +267,6 @@ def _encode_line(record: object) -> bytes:
     return f"{replace_directions(text)}\n".encode()
 
 
-async def _send_events(lab: Workplace, request: web.Request) -> web.StreamResponse:
-    """Send the name of each run that changes, as server-sent events."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    await response.write(b"retry: 1000\n\n")
-    async with aclosing(watch_runs(lab)) as changed:
-        async for run in changed:
-            await response.write(b"event: run\ndata: %b\n\n" % orjson.dumps(run))
-    return response
-
-
 @asynccontextmanager
 async def serve_lab(lab: Workplace, port: int = 0) -> AsyncIterator[Address]:
     """Serve a lab on a port of this machine while the block runs.
@@ -289,7 +291,7 @@ async def serve_lab(lab: Workplace, port: int = 0) -> AsyncIterator[Address]:
         await runner.setup()
         try:
             await web.SockSite(runner, listener).start()
-            url = f"http://127.0.0.1:{bound_port}/?token={token}"
+            url = f"http://127.0.0.1:{bound_port}/#token={token}"
             yield Address(url=url, port=bound_port, token=token)
         finally:
             await runner.cleanup()

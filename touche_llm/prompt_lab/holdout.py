@@ -8,7 +8,7 @@ so that a change of the split hides none.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
+from touche_llm.config.files import UserWord
 from touche_llm.data.files import read_records, sha256, shorten_path, write_records
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.runs.reading import read_run
@@ -141,14 +142,19 @@ def _share_topic(one: Access, other: Access) -> bool:
     return any(normalise_title(title) in titles for title in other.topics)
 
 
-def record_evaluations(folders: Iterable[Path], qrels: Qrels, warn: Warn) -> None:
+def record_evaluations(runs: Mapping[Path, UserWord], qrels: Qrels, warn: Warn) -> None:
     """Log that the lab shows measures or judgments of runs, as accesses to their judged topics.
 
     Warn if one cannot be logged. A run without prompts, or without judged topics, is not logged.
+
+    Args:
+        runs: What the user says about each run, by folder.
+        qrels: Judgments that are shown.
+        warn: Receives the warnings.
     """
-    for folder in folders:
+    for folder, word in runs.items():
         with _warn_of_errors(f"{folder}: its evaluation", warn):
-            _record_evaluation(RunDirectory(folder), qrels)
+            _record_evaluation(RunDirectory(folder), word, qrels)
 
 
 def record_trial(
@@ -190,7 +196,7 @@ def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
         warn(f"{what} {_NOT_LOGGED}: {error}")
 
 
-def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
+def _record_evaluation(directory: RunDirectory, word: UserWord, qrels: Qrels) -> None:
     """Log the evaluation of a run; nothing if it has no prompts or no judged topics."""
     # Each label once.
     prompts = list(dict.fromkeys(directory.read_metadata().stages.prompts.values()))
@@ -199,8 +205,8 @@ def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
     if not prompts or not judged:
         return
 
-    loaded = directory.read_with_origins()
-    if loaded.unused is not None:
+    loaded = directory.read_with_origins(word)
+    if loaded.unused is not None and loaded.is_without("topics"):
         raise DataError(loaded.unused.describe_input("topics"))
     config = loaded.config
     titles = [topic.title for topic in read_topics(config.topics) if topic.id in judged]

@@ -1,6 +1,6 @@
 // The bench: a template at the left; its rendering, answers and measures at the right.
 import {
-  alertBox, byId, count, debounce, fieldRows, fill, get, h, interval, number, post, put, RequestError, say, seconds, signed, stream,
+  alertBox, byId, count, debounce, fieldRows, fill, get, h, interval, number, openPage, post, put, RequestError, say, seconds, signed, stream,
 } from "/static/dom.js";
 import { makeEditor } from "/static/editor.js";
 import { go, lab, showServer } from "/static/lab.js";
@@ -119,7 +119,7 @@ export async function open(main, params) {
     drawState();
     const found = new Map();
     try {
-      for await (const line of stream("/api/answers", body({ topic: topic(), documents }), mine.signal)) {
+      for await (const line of stream("/api/answers", { body: body({ topic: topic(), documents }), signal: mine.signal })) {
         if (line.error) throw new RequestError(line.state, line);
         if (line.done) {
           source = line.requests ? `${count(line.requests)} answers in ${seconds(line.seconds)}` : "answers from the cache";
@@ -276,7 +276,7 @@ export async function open(main, params) {
     fill(measures, h("p", {}, meter, " ", h("button", { type: "button", click: () => mine.abort() }, "Cancel")), words);
     drawState();
     try {
-      for await (const line of stream("/api/sample", body(), mine.signal)) {
+      for await (const line of stream("/api/sample", { body: body(), signal: mine.signal })) {
         if (line.error) throw new RequestError(line.state, line);
         if (line.total) {
           meter.max = line.total;
@@ -304,7 +304,7 @@ export async function open(main, params) {
           h("td", { class: `way ${row.difference > 0 ? "up" : row.difference < 0 ? "down" : ""}` }, signed(row.difference)),
           h("td", {}, interval(row) || "–"), h("td", {}, number(row.p, 3)), h("td", {}, count(row.n))))))),
       h("p", { class: "lead" }, `${count(line.documents)} documents of ${count(line.topics)} topics; a random order has an nDCG@5 of ${number(line.chance, 3)}. `,
-        h("a", { href: line.page, target: "_blank", rel: "noopener" }, "Documents by prompt, disagreements first")),
+        h("button", { type: "button", class: "link", click: () => openPage("Documents by prompt", { path: line.page }).catch((error) => say(error.message)) }, "Documents by prompt, disagreements first")),
       failures && h("p", { class: "warn" }, `Failures: ${failures}`),
       line.notes.length > 0 && h("details", {}, h("summary", {}, `${count(line.notes.length)} notes`), h("ul", { class: "lead" }, line.notes.map((note) => h("li", {}, note)))),
     ];

@@ -1,6 +1,6 @@
 // Documents: topics, the ranking of one, and one document with what the model and the assessors said of it.
 import {
-  alertBox, count, debounce, fieldRows, fill, get, h, number, post, put, say,
+  alertBox, count, debounce, download, fieldRows, fill, get, h, number, post, put, say,
 } from "/static/dom.js";
 import { address, focusOn, go, lab } from "/static/lab.js";
 
@@ -144,7 +144,7 @@ export async function open(main, params) {
     fill(detail,
       h("h2", {}, opened.title || opened.document),
       opened.title && h("p", { class: "lead" }, h("span", { class: "id" }, opened.document)),
-      opened.notes.length ? h("ul", { class: "warn" }, opened.notes.map((note) => h("li", {}, note))) : "",
+      opened.text != null && notes(),
       opened.comparisons.map((line) => h("p", { class: "lead" }, line)),
       opened.failures.map((failure) => h("p", { class: "warn" }, `No usable answer (${failure.kind}): ${failure.reason} `, failure.text && h("code", {}, failure.text))),
       fieldRows(about.fields, opened.fields, opened),
@@ -152,12 +152,17 @@ export async function open(main, params) {
       h("div", { class: "labels" }, about.fields.map(labelRow)),
       noteField(),
       h("h3", {}, "Text"),
-      opened.text == null ? h("p", { class: "lead" }, "not available") : h("blockquote", {}, textParts()),
+      opened.text == null ? notes() || h("p", { class: "lead" }, "not available") : h("blockquote", {}, textParts()),
       opened.truncation && h("p", { class: "warn" }, `Truncated: ${opened.truncation}.`),
       opened.requests.map((request) => h("details", { class: "request" }, h("summary", {}, `Request and answer, ${request.prompt}`),
         request.messages.map((message) => [h("h4", {}, message.role), h("pre", {}, message.text)]),
         h("h4", {}, "answer"), h("pre", {}, request.answer || "not in the cache"), request.thought ? [h("h4", {}, "reasoning"), h("pre", {}, request.thought)] : "",
         request.key && h("p", { class: "raw" }, "key ", h("code", {}, request.key)))));
+  }
+
+  // What limits the view of the document; without a text, the reasons stand in its place.
+  function notes() {
+    return opened.notes.length > 0 && h("ul", { class: "warn" }, opened.notes.map((note) => h("li", {}, note)));
   }
 
   // The text, with what the model did not see marked.
@@ -231,8 +236,12 @@ export async function open(main, params) {
     focusOn(list.querySelector(`[data-document="${CSS.escape(next.document)}"]`));
   }
 
+  async function exportLabels(field) {
+    try { await download("/api/qrels", { run, field }, `${field}.qrels`); } catch (error) { say(error.message); }
+  }
+
   const banner = h("div");
-  const exports = about.fields.map((field) => [h("a", { href: `/api/qrels?run=${encodeURIComponent(run)}&field=${encodeURIComponent(field.name)}`, download: `${field.name}.qrels` }, field.name), " "]);
+  const exports = about.fields.map((field) => [h("button", { type: "button", class: "link", click: () => exportLabels(field.name) }, field.name), " "]);
   fill(main, h("h1", { class: "hidden" }, "Documents"), h("div", { class: "panes" },
     h("nav", { "aria-label": "Topics" }, topics, h("p", { class: "lead" }, "Export your labels as qrels: ", exports)),
     h("section", { "aria-label": "Ranking" }, title, banner, h("div", { class: "filters" }, h("label", {}, "Search", search), picks.map(([, element]) => element), found), list),

@@ -31,9 +31,26 @@ export class RequestError extends Error {
   }
 }
 
+const TOKEN = "touche-llm lab token";
+
+// Take the token from the address, where it must not stay, and keep it for this tab.
+export function takeToken() {
+  const token = /^#token=(.+)$/.exec(location.hash)?.[1];
+  if (!token) return;
+  sessionStorage.setItem(TOKEN, token);
+  history.replaceState(null, "", "/");
+}
+
+const makeTokenError = () => new RequestError(401, {
+  error: "This tab does not know the lab's token: open the address that `touche-llm lab` printed. Each tab is opened by it.",
+});
+
 async function send(path, { method = "GET", params = {}, body, signal } = {}) {
   const query = new URLSearchParams(Object.entries(params).filter(([, value]) => value != null));
-  const options = { method, signal, headers: {} };
+  const token = sessionStorage.getItem(TOKEN);
+  if (!token) throw makeTokenError();
+  // Not a cookie, which the browser would send to every other port of this machine.
+  const options = { method, signal, headers: { "X-Touche-Token": token } };
   if (body !== undefined) {
     options.body = JSON.stringify(body);
     options.headers["Content-Type"] = "application/json";
@@ -46,6 +63,7 @@ async function send(path, { method = "GET", params = {}, body, signal } = {}) {
     throw new RequestError(0, { error: "The lab has stopped; start `touche-llm lab` again and open its new address." });
   }
   if (response.ok) return response;
+  if (response.status === 401) throw makeTokenError();
   throw new RequestError(response.status, await response.json().catch(() => ({})));
 }
 
@@ -53,9 +71,32 @@ export const get = async (path, params, signal) => (await send(path, { params, s
 export const post = async (path, body, signal) => (await send(path, { method: "POST", body, signal })).json();
 export const put = async (path, body) => (await send(path, { method: "PUT", body })).json();
 
-// Yield the records of a reply with one JSON object a line, as they come.
-export async function* stream(path, body, signal) {
-  const reader = (await send(path, { method: "POST", body, signal })).body.pipeThrough(new TextDecoderStream()).getReader();
+// Show a page about runs or prompts in a tab of its own, which has the policy of this page.
+export async function openPage(title, request) {
+  // Opened at once, since a browser allows that only soon after a click.
+  const tab = open("", "_blank");
+  if (!tab) return say("The browser refused to open a tab; allow it for this page.");
+  tab.opener = null;
+  tab.document.title = `${title} …`;
+  try {
+    const page = await (await send(request.path, request)).blob();
+    tab.location.replace(URL.createObjectURL(page));
+  } catch (error) {
+    tab.close();
+    throw error;
+  }
+}
+
+export async function download(path, params, name) {
+  const file = await (await send(path, { params })).blob();
+  const address = URL.createObjectURL(file);
+  h("a", { href: address, download: name }).click();
+  URL.revokeObjectURL(address);
+}
+
+// Yield the records of a reply with one JSON value a line, as they come.
+export async function* stream(path, { method = "POST", body, signal } = {}) {
+  const reader = (await send(path, { method, body, signal })).body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();

@@ -1,12 +1,16 @@
 // The frame of the lab: views by address, events of the server, keys and help.
-import { byId, copy, fill, get, h, isTyping, say, alertBox } from "/static/dom.js";
+import { byId, copy, fill, get, h, isTyping, say, alertBox, stream, takeToken } from "/static/dom.js";
 import * as runs from "/static/runs.js";
 import * as bench from "/static/bench.js";
 import * as documents from "/static/documents.js";
 import * as confirm from "/static/confirm.js";
+import { showFolder } from "/static/folder.js";
 
 const VIEWS = { runs, bench, documents, confirm };
 const TITLES = { runs: "Runs", bench: "Bench", documents: "Documents", confirm: "Confirm" };
+
+// Milliseconds after which a lost connection is tried again.
+const RETRY = 1000;
 
 export const lab = { state: null, view: "", params: {} };
 let shown = null;
@@ -27,6 +31,7 @@ export function go(view, params, { replace = false } = {}) {
 }
 
 async function route() {
+  takeToken();
   const [path, query] = location.hash.slice(2).split(/\?(.*)/s);
   const { state } = lab;
   const view = VIEWS[path] ? path : state.runs ? "runs" : "bench";
@@ -46,6 +51,7 @@ async function route() {
   main.className = view;
   fill(main, h("p", { class: "lead", role: "status" }, "Loading …"));
   byId("server").hidden = true;
+  showFolder(byId("folder"), view === "runs" ? null : params.run, reopen);
   try {
     const opened = await VIEWS[view].open(main, params);
     if (lab.view === view && lab.params.run === params.run) shown = opened;
@@ -53,6 +59,13 @@ async function route() {
   } catch (error) {
     fill(main, alertBox(error.message, h("button", { type: "button", click: route }, "Try again")));
   }
+}
+
+// Open the view again, with what is known of the run now.
+function reopen() {
+  shown?.close?.();
+  shown = null;
+  return route();
 }
 
 function links() {
@@ -104,13 +117,27 @@ function openHelp() {
   byId("help").showModal();
 }
 
-async function start() {
-  lab.state = await get("/api/state");
-  const events = new EventSource("/api/events");
-  events.addEventListener("run", (event) => shown?.event?.(JSON.parse(event.data)));
+// Hear of each run that changes, as long as the page is open.
+async function follow() {
   let lost = false;
-  events.addEventListener("error", () => { lost = true; say("The lab does not answer; trying again."); });
-  events.addEventListener("open", () => { if (lost) say("The lab is back."); lost = false; });
+  for (;;) {
+    try {
+      for await (const run of stream("/api/events", { method: "GET" })) {
+        if (lost) say("The lab is back.");
+        lost = false;
+        if (run) shown?.event?.(run);
+      }
+    } catch { /* The next lines say so. */ }
+    lost = true;
+    say("The lab does not answer; trying again.");
+    await new Promise((resolve) => { setTimeout(resolve, RETRY); });
+  }
+}
+
+async function start() {
+  takeToken();
+  lab.state = await get("/api/state");
+  follow();
   addEventListener("hashchange", route);
   addEventListener("keydown", onKey);
   byId("help-button").addEventListener("click", openHelp);
@@ -124,4 +151,8 @@ async function start() {
   await route();
 }
 
-start().catch((error) => fill(byId("main"), alertBox(error.message)));
+start().catch((error) => {
+  fill(byId("main"), alertBox(error.message));
+  // Of the printed address, only the fragment is another one.
+  addEventListener("hashchange", () => location.reload(), { once: true });
+});

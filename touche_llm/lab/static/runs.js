@@ -1,5 +1,5 @@
 // Runs: a table that is sorted, filtered and live; two or more are compared.
-import { age, count, fill, get, h, interval, number, seconds, debounce } from "/static/dom.js";
+import { age, count, fill, get, h, interval, number, openPage, post, say, seconds, debounce } from "/static/dom.js";
 import { address, focusOn, go, lab } from "/static/lab.js";
 
 const FIXED = [
@@ -35,7 +35,7 @@ export async function open(main, params) {
   const search = h("input", { type: "search", id: "run-filter", "data-filter": "", value: params.filter ?? "", placeholder: "name, model, prompt, task, state" });
   search.addEventListener("input", debounce(() => change({ filter: search.value }), 150));
   const all = h("input", { type: "checkbox", checked: half === "all", change: () => go("runs", { ...lab.params, all: all.checked ? 1 : null }) });
-  const compare = h("a", { class: "button", target: "_blank", rel: "noopener" });
+  const compare = h("button", { type: "button", click: () => openComparison() });
   const found = h("p", { class: "found", role: "status" });
   const table = h("table", { class: "data grid" });
 
@@ -90,11 +90,16 @@ export async function open(main, params) {
     fill(table, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, h("span", { class: "hidden" }, "select")), columns().map(head))), h("tbody", {}, view.map(line)));
     if (focused != null) table.tHead.rows[0].cells[focused].querySelector("button")?.focus();
     found.textContent = `${count(view.length)} of ${count(rows.length)} runs${rows.some((row) => row.pending) ? ", measuring …" : ""}`;
-    const chosen = rows.filter((row) => selected.has(row.run)).map((row) => row.run);
-    const query = chosen.map((run) => `run=${encodeURIComponent(run)}`).join("&");
-    compare.textContent = chosen.length < 2 ? "Select two runs to compare" : `Compare ${chosen.length} runs`;
-    if (chosen.length < 2) compare.removeAttribute("href");
-    else compare.href = `/compare?${query}${half === "all" ? "&all=1" : ""}`;
+    const { length } = chosen();
+    compare.textContent = length < 2 ? "Select two runs to compare" : `Compare ${length} runs`;
+    compare.disabled = length < 2;
+  }
+
+  const chosen = () => rows.filter((row) => selected.has(row.run)).map((row) => row.run);
+
+  async function openComparison() {
+    const request = { path: "/api/compare", method: "POST", body: { run: chosen(), all: half === "all" } };
+    try { await openPage("Comparison", request); } catch (error) { say(error.message); }
   }
 
   fill(main,
@@ -110,7 +115,7 @@ export async function open(main, params) {
 
   // Measures are computed one run after the other.
   async function read(run) {
-    const row = await get("/api/run", { run, all: params.all }).catch(() => null);
+    const row = await post("/api/run", { run, all: half === "all" }).catch(() => null);
     if (!row || !isOpen) return;
     rows = [row, ...rows.filter((other) => other.run !== row.run)];
     draw();
