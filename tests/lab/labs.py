@@ -112,7 +112,7 @@ class LabClient:
             content = await response.read()
             return response.status, orjson.loads(
                 content
-            ) if "json" in response.content_type else content.decode()
+            ) if response.content_type == "application/json" else content.decode()
 
     async def get(self, path: str, **query: Any) -> Any:
         """Content of a reply that succeeds."""
