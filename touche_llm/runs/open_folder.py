@@ -198,7 +198,7 @@ def open_folder(path: Path, word: UserWord = NO_WORD) -> Iterator[RunFolder]:
 
         with (
             _open_corpus(loaded, context, notes) as corpus,
-            _open_answers(config, notes) as answers,
+            _open_answers(loaded, config, notes) as answers,
         ):
             if corpus is not None:
                 notes += _list_restrictions(run)
@@ -598,10 +598,16 @@ def _check_stored(config: Config) -> None:
         raise DataError(f"{needed}: not found")
 
 
-def _open_answers(config: Config, notes: list[str]) -> AbstractContextManager[Cache | None]:
+def _open_answers(
+    loaded: LoadedConfig, config: Config, notes: list[str]
+) -> AbstractContextManager[Cache | None]:
     """Open the cache of the run, if it exists; else add the reason to `notes`."""
     if config.cache.mode is not CacheMode.OFF and config.cache.file.is_file():
         return Cache(config.cache.file, CacheMode.REPLAY)
+
+    if loaded.unused is not None and "cache.file" in loaded.unused.values:
+        notes.append(f"No completions: {loaded.unused.describe_input('cache')}.")
+        return nullcontext()
     problem = f"No completions: the run stored none, or its cache {config.cache.file} is gone"
     notes.append(f"{problem}; {_MOVED}.")
     return nullcontext()

@@ -113,7 +113,9 @@ export async function open(main, params) {
     if (id !== (lab.params.topic ?? about.topics[0].id)) return;
     [rows, loadedTopic] = [reply.rows, id];
     fill(title, about.topics.find((topic) => topic.id === id)?.title ?? id);
-    fill(banner, reply.hidden ? alertBox("The assessors’ labels of this held-out topic are hidden. Showing them is an access that the log counts.",
+    const isTitleRead = about.topics.find((topic) => topic.id === id)?.half !== "";
+    if (reply.hidden && !isTitleRead) fill(banner, alertBox("The assessors’ labels are hidden: without its title, nobody knows whether a topic is held out. Read the topics first."));
+    else fill(banner, reply.hidden ? alertBox("The assessors’ labels of this held-out topic are hidden. Showing them is an access that the log counts.",
       h("button", { type: "button", click: () => reveal([id]) }, "Show those of this topic"),
       h("button", { type: "button", click: () => reveal(about.topics.filter((topic) => topic.half === "hold-out").map((topic) => topic.id)) }, "Show all held-out ones")) : "");
     drawTopics();
