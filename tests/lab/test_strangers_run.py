@@ -265,7 +265,7 @@ async def test_a_choice_lets_accesses_be_logged(theirs: Path, qrels: dict[str, P
         await choose(lab, are_all_used=False)
         row = await lab.post("/api/run", run="first", all=True)
         assert row["measures"]["relevance nDCG@5"]["n"] == 16
-        config = lab.workplace.configure("first")
+        config = lab.workplace.load("first").config
     (access,) = read_accesses(access_log(config.cache.file))
     assert len(access.topics) == 16
 
@@ -274,3 +274,14 @@ async def test_ones_own_run_has_nothing_to_choose(folder: Path) -> None:
     async with open_lab(folder / "runs") as lab:
         shown = await lab.get("/api/folder", run="first")
         assert (shown["reason"], shown["inputs"], shown["others"]) == ("", [], [])
+
+
+async def test_a_link_that_is_put_into_an_open_folder_is_refused(theirs: Path) -> None:
+    request = {"run": "first", "topic": "1", "document": "1-2"}
+    async with open_lab(theirs / "runs") as lab:
+        assert (await lab.send("GET", "/api/document", **request))[0] == 200
+        (theirs / "secret").write_text("private")
+        (theirs / "runs" / "first" / "labels.jsonl").symlink_to(theirs / "secret")
+        status, reply = await lab.send("GET", "/api/document", **request)
+        assert (status, "labels.jsonl" in reply["error"]) == (400, True)
+        assert "private" not in reply["error"]

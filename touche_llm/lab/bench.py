@@ -20,7 +20,7 @@ from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.requests import RequestBuilder, make_request_builder
 from touche_llm.kinds.known import get_kind
-from touche_llm.lab.runs_of_lab import Workplace
+from touche_llm.lab.runs_of_lab import Workplace, check_inputs
 from touche_llm.llm.cache import CacheMode
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, load, purposes_of
@@ -236,9 +236,9 @@ class Benches:
         Raises:
             DataError: Somebody else wrote the run's folder, and its topics or corpus are not read.
         """
-        config = self.lab.configure(run)
-        if run:
-            self.lab.check_inputs(run, "topics", "corpus")
+        loaded = self.lab.load(run)
+        check_inputs(loaded, "topics", "corpus")
+        config = loaded.config
         directory = self.lab.find_run(run) if run else None
         changed = None if directory is None else directory.config_file.stat().st_mtime_ns
         known = self._open.get(run)

@@ -20,7 +20,7 @@ from touche_llm.data.locks import LOCK
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.lab.runs_of_lab import Workplace
+from touche_llm.lab.runs_of_lab import Workplace, check_inputs
 from touche_llm.prompt_lab.holdout import CHOICE, find_half, record_evaluations
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import COMPLETE, RunOverview, read_overview
@@ -224,7 +224,7 @@ class RunList:
         if qrels is None:
             return {}
 
-        self._lab.check_inputs(run, "topics")
+        check_inputs(self._lab.load(run), "topics")
         if is_all:
             self._lab.log_evaluation(run, qrels)
         else:
@@ -322,7 +322,7 @@ def compare(lab: Workplace, *, run: list[str], all: bool = False) -> web.Respons
     if qrels is None:
         raise DataError(f"{names[0]}: no qrels; evaluate the run, or start the lab with qrels")
     check_number(len(names))
-    lab.check_inputs(names[0], "topics")
+    check_inputs(lab.load(names[0]), "topics")
 
     remarks: list[str] = []
     if not all:

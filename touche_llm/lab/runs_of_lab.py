@@ -17,7 +17,7 @@ from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import NO_WORD, UserWord, load_run_config, load_with_origins
 from touche_llm.config.origins import LoadedConfig, OriginKind, ValueOrigin
-from touche_llm.config.own_folders import is_own
+from touche_llm.config.own_folders import check_folder, is_own
 from touche_llm.config.task_copies import find_copy
 from touche_llm.data.locks import lock_folder
 from touche_llm.data.records import Topic
@@ -188,14 +188,6 @@ class Workplace:
                 changed[name] = overview.changed
         return max(changed, key=lambda name: changed[name], default=None)
 
-    def configure(self, run: str) -> Config:
-        """Return the configuration of a run, with the settings of the lab.
-
-        Raises:
-            DataError: The run has no configuration.
-        """
-        return self.load(run).config
-
     def load(self, run: str) -> LoadedConfig:
         """Load the configuration of a run with the settings of the lab.
 
@@ -268,30 +260,22 @@ class Workplace:
         """Return the settings of a folder that the user chose, by dotted name."""
         return self._chosen.get(run, {})
 
-    def check_inputs(self, run: str, *names: str) -> None:
-        """Raise DataError if an input of a run is not read, since somebody else wrote the folder.
-
-        Args:
-            run: Name of the run.
-            names: `topics` or `corpus`.
-        """
-        loaded = self.load(run)
-        for name in names:
-            setting = "index" if name == "corpus" else name
-            if loaded.unused is not None and loaded.is_without(setting):
-                raise DataError(loaded.unused.describe_input(name))
-
     def has_titles(self, run: str) -> bool:
         """Return whether the topics of a run are read, which decide what is held out."""
-        return not run or not self.load(run).is_without("topics")
+        if self.inputs.root is None or is_own(self.find_run(run).config_file):
+            return True
+        return not self.load(run).is_without("topics")
 
     def open(self, run: str) -> RunFolder:
         """Return a finished run, opened again if it changed.
 
         Raises:
-            DataError: A file of the run is missing or damaged, or a stage is unfinished.
+            DataError: A file of the run is missing or damaged, a stage is unfinished, or a link of
+                somebody else's folder leads out of it.
         """
         directory = self.find_run(run)
+        # Somebody else can change the folder while it is open.
+        check_folder(directory.config_file)
         changed = _read_change_time(directory)
         known = self._opened.get(run)
         if known is not None and known.changed == changed:
@@ -393,7 +377,7 @@ class Workplace:
 
         run = self.find_default_run()
         if run is not None:
-            config = self.configure(run)
+            config = self.load(run).config
             paths["answer cache"] = str(config.cache.file)
             paths["log of accesses"] = str(access_log(config.cache.file))
             paths["saved prompts"] = str(self.prompts_folder(config))
@@ -411,6 +395,21 @@ class Workplace:
             default_run=self.find_default_run(),
             paths=self.describe_paths(),
         )
+
+
+def check_inputs(loaded: LoadedConfig, *names: str) -> None:
+    """Raise DataError if an input of a run is not read, since somebody else wrote the folder.
+
+    Args:
+        loaded: Configuration of the run.
+        names: `topics` or `corpus`.
+    """
+    if loaded.unused is None:
+        return
+    for name in names:
+        setting = "index" if name == "corpus" else name
+        if loaded.is_without(setting):
+            raise DataError(loaded.unused.describe_input(name))
 
 
 def _read_change_time(directory: RunDirectory) -> int:
