@@ -116,10 +116,11 @@ def list_measures(tree: Path) -> dict[str, Any]:
         tree=tree,
     )
 
-    columns = ("value", "low", "high", "n", "topics")
     results: dict[str, Any] = {}
     for row in json.loads(output):
-        results[f"evaluate: {row['measure']}"] = [row[column] for column in columns]
+        measure = row["measure"]
+        results[f"evaluate: {measure}"] = [row["value"], row["n"], row["topics"]]
+        results[f"evaluate: interval of {measure}"] = [row["low"], row["high"]]
     return results
 
 
@@ -132,7 +133,7 @@ def write_commands(folder: Path, url: str) -> dict[str, list[Any]]:
     write_passages(passages, 5000)
     qrels.write_text(
         "".join(
-            f"{topic} 0 passage-{each} {each % 4}\n" for topic in _TOPICS for each in _DOCUMENTS
+            f"{topic} 0 passage-{each} {each % 3}\n" for topic in _TOPICS for each in _DOCUMENTS
         )
     )
     ranks = (

@@ -161,7 +161,7 @@ async def measure(
     with tempfile.TemporaryDirectory() as name:
         task = make_task(form.fields, write_template(form), Path(name) / "task")
         prompt = load(task, purposes_of(task)["judge"], "judge", judge_per=form.judge_per)
-    outcomes = await judge(work, texts, task.question, prompt, model.builder, lambda: None)
+    outcomes = await judge(work, texts, task.question, prompt, model.requester, lambda: None)
     for failure in outcomes.failures:
         print(f"failed: {failure}", file=sys.stderr)
     return [

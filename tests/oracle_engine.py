@@ -16,7 +16,7 @@ from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Candidate, Comparison, Document, Failure, Judgment, Topic
 from touche_llm.judging.judgments import judge
-from touche_llm.judging.requests import RequestBuilder, TopicDocument
+from touche_llm.judging.requests import RequestBuilder, Requester, TopicDocument
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
@@ -133,9 +133,9 @@ async def judge_with(engine: OracleEngine, rankings: Mapping[str, Sequence[str]]
         for topic in _topics(rankings)
         for document in rankings[topic.id]
     ]
-    with _builder(engine) as builder:
+    with _builder(engine) as requester:
         outcomes = await judge(
-            work, _Texts(), _TASK.question, _prompt("judge"), builder, lambda: None
+            work, _Texts(), _TASK.question, _prompt("judge"), requester, lambda: None
         )
     assert not outcomes.failures
     for each in outcomes.results:
@@ -168,7 +168,7 @@ async def rank_with(
         ]
         for topic, ranking in rankings.items()
     }
-    with _builder(engine) as builder:
+    with _builder(engine) as requester:
         ranked = await rank_topics(
             _topics(rankings),
             candidates,
@@ -182,7 +182,7 @@ async def rank_with(
                 objective="relevance",
                 documents=_Texts(),
                 prompts={kind: _prompt(kind) for kind in list_comparison_kinds(parsed)},
-                builder=builder,
+                requester=requester,
             ),
             lambda: None,
         )
@@ -198,14 +198,11 @@ def _topics(ids: Iterable[str]) -> list[Topic]:
 
 
 @contextmanager
-def _builder(engine: OracleEngine) -> Iterator[RequestBuilder]:
+def _builder(engine: OracleEngine) -> Iterator[Requester]:
     with Cache(Path("none.sqlite"), CacheMode.OFF) as off:
-        yield RequestBuilder(
-            ModelClient(engine_info=FACTS, engine=engine, cache=off, sampling=SamplingConfig()),
-            Sampling(),
-            {},
-            _CONCURRENCY,
-        )
+        client = ModelClient(engine_info=FACTS, engine=engine, cache=off, sampling=SamplingConfig())
+        builder = RequestBuilder(FACTS.model, FACTS.revision, Sampling(), {})
+        yield Requester(client, builder, _CONCURRENCY)
 
 
 class _Texts:

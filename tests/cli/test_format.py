@@ -18,6 +18,7 @@ from rich.cells import cell_len
 
 from tests.cli.conftest import Done, Touche
 from tests.evaluation.test_calibration import gated, judgment, shares
+from tests.own_runs import rewrite
 from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
@@ -48,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     sample_run("comparative", folder).rename(folder / "o")
     config = folder / "o" / "config.yaml"
-    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"index": "o/index"}))
+    rewrite(config, yaml.safe_dump(yaml.safe_load(config.read_text()) | {"index": "o/index"}))
     shutil.copytree(folder / "o", folder / "part")
     lines = (folder / "o" / "judgments.jsonl").read_text().splitlines(keepends=True)
     (folder / "part" / "judgments.jsonl").write_text("".join(lines[:-3]))
@@ -59,8 +60,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").write_text("")
     (folder / "short").write_text("3 PRO a,b 1 2.0 t\n")
     (folder / "judged").mkdir()
-    (folder / "judged" / "config.yaml").write_text(
-        "task: comparative\ntopics: topics.xml\ncorpus: passages.jsonl\n"
+    rewrite(
+        folder / "judged" / "config.yaml",
+        "task: comparative\ntopics: topics.xml\ncorpus: passages.jsonl\n",
     )
     records = [judgment(topic, name, shares(*said)) for topic, name, _, said in EXAMPLES]
     write_records(folder / "judged" / "judgments.jsonl", records)
@@ -186,7 +188,9 @@ CASES = {
         {"documents": DOCUMENT, "failure": None, "cached": True, "thought": None},
     ),
     "cache export": Case(
-        f"cache export new.jsonl --cache {CASSETTE}", "file entries", {"file": "new.jsonl"}
+        f"cache export new.jsonl --cache {CASSETTE}",
+        "file entries damaged gaps",
+        {"file": "new.jsonl"},
     ),
     "cache import": Case(
         f"cache import {CASSETTE} --cache new.sqlite", "file new known", {"known": 0}

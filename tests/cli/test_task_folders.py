@@ -85,6 +85,7 @@ def test_a_copied_task_gives_the_run_of_the_original(touche: Touche, mine: Path)
     assert done.returncode == 2 and "runs/own: a run of comparative, not of mine" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["changed", "broken"])
 def test_a_run_outlives_its_task(how: str, touche: Touche, mine: Path) -> None:
     qrels = write_qrels(Path("runs/mine"), mine.parent / "qrels.txt")

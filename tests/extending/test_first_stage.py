@@ -46,6 +46,7 @@ def test_retrieve_uses_the_first_stage_and_records_its_settings(
     assert stage["params"]["random.seed"] == 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_and_a_run_use_it_and_show_and_report_name_it(
     extended: Extended, tmp_path: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_dry_run_and_a_run_use_it_and_show_and_report_name_it(
     assert report.returncode == 0, report.stderr
 
 
+@pytest.mark.slow
 def test_help_lists_it_with_its_options_and_index_has_nothing_to_do(extended: Extended) -> None:
     program_help = extended("--help", modules=MODULES)
     retrieve_help = extended("retrieve", "--help", modules=MODULES)
@@ -74,6 +76,7 @@ def test_help_lists_it_with_its_options_and_index_has_nothing_to_do(extended: Ex
     assert index.stderr.startswith("error: --retriever random: needs no index")
 
 
+@pytest.mark.slow
 def test_doctor_is_not_changed_by_a_first_stage(extended: Extended) -> None:
     with FakeServer().in_thread() as server:
         extended_card = extended("doctor", server.url, modules=MODULES)

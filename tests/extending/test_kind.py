@@ -37,7 +37,10 @@ def task_folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("options", "paragraphs"), [([], 1), (["--lead-paragraphs", "2"], 2)])
+@pytest.mark.parametrize(
+    ("options", "paragraphs"),
+    [([], 1), pytest.param(["--lead-paragraphs", "2"], 2, marks=pytest.mark.slow)],
+)
 def test_a_run_judges_the_first_paragraphs_and_records_how_many(
     options: list[str], paragraphs: int, extended: Extended, tmp_path: Path
 ) -> None:
@@ -57,6 +60,7 @@ def test_a_run_judges_the_first_paragraphs_and_records_how_many(
     assert report.returncode == 0, report.stderr
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_the_tokens_of_the_first_paragraphs(extended: Extended) -> None:
     tokens: list[int] = []
     for paragraphs in ("1", "2"):
@@ -72,6 +76,7 @@ def test_a_dry_run_counts_the_tokens_of_the_first_paragraphs(extended: Extended)
     assert tokens[0] < tokens[1]
 
 
+@pytest.mark.slow
 def test_help_lists_its_options_where_documents_are_judged(extended: Extended) -> None:
     judge_help = extended("judge", "--help", modules=MODULES)
     rank_help = extended("rank", "--help", modules=MODULES)
@@ -79,6 +84,7 @@ def test_help_lists_its_options_where_documents_are_judged(extended: Extended) -
     assert rank_help.returncode == 0 and "--lead-paragraphs" not in rank_help.stdout
 
 
+@pytest.mark.slow
 def test_tasks_show_and_prompts_check_know_it(extended: Extended) -> None:
     shown = extended("tasks", "show", "task", "--format", "json", modules=MODULES)
     assert shown.returncode == 0, shown.stderr

@@ -58,6 +58,7 @@ def test_evaluate_and_compare_have_it_and_keep_it_for_later(
     assert "'relevance RR@10'" in without_it.stderr and "nDCG@K, P@K" in without_it.stderr
 
 
+@pytest.mark.slow
 def test_values_by_topic_have_it_and_the_table_names_what_does_not_fit(
     extended: Extended, judged: Path
 ) -> None:
@@ -90,6 +91,7 @@ register(TopicMeasure(name="late", definition="", compute=lambda topic: 0.0))
     assert done.returncode == 1 and "ExtensionError: late: " in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", ["Bounds(0, 10)", "None"])
 def test_values_beyond_1_need_bounds_of_their_own(
     extended: Extended, judged: Path, bounds: str

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import orjson
+import pytest
 
 from tests.extending.conftest import Extended
 from tests.fake_server import FakeServer
@@ -46,6 +47,7 @@ def test_an_installed_package_is_found_without_any_import(
     assert "allowed model" in [row["name"] for row in orjson.loads(done.stdout)]
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_be_imported_is_named(extended: Extended, tmp_path: Path) -> None:
     packages = install("import a_module_that_is_missing\n", tmp_path)
     with FakeServer().in_thread() as server:
@@ -57,6 +59,7 @@ def test_a_package_that_cannot_be_imported_is_named(extended: Extended, tmp_path
     assert help_page.returncode == 0 and "doctor" in help_page.stdout
 
 
+@pytest.mark.slow
 def test_the_options_of_a_first_stage_come_from_an_installed_package(
     extended: Extended, tmp_path: Path
 ) -> None:

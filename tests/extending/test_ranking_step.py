@@ -39,6 +39,7 @@ def run(extended: Extended, *options: str) -> subprocess.CompletedProcess[str]:
         return extended(*RUN, "--base-url", server.url, *options, modules=MODULES)
 
 
+@pytest.mark.slow
 def test_a_run_ranks_by_it_and_records_show_and_report_name_it(
     extended: Extended, tmp_path: Path
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_run_ranks_by_it_and_records_show_and_report_name_it(
     assert "knockout:5" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_rank_ranks_the_judgments_of_a_run_anew_and_a_fusion_weighs_it(
     extended: Extended, tmp_path: Path
 ) -> None:
@@ -97,6 +99,7 @@ def test_a_dry_run_counts_its_requests(extended: Extended) -> None:
     assert counts == {"comparative/judge": 5, "comparative/best": 4}
 
 
+@pytest.mark.slow
 def test_help_lists_it_with_its_option_and_its_settings_are_checked(extended: Extended) -> None:
     rank_help = extended("rank", "--help", modules=MODULES)
     assert "fusion, balance, knockout" in " ".join(rank_help.stdout.split())
@@ -107,6 +110,7 @@ def test_help_lists_it_with_its_option_and_its_settings_are_checked(extended: Ex
     assert done.stderr.splitlines()[-1].startswith("error: --knockout-group")
 
 
+@pytest.mark.slow
 def test_an_unknown_step_is_an_error_that_lists_the_known_ones(extended: Extended) -> None:
     plain = extended(*RUN, "--rank", "judge,knockout:5", "--dry-run")
     other = extended(*RUN, "--rank", "judge,bubble:5", "--dry-run", modules=MODULES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import orjson
+import pytest
 import yaml
 
 from tests.cli.test_thinking import CORPUS, TOPICS
@@ -19,6 +20,7 @@ RUN = [
 ]
 
 
+@pytest.mark.slow
 def test_index_loads_a_corpus_from_which_a_run_and_its_report_are_made(
     extended: Extended, tmp_path: Path
 ) -> None:
@@ -41,6 +43,7 @@ def test_index_loads_a_corpus_from_which_a_run_and_its_report_are_made(
     assert "engine engine.jsonl" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_index_and_run_refuse_what_belongs_to_a_corpus_on_disk(extended: Extended) -> None:
     with_index = extended(*INDEX, "--index", "folder", modules=MODULES)
     assert with_index.returncode == 2 and "--index" in with_index.stderr

@@ -25,6 +25,7 @@ def test_doctor_makes_the_check_after_those_of_the_start_up(extended: Extended) 
     assert "checking the server: 9/9" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_check_that_blocks_ends_a_run_with_its_remedy(extended: Extended) -> None:
     models = [{"id": "another", "max_model_len": 8192}]
     with FakeServer(models=models).in_thread() as server:

@@ -30,7 +30,7 @@ _VOLATILE = re.compile(r"^time$|seconds|peak_memory|^counts$")
 _IGNORED = ("-wal", "-shm", "-journal", EVALUATION)
 # The marker of a temporary folder; it is empty.
 _MARKERS = "*/.touche-llm-*/lock-*"
-_GRADES = 4
+_GRADES = 3
 
 
 class Workplace:
@@ -113,7 +113,7 @@ class Workplace:
         for aspect in ("relevance", "stance"):
             values = labels if aspect == "stance" else range(_GRADES)
             text = "".join(
-                f"{topic} 0 {doc} {values[int(rank) % _GRADES]}\n"
+                f"{topic} 0 {doc} {values[int(rank) % len(values)]}\n"
                 for topic, _, doc, rank, *_ in lines
             )
             (self.folder / "qrels" / aspect).write_text(text)

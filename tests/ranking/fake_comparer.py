@@ -9,7 +9,7 @@ from typing import cast
 
 from tests.answer_models import judge_request
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
-from touche_llm.judging.requests import RequestBuilder
+from touche_llm.judging.requests import RequestBuilder, Requester
 from touche_llm.llm.client import UnansweredRequest, UncachedRequest
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
@@ -46,7 +46,9 @@ class FakeComparer(Comparer):
             documents=cast(Documents, None),
             question=get_task("comparative").question,
             prompts=dict.fromkeys(("best", "order"), cast(Prompt, None)),
-            builder=RequestBuilder(cast(ModelClient, None), Sampling(), {}, concurrency),
+            requester=Requester(
+                cast(ModelClient, None), RequestBuilder("m", "", Sampling(), {}), concurrency
+            ),
             slots=asyncio.Semaphore(concurrency),
             objective="both",
             document_tokens=512,

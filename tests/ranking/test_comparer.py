@@ -18,7 +18,7 @@ from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Attempt, Document, Topic
 from touche_llm.errors import PromptError, Rejected, Transient, Unusable
-from touche_llm.judging.requests import RequestBuilder
+from touche_llm.judging.requests import RequestBuilder, Requester
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
@@ -124,7 +124,11 @@ def comparer_for(
         documents=Held(texts),
         question=question,
         prompts=load_prompts(task),
-        builder=RequestBuilder(model, Sampling(max_tokens=40), {}, 8),
+        requester=Requester(
+            model,
+            RequestBuilder(facts.model, facts.revision, Sampling(max_tokens=40), {}),
+            8,
+        ),
         slots=asyncio.Semaphore(slots),
         objective="both",
         document_tokens=tokens,

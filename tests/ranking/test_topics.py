@@ -9,7 +9,7 @@ import pytest
 from tests.ranking.test_comparer import Held, load_prompts
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Candidate, RunLine, Topic
-from touche_llm.judging.requests import RequestBuilder
+from touche_llm.judging.requests import RequestBuilder, Requester
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
@@ -74,12 +74,11 @@ async def rank(
             "tag",
             documents=Held({each: f"Text of {each}." for each in ids}),
             prompts=load_prompts("comparative"),
-            builder=RequestBuilder(
+            requester=Requester(
                 ModelClient(
                     engine_info=FACTS, engine=engine, cache=cache, sampling=SamplingConfig()
                 ),
-                Sampling(),
-                {},
+                RequestBuilder(FACTS.model, FACTS.revision, Sampling(), {}),
                 3,
             ),
         ),

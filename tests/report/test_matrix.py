@@ -77,13 +77,13 @@ async def test_documents_that_variants_differ_about_come_first_and_cells_say_wha
     ] and row.label == "NEUTRAL"
     blunt, sharp, _ = row.cells
     assert [(grade.name, grade.value, grade.heat, grade.is_hit) for grade in blunt.grades] == [
-        ("relevance", 0.0, 0, False),
-        ("quality", 0.0, 0, False),
+        ("relevance", 0.0, 0, None),
+        ("quality", 0.0, 0, None),
     ]
-    # Nobody judged the quality, so that nothing can be right about it.
+    # Grades from 0 to 3 cannot be compared with those of people from 0 to 2 one by one.
     assert [(grade.value, grade.heat, grade.is_hit) for grade in sharp.grades] == [
-        (2.0, 3, True),
-        (2.0, 3, False),
+        (2.0, 3, None),
+        (2.0, 3, None),
     ]
     assert (blunt.stance, blunt.is_stance_hit, sharp.stance, sharp.is_stance_hit) == (
         "FIRST",
@@ -91,7 +91,7 @@ async def test_documents_that_variants_differ_about_come_first_and_cells_say_wha
         "NEUTRAL",
         True,
     )
-    assert (row.misses, by_id["3-1"].misses, by_id["2-4"].misses) == (1, 0, 1)
+    assert (row.misses, by_id["3-1"].misses, by_id["2-4"].misses) == (0, 0, 0)
     lost = by_id["2-4"].cells[0]
     assert lost.grades == [] and lost.failure is not None and lost.failure.kind == "server_error"
 

@@ -11,7 +11,7 @@ from touche_llm.api.progress import Progress
 from touche_llm.api.retrieve import add_objects
 from touche_llm.data.records import Failure, Objects, Topic
 from touche_llm.judging.objects import find_objects
-from touche_llm.judging.requests import Done, RequestBuilder, Stage
+from touche_llm.judging.requests import Done, Requester, Stage
 from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.kinds.known import get_kind
@@ -24,7 +24,7 @@ from touche_llm.retrieval.candidates import Candidates
 async def judge(
     candidates: Candidates,
     prompts: Mapping[str, Prompt],
-    builder: RequestBuilder,
+    requester: Requester,
     progress: Progress,
     *,
     stance: StanceSettings | None = None,
@@ -36,7 +36,7 @@ async def judge(
         candidates: Candidates to judge.
         prompts: Prompts by purpose: judge, and what the task and its topics need of objects,
             sentence and stance.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
         progress: Display of the progress.
         stance: Settings of the stance prompt, which is used only with them.
         judging_settings: Settings that the kind of the task declares; None for the defaults.
@@ -50,11 +50,11 @@ async def judge(
     kind = get_kind(candidates.task)
     settings = kind.read_judging_settings(judging_settings)
     await candidates.check()
-    stage = partial(_show_stage, progress=progress, model=builder.model)
+    stage = partial(_show_stage, progress=progress, model=requester.client)
 
     named = _NamedTopics(topics=candidates.topics, all_topics=candidates.topics)
     if candidates.task.objects_answer is not None and _list_unnamed(candidates.topics):
-        named = await _name_topics(candidates, prompts["objects"], builder, stage)
+        named = await _name_topics(candidates, prompts["objects"], requester, stage)
         candidates = replace(candidates, topics=named.all_topics)
 
     inputs = JudgingInputs(
@@ -62,7 +62,7 @@ async def judge(
         topics=named.topics,
         documents=candidates.documents,
         prompts=prompts,
-        builder=builder,
+        requester=requester,
         stage=stage,
         settings=settings,
         stance=stance,
@@ -70,7 +70,7 @@ async def judge(
     )
     judgments = await kind.judge(inputs)
 
-    warn_of_labels(builder.model, prompts, progress)
+    warn_of_labels(requester.client, prompts, progress)
     return replace(
         judgments,
         objects=named.found,
@@ -119,13 +119,13 @@ class _NamedTopics:
 async def _name_topics(
     candidates: Candidates,
     prompt: Prompt,
-    builder: RequestBuilder,
+    requester: Requester,
     stage: Stage,
 ) -> _NamedTopics:
     """Find the objects of the topics that name none; there is at least one."""
     unnamed = _list_unnamed(candidates.topics)
     with stage("finding objects", len(unnamed)) as done:
-        outcomes = await find_objects(candidates.topics, prompt, builder, done)
+        outcomes = await find_objects(candidates.topics, prompt, requester, done)
 
     topics = add_objects(candidates.topics, outcomes.results)
     return _NamedTopics(

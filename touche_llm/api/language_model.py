@@ -11,7 +11,7 @@ from touche_llm.data import concurrency
 from touche_llm.engines.answer_function import FUNCTION, AnswerFunction
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import UsageError
-from touche_llm.judging.requests import RequestBuilder, make_request_builder
+from touche_llm.judging.requests import Requester, make_requester
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.protocol import EngineInfo
@@ -91,16 +91,16 @@ class LanguageModel:
     @property
     def info(self) -> EngineInfo:
         """Name, revision and context of the model, as the server reports them."""
-        return self.builder.model.engine_info
+        return self.requester.client.engine_info
 
     @property
-    def builder(self) -> RequestBuilder:
-        """Builder of the requests to the open model."""
+    def requester(self) -> Requester:
+        """Client of the open model, and the builder of its requests."""
         if self._client is None:
             raise UsageError(
                 "the model is not open; use it in a block: `with LanguageModel(...) as model:`"
             )
-        return make_request_builder(self._client)
+        return make_requester(self._client)
 
     def __enter__(self) -> Self:
         if self._client is not None:

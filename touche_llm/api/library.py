@@ -274,7 +274,7 @@ async def retrieve(
             topics=topics,
             progress=progress,
         )
-        expander = QueryExpander(ExpansionSettings(), prompts["queries"], expand_with.builder)
+        expander = QueryExpander(ExpansionSettings(), prompts["queries"], expand_with.requester)
     return await retrieval.retrieve(
         topics,
         corpus,
@@ -351,7 +351,7 @@ async def judge(
     return await judging.judge(
         candidates,
         loaded,
-        model.builder,
+        model.requester,
         progress,
         stance=stance,
         judging_settings=judging_settings,
@@ -428,7 +428,7 @@ async def rank(
             topics=candidates.topics,
             progress=progress,
         )
-        plan = replace(plan, prompts=loaded, builder=model.builder)
+        plan = replace(plan, prompts=loaded, requester=model.requester)
 
     async with AsyncExitStack() as stack:
         if needs_scores(parsed):

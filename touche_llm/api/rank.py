@@ -247,9 +247,9 @@ def _check_answers(plan: RankingPlan, progress: Progress) -> None:
     """
     for client in plan.clients:
         client.raise_on_misses()
-    if plan.builder is not None:
-        plan.builder.model.labels.raise_on_unread()
-        warn_of_labels(plan.builder.model, plan.prompts, progress)
+    if plan.requester is not None:
+        plan.requester.client.labels.raise_on_unread()
+        warn_of_labels(plan.requester.client, plan.prompts, progress)
 
 
 def _group_lines(lines: Iterable[RunLine]) -> dict[str, list[Candidate]]:

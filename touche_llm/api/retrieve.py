@@ -78,9 +78,9 @@ async def _expand_queries(
     progress: Progress,
 ) -> Outcomes[Queries]:
     """Return the additional queries that the model writes for the topics."""
-    model = expander.builder.model
+    model = expander.requester.client
     with progress.stage("finding queries", len(topics), model.counts) as done:
-        outcomes = await find_queries(topics, expander.prompt, expander.builder, done)
+        outcomes = await find_queries(topics, expander.prompt, expander.requester, done)
     model.raise_on_misses()
     return outcomes
 

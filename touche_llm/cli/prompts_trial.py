@@ -22,7 +22,7 @@ from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.interrupts import run_until_interrupted
-from touche_llm.judging.requests import RequestBuilder, make_request_builder
+from touche_llm.judging.requests import Requester, make_requester
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.protocol import EngineInfo
 from touche_llm.prompt_lab.holdout import record_trial
@@ -138,7 +138,7 @@ async def _render(
     """Make the requests of a prompt about the topic and the documents; nothing is sent."""
     async with open_offline(run.config) as builders:
         _, trials = await _ask(run, purpose, prompt, documents, builders.known, builders.dry)
-        return _RenderedPrompt(trials=trials, engine_info=builders.dry.model.engine_info)
+        return _RenderedPrompt(trials=trials, engine_info=builders.dry.client.engine_info)
 
 
 async def _ask(
@@ -146,8 +146,8 @@ async def _ask(
     purpose: Purpose,
     prompt: Prompt,
     documents: list[str] | None,
-    known: RequestBuilder,
-    builder: RequestBuilder,
+    known: Requester,
+    requester: Requester,
 ) -> tuple[Subject, list[Trial]]:
     """Send a prompt about the topic and the documents.
 
@@ -155,7 +155,7 @@ async def _ask(
     """
     (topic,) = run.topics
     subject = await make_subject(run, topic, purpose, tuple(documents or ()), known)
-    return subject, await ask(prompt, subject, builder)
+    return subject, await ask(prompt, subject, requester)
 
 
 def _describe_cut(document_id: str, cut: Cut) -> str:
@@ -259,8 +259,8 @@ async def _send(
     async with open_client(
         config.engine, config.sampling, config.cache, progress=run.progress
     ) as model:
-        builder = make_request_builder(model)
-        return await _ask(run, purpose, prompt, documents, builder, builder)
+        requester = make_requester(model)
+        return await _ask(run, purpose, prompt, documents, requester, requester)
 
 
 def _list_lines(trial: Trial) -> Iterator[str]:

@@ -16,7 +16,7 @@ from touche_llm.judging.replies import (
     list_thought_keys,
     send_requests,
 )
-from touche_llm.judging.requests import DocumentRequest, Done, RequestBuilder, TopicDocument
+from touche_llm.judging.requests import DocumentRequest, Done, Requester, TopicDocument
 from touche_llm.llm.label_probabilities import have_probabilities
 from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.prompts.prompt import Prompt
@@ -29,7 +29,7 @@ async def judge(
     documents: Documents,
     question: Question,
     prompt: Prompt,
-    builder: RequestBuilder,
+    requester: Requester,
     done: Done,
 ) -> Outcomes[Judgment]:
     """Judge documents for topics.
@@ -41,7 +41,7 @@ async def judge(
         documents: Texts of the documents.
         question: Question of the prompt, which renders the documents.
         prompt: Prompt to send.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
         done: Called after each request.
 
     Returns:
@@ -56,7 +56,7 @@ async def judge(
         documents=documents,
         question=question,
         judge_question=question,
-        builder=builder,
+        requester=requester,
         done=done,
     )
     replies_by_document = group_replies(replies.results)

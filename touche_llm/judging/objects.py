@@ -8,7 +8,7 @@ from functools import partial
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Failure, Objects, Topic
 from touche_llm.judging.outcomes import Outcomes, separate_failures
-from touche_llm.judging.requests import Done, RequestBuilder, make_failure
+from touche_llm.judging.requests import Done, Requester, make_failure
 from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
@@ -16,14 +16,14 @@ from touche_llm.prompts.prompt import Prompt
 
 
 async def find_objects(
-    topics: Iterable[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
+    topics: Iterable[Topic], prompt: Prompt, requester: Requester, done: Done
 ) -> Outcomes[Objects]:
     """Request the two objects in the titles of topics that name none.
 
     Args:
         topics: Topics with or without objects.
         prompt: Prompt that finds objects.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
         done: Called after each request.
 
     Returns:
@@ -34,16 +34,16 @@ async def find_objects(
         EngineError: The engine failed.
     """
     unnamed = [topic for topic in topics if topic.objects is None]
-    find = partial(_find_objects, prompt=prompt, builder=builder, done=done)
-    outcomes = await map_in_order(find, unnamed, builder.concurrency)
+    find = partial(_find_objects, prompt=prompt, requester=requester, done=done)
+    outcomes = await map_in_order(find, unnamed, requester.concurrency)
     return separate_failures(outcomes)
 
 
 async def _find_objects(
-    topic: Topic, *, prompt: Prompt, builder: RequestBuilder, done: Done
+    topic: Topic, *, prompt: Prompt, requester: Requester, done: Done
 ) -> Objects | Failure | None:
     """Return the objects of a topic or the failure to find them, or None for a replay miss."""
-    result = await request_objects(topic, prompt, builder)
+    result = await request_objects(topic, prompt, requester)
     done()
     if not isinstance(result, AnsweredRequest):
         return make_failure(topic, None, prompt, result)
@@ -51,7 +51,7 @@ async def _find_objects(
 
 
 async def request_objects(
-    topic: Topic, prompt: Prompt, builder: RequestBuilder
+    topic: Topic, prompt: Prompt, requester: Requester
 ) -> AnsweredRequest[AnswerModel] | UnansweredRequest:
     """Request the objects in the title of a topic.
 
@@ -60,8 +60,8 @@ async def request_objects(
         EngineError: The engine failed.
     """
     answer_model = prompt.answer_for(topic, 0)
-    request = builder.build(prompt, answer_model, topic, None)
-    return await builder.model.request(request, answer_model)
+    request = requester.builder.build(prompt, answer_model, topic, None)
+    return await requester.client.request(request, answer_model)
 
 
 def read_objects(result: AnsweredRequest[AnswerModel]) -> tuple[str, str]:

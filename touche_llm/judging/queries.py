@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Failure, Queries, Topic
 from touche_llm.judging.outcomes import Outcomes, separate_failures
-from touche_llm.judging.requests import Done, RequestBuilder, make_failure
+from touche_llm.judging.requests import Done, Requester, make_failure
 from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
@@ -24,23 +24,23 @@ class QueryExpander:
     Attributes:
         settings: Settings of the expansion.
         prompt: Prompt that requests queries.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
     """
 
     settings: ExpansionSettings
     prompt: Prompt
-    builder: RequestBuilder
+    requester: Requester
 
 
 async def find_queries(
-    topics: Iterable[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
+    topics: Iterable[Topic], prompt: Prompt, requester: Requester, done: Done
 ) -> Outcomes[Queries]:
     """Request additional queries for each topic.
 
     Args:
         topics: Topics to find queries for.
         prompt: Prompt that requests queries.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
         done: Called after each request.
 
     Returns:
@@ -49,16 +49,16 @@ async def find_queries(
     Raises:
         EngineError: The engine failed.
     """
-    find = partial(_find_queries, prompt=prompt, builder=builder, done=done)
-    outcomes = await map_in_order(find, topics, builder.concurrency)
+    find = partial(_find_queries, prompt=prompt, requester=requester, done=done)
+    outcomes = await map_in_order(find, topics, requester.concurrency)
     return separate_failures(outcomes)
 
 
 async def _find_queries(
-    topic: Topic, *, prompt: Prompt, builder: RequestBuilder, done: Done
+    topic: Topic, *, prompt: Prompt, requester: Requester, done: Done
 ) -> Queries | Failure | None:
     """Return the queries for a topic or the failure to find them, or None for a replay miss."""
-    result = await request_queries(topic, prompt, builder)
+    result = await request_queries(topic, prompt, requester)
     done()
     if not isinstance(result, AnsweredRequest):
         return make_failure(topic, None, prompt, result)
@@ -68,7 +68,7 @@ async def _find_queries(
 
 
 async def request_queries(
-    topic: Topic, prompt: Prompt, builder: RequestBuilder
+    topic: Topic, prompt: Prompt, requester: Requester
 ) -> AnsweredRequest[AlternativeQueries] | UnansweredRequest:
     """Request additional queries for a topic.
 
@@ -77,8 +77,6 @@ async def request_queries(
     """
     # In the worst case each character is a token.
     max_query_tokens = MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
-    max_tokens = builder.sampling.max_tokens + max_query_tokens
-    sampling = replace(builder.sampling, max_tokens=max_tokens)
-
-    request = replace(builder, sampling=sampling).build(prompt, AlternativeQueries, topic, None)
-    return await builder.model.request(request, AlternativeQueries)
+    builder = requester.builder.add_max_tokens(max_query_tokens)
+    request = builder.build(prompt, AlternativeQueries, topic, None)
+    return await requester.client.request(request, AlternativeQueries)

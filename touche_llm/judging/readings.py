@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from touche_llm.data.records import Reading
-from touche_llm.judging.requests import RequestBuilder
+from touche_llm.judging.requests import Requester
 from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.label_probabilities import have_probabilities
 from touche_llm.llm.model import AnsweredRequest
@@ -13,7 +13,7 @@ from touche_llm.llm.request import Origin
 
 
 def count_labels(
-    builder: RequestBuilder,
+    requester: Requester,
     origin: Origin,
     result: AnsweredRequest[AnswerModel],
     readings: Mapping[str, Reading],
@@ -23,7 +23,7 @@ def count_labels(
     Nothing is counted if the requests ask for no log-probabilities.
 
     Args:
-        builder: Builder of the requests, whose model has the counts.
+        requester: Client of the model, and the builder of its requests, whose client has the counts.
         origin: Prompt, topic and documents of the request.
         result: Answer.
         readings: Readings of the answer's labels, by field.
@@ -31,13 +31,13 @@ def count_labels(
     Raises:
         EngineError: The labels of no answer to the prompt can be read, and it has many.
     """
-    if builder.sampling.top_logprobs == 0:
+    if requester.builder.sampling.top_logprobs == 0:
         return
 
     if have_probabilities(result.readings.values()):
-        builder.model.labels.add_read(origin, readings)
+        requester.client.labels.add_read(origin, readings)
     else:
-        builder.model.labels.add_unread(origin, describe_unread(result))
+        requester.client.labels.add_unread(origin, describe_unread(result))
 
 
 def describe_unread(result: AnsweredRequest[AnswerModel]) -> str:

@@ -14,7 +14,7 @@ from touche_llm.judging.readings import count_labels
 from touche_llm.judging.requests import (
     DocumentRequest,
     Done,
-    RequestBuilder,
+    Requester,
     make_failure,
     request_answer,
 )
@@ -49,7 +49,7 @@ async def send_requests(
     documents: Documents,
     question: Question,
     judge_question: Question,
-    builder: RequestBuilder,
+    requester: Requester,
     done: Done,
 ) -> Outcomes[DocumentReply]:
     """Send requests about a document each.
@@ -59,7 +59,7 @@ async def send_requests(
         documents: Texts of the documents.
         question: Question of the prompts, which renders the documents.
         judge_question: Question whose stances the readings have; it combines position and side.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
         done: Called after each request.
 
     Returns:
@@ -74,10 +74,10 @@ async def send_requests(
         documents=documents,
         question=question,
         judge_question=judge_question,
-        builder=builder,
+        requester=requester,
         done=done,
     )
-    outcomes = await map_in_order(send, requests, builder.concurrency)
+    outcomes = await map_in_order(send, requests, requester.concurrency)
     return separate_failures(outcomes)
 
 
@@ -87,18 +87,18 @@ async def _send_request(
     documents: Documents,
     question: Question,
     judge_question: Question,
-    builder: RequestBuilder,
+    requester: Requester,
     done: Done,
 ) -> DocumentReply | Failure | None:
     """Send one request; return its reply or failure, or None for a replay miss."""
-    result, cut = await request_answer(request, documents, question, builder)
+    result, cut = await request_answer(request, documents, question, requester)
     done()
     if not isinstance(result, AnsweredRequest):
         return make_failure(request.topic, request.document_id, request.prompt, result)
 
     readings = judge_question.combine(result.readings)
     origin = request.prompt.origin(request.topic.id, request.document_id)
-    count_labels(builder, origin, result, readings)
+    count_labels(requester, origin, result, readings)
     return DocumentReply(
         request=request,
         readings=readings,

@@ -48,22 +48,22 @@ class DocumentRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """Builder of a stage's requests.
+    """Builder of the requests to a model.
 
     Attributes:
-        model: Client that sends the requests.
+        model: Name of the model.
+        revision: The user's name for the version of its weights.
         sampling: Sampling parameters; a request has at most their number of alternatives per token,
             and no more than its answer needs.
         chat_template_kwargs: Switches of the chat template for requests without reasoning.
-        concurrency: Max number of requests at a time.
         thinking: Settings of reasoning before answers.
         system_message: Place of the instructions.
     """
 
-    model: ModelClient
+    model: str
+    revision: str
     sampling: Sampling
     chat_template_kwargs: Mapping[str, object]
-    concurrency: int
     thinking: ThinkingConfig = ThinkingConfig()
     system_message: SystemPlace = "role"
 
@@ -101,31 +101,52 @@ class RequestBuilder:
             messages=place_system_message(messages, self.system_message),
             schema=schema,
             sampling=replace(self.sampling, top_logprobs=alternatives),
-            model=self.model.engine_info.model,
-            revision=self.model.engine_info.revision,
+            model=self.model,
+            revision=self.revision,
             chat_template_kwargs=chat_template_kwargs,
             origin=prompt.origin(topic.id, document_id),
             thinking=thinking,
         )
 
+    def add_max_tokens(self, tokens: int) -> RequestBuilder:
+        """Return a builder of requests whose answers may have so many tokens more."""
+        max_tokens = self.sampling.max_tokens + tokens
+        return replace(self, sampling=replace(self.sampling, max_tokens=max_tokens))
 
-def make_request_builder(model: ModelClient) -> RequestBuilder:
-    """Make the builder of the requests to a model, with the client's settings."""
-    settings = model.sampling
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """Client of a model, and the builder of its requests.
+
+    Attributes:
+        client: Client that sends the requests.
+        builder: Builder of the requests.
+        concurrency: Max number of requests at a time.
+    """
+
+    client: ModelClient
+    builder: RequestBuilder
+    concurrency: int
+
+
+def make_requester(client: ModelClient) -> Requester:
+    """Return a client with the builder of its requests, which has the client's settings."""
+    settings = client.sampling
     sampling = Sampling(
         temperature=settings.temperature,
         seed=settings.seed,
         max_tokens=settings.max_tokens,
         top_logprobs=settings.top_logprobs,
     )
-    return RequestBuilder(
-        model=model,
+    builder = RequestBuilder(
+        model=client.engine_info.model,
+        revision=client.engine_info.revision,
         sampling=sampling,
         chat_template_kwargs=settings.chat_template_kwargs,
-        concurrency=model.concurrency,
         thinking=settings.thinking,
         system_message=settings.system_message,
     )
+    return Requester(client, builder, client.concurrency)
 
 
 def sanitize_document(rendered: RenderedDocument) -> str | RankedPassages:
@@ -140,7 +161,7 @@ async def request_answer(
     request: DocumentRequest,
     documents: Documents,
     question: Question,
-    builder: RequestBuilder,
+    requester: Requester,
 ) -> DocumentResult[AnswerModel]:
     """Request the answer to a question about one document.
 
@@ -150,7 +171,7 @@ async def request_answer(
         request: Prompt, topic and document.
         documents: Texts of the documents.
         question: Question of the prompt, which renders the document.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
 
     Raises:
         EngineError: The engine failed.
@@ -161,14 +182,14 @@ async def request_answer(
     rendered = question.render(request.topic, documents.get(request.document_id))
     # All but the document, which is shortened until the request fits.
     build_request = partial(
-        builder.build,
+        requester.builder.build,
         prompt,
         answer,
         request.topic,
         request.document_id,
         **rendered.variables,
     )
-    return await builder.model.request_truncated(
+    return await requester.client.request_truncated(
         lambda text: build_request(document=text),
         sanitize_document(rendered),
         answer,

@@ -15,7 +15,7 @@ from touche_llm.judging.replies import (
     list_thought_keys,
     send_requests,
 )
-from touche_llm.judging.requests import DocumentRequest, RequestBuilder, Stage, TopicDocument
+from touche_llm.judging.requests import DocumentRequest, Requester, Stage, TopicDocument
 from touche_llm.llm.label_probabilities import have_probabilities
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.retrieval.corpus import Documents
@@ -33,14 +33,14 @@ class StanceJudge:
         prompt: Stance prompt.
         has_both_orders: Whether to request the stances with the objects of a topic in both orders,
             of which the mean is taken; a topic without objects has one order.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
     """
 
     task: Task
     question: Question
     prompt: Prompt
     has_both_orders: bool
-    builder: RequestBuilder
+    requester: Requester
 
     async def judge(
         self, work: Sequence[TopicDocument], documents: Documents, stage: Stage
@@ -66,7 +66,7 @@ class StanceJudge:
                 documents=documents,
                 question=self.question,
                 judge_question=self.task.question,
-                builder=self.builder,
+                requester=self.requester,
                 done=done,
             )
 

@@ -76,7 +76,7 @@ async def _judge_stances(
         question=inputs.task.questions["stance"],
         prompt=inputs.prompts["stance"],
         has_both_orders=settings.prompt == "both_orders",
-        builder=inputs.builder,
+        requester=inputs.requester,
     )
     best = _choose_best(candidates, judgments.judgments, settings.depth)
     stances = await judge.judge(best, inputs.documents, inputs.stage)

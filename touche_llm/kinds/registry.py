@@ -13,7 +13,7 @@ from touche_llm.errors import UsageError, Warn
 from touche_llm.extensions import Registry
 from touche_llm.judging.judgments import judge
 from touche_llm.judging.outcomes import Outcomes
-from touche_llm.judging.requests import RequestBuilder, Stage, TopicDocument
+from touche_llm.judging.requests import Requester, Stage, TopicDocument
 from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
 from touche_llm.kinds.search_space import SearchSpace
@@ -33,7 +33,7 @@ class JudgingInputs:
         topics: Topics to judge candidates of: all, but for those whose objects are unknown.
         documents: Texts of the candidates.
         prompts: Prompts by purpose.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
         stage: Shows the progress of requests.
         settings: Section that the kind declares in `judging_section`; None if it declares none.
         stance: Settings of the stance prompt; None to leave it out.
@@ -44,7 +44,7 @@ class JudgingInputs:
     topics: Sequence[Topic]
     documents: Documents
     prompts: Mapping[str, Prompt]
-    builder: RequestBuilder
+    requester: Requester
     stage: Stage
     settings: Any
     stance: StanceSettings | None
@@ -83,7 +83,7 @@ class JudgingInputs:
                 documents,
                 question,
                 prompt,
-                self.builder,
+                self.requester,
                 done,
             )
 

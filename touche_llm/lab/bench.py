@@ -18,7 +18,7 @@ from touche_llm.config.configuration import Config
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.requests import RequestBuilder, make_request_builder
+from touche_llm.judging.requests import Requester, make_requester
 from touche_llm.kinds.known import get_kind
 from touche_llm.lab.runs_of_lab import Workplace, check_inputs
 from touche_llm.llm.cache import CacheMode
@@ -51,7 +51,7 @@ class Bench:
     context: RunContext
     directory: RunDirectory | None
     prompts: Path
-    _builder: RequestBuilder | None = None
+    _builder: Requester | None = None
     _model: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -162,8 +162,8 @@ class Bench:
         except ValueError:
             return host == "localhost"
 
-    async def open_model(self) -> RequestBuilder:
-        """Return the builder of the requests to the model, opened at the first call.
+    async def open_model(self) -> Requester:
+        """Return the requester of the requests to the model, opened at the first call.
 
         Raises:
             EngineError: The server cannot be used.
@@ -174,8 +174,8 @@ class Bench:
                 self._builder = await self._open_builder()
             return self._builder
 
-    async def _open_builder(self) -> RequestBuilder:
-        """Open the model, and return the builder of its requests; errors as `open_model`."""
+    async def _open_builder(self) -> Requester:
+        """Open the model, and return the requester of its requests; errors as `open_model`."""
         cache = self.config.cache
         engine = self.config.engine
         if engine.name == "ray" and cache.mode is not CacheMode.REPLAY:
@@ -190,7 +190,7 @@ class Bench:
             progress=default_progress(),
         )
         client = await concurrency.run_async(self._model.enter_async_context(opening))
-        return make_request_builder(client)
+        return make_requester(client)
 
     async def close_model(self) -> None:
         """Close the model, so that the next request looks at the server again."""

@@ -15,7 +15,7 @@ from touche_llm.api.opening import StoredAnswers, open_client
 from touche_llm.data.records import Cut, Document, Reading, Topic, UserLabels
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import STANCE, qrels_file
-from touche_llm.judging.requests import make_request_builder
+from touche_llm.judging.requests import make_requester
 from touche_llm.lab.answers import (
     AnswerField,
     ChatMessage,
@@ -474,7 +474,7 @@ async def _repeat(
     cache = config.cache.model_copy(update={"file": answers.path, "mode": CacheMode.REPLAY})
     opening = open_client(config.engine, config.sampling, cache, answers=StoredAnswers())
     async with opening as client:
-        return await ask(prompt, subject, make_request_builder(client))
+        return await ask(prompt, subject, make_requester(client))
 
 
 def write_labels(

@@ -18,7 +18,7 @@ from touche_llm.data.records import Document, Topic
 from touche_llm.engines.token_estimates import TOKEN_CHARS
 from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels
-from touche_llm.judging.requests import RequestBuilder
+from touche_llm.judging.requests import Requester
 from touche_llm.lab.answers import (
     AnswerField,
     FailedAttempt,
@@ -476,12 +476,12 @@ async def _answer_each(
     bench: Bench, prompt: Prompt, topic: Topic, documents: Sequence[str]
 ) -> AsyncIterator[DraftAnswer]:
     """Yield the answer about each document as it comes, without assessments."""
-    builder = await bench.open_model()
-    making = make_subject(bench.context, topic, bench.purpose, tuple(documents), builder)
+    requester = await bench.open_model()
+    making = make_subject(bench.context, topic, bench.purpose, tuple(documents), requester)
     subject = await concurrency.run_async(making)
 
     tasks = [
-        asyncio.create_task(_answer_one(prompt, subject, document, builder))
+        asyncio.create_task(_answer_one(prompt, subject, document, requester))
         for document in documents
     ]
     try:
@@ -493,12 +493,12 @@ async def _answer_each(
 
 
 async def _answer_one(
-    prompt: Prompt, subject: Subject, document: str, builder: RequestBuilder
+    prompt: Prompt, subject: Subject, document: str, requester: Requester
 ) -> DraftAnswer:
     """Return the answer about one document of a subject."""
     alone = replace(subject, ids=(document,))
     try:
-        trials = await concurrency.run_async(ask(prompt, alone, builder))
+        trials = await concurrency.run_async(ask(prompt, alone, requester))
     except ReplayMiss:
         return _describe_miss(document)
     return _describe_trials(document, trials)

@@ -17,7 +17,7 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import describe_intervals
 from touche_llm.judging.objects import find_objects
-from touche_llm.judging.requests import RequestBuilder, TopicDocument, make_request_builder
+from touche_llm.judging.requests import Requester, TopicDocument, make_requester
 from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
@@ -142,9 +142,9 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
             progress=progress,
         )
         async with opening as model:
-            builder = make_request_builder(model)
-            named = await _find_objects(context, work, builder, notes)
-            judge = _PartJudge(context, inputs.qrels, named.work, builder)
+            requester = make_requester(model)
+            named = await _find_objects(context, work, requester, notes)
+            judge = _PartJudge(context, inputs.qrels, named.work, requester)
 
             parts = [await judge.measure("choice", named.work.first_part, work.variants)]
             confirmation = await _confirm(judge, parts[0].measures)
@@ -198,7 +198,7 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
 
         engine = DryRunEngine(answered=answered)
         async with open_dry_client(config, engine) as model:
-            named = await _find_objects(context, work, make_request_builder(model), notes)
+            named = await _find_objects(context, work, make_requester(model), notes)
             result.context = find_context(config, model)
         _add_costs(result, "objects", engine)
         known += model.counts.cache_hits + engine.repeated
@@ -207,8 +207,8 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
         for variant in work.variants:
             engine = DryRunEngine(answered=answered)
             async with open_dry_client(config, engine) as model:
-                builder = make_request_builder(model)
-                judge = _PartJudge(context, inputs.qrels, named.work, builder)
+                requester = make_requester(model)
+                judge = _PartJudge(context, inputs.qrels, named.work, requester)
                 await judge.judge(part, [variant])
                 result.context = find_context(config, model)
             _add_costs(result, part, engine)
@@ -380,7 +380,7 @@ class _NamedWork:
 
 
 async def _find_objects(
-    context: RunContext, work: _Work, builder: RequestBuilder, notes: _Notes
+    context: RunContext, work: _Work, requester: Requester, notes: _Notes
 ) -> _NamedWork:
     """Let the model find the objects of topics that name none; leave out topics where it fails.
 
@@ -394,9 +394,9 @@ async def _find_objects(
         return _NamedWork(work, failures=[])
 
     unnamed = sum(topic.objects is None for topic in work.topics)
-    with context.progress.stage("finding objects", unnamed, builder.model.counts) as done:
-        outcomes = await find_objects(work.topics, work.objects_prompt, builder, done)
-    builder.model.raise_on_misses()
+    with context.progress.stage("finding objects", unnamed, requester.client.counts) as done:
+        outcomes = await find_objects(work.topics, work.objects_prompt, requester, done)
+    requester.client.raise_on_misses()
 
     topics = add_objects(work.topics, outcomes.results)
     lost = [topic.id for topic in topics if topic.objects is None]
@@ -437,13 +437,13 @@ class _PartJudge:
         context: Context with the task, the documents and the progress.
         qrels: Human judgments.
         work: Variants, topics and documents.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
     """
 
     context: RunContext
     qrels: Qrels
     work: _Work
-    builder: RequestBuilder
+    requester: Requester
 
     async def judge(self, part: str, variants: Sequence[Variant]) -> dict[str, VariantJudgments]:
         """Judge a part with each variant.
@@ -456,10 +456,10 @@ class _PartJudge:
         judgments: dict[str, VariantJudgments] = {}
         for variant in variants:
             judgments[variant.name] = await judge_variant(
-                self.context, variant, documents, self.builder
+                self.context, variant, documents, self.requester
             )
-        self.builder.model.raise_on_misses()
-        self.builder.model.labels.raise_on_unread()
+        self.requester.client.raise_on_misses()
+        self.requester.client.labels.raise_on_unread()
         return judgments
 
     async def measure(self, kind: Kind, part: str, variants: Sequence[Variant]) -> _MeasuredPart:

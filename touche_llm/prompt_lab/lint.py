@@ -18,7 +18,7 @@ from touche_llm.prompt_lab.trial import (
     ask,
     count_common,
     make_other_subject,
-    open_dry_builder,
+    open_dry_requester,
 )
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import list_copyable_answers
@@ -276,8 +276,8 @@ class _Renderer:
             PromptError: The prompt cannot be rendered.
         """
         try:
-            async with open_dry_builder() as builder:
-                trials = await ask(self.prompt, subject, builder)
+            async with open_dry_requester() as requester:
+                trials = await ask(self.prompt, subject, requester)
         except PromptError as error:
             raise PromptError(f"{location}{error}") from error
         return trials[0].messages

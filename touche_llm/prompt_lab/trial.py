@@ -22,8 +22,8 @@ from touche_llm.judging.objects import read_objects, request_objects
 from touche_llm.judging.queries import request_queries
 from touche_llm.judging.requests import (
     DocumentRequest,
-    RequestBuilder,
-    make_request_builder,
+    Requester,
+    make_requester,
     request_answer,
 )
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
@@ -176,7 +176,7 @@ class Trial:
 
 
 async def make_subject(
-    run: RunContext, topic: Topic, purpose: Purpose, ids: tuple[str, ...], builder: RequestBuilder
+    run: RunContext, topic: Topic, purpose: Purpose, ids: tuple[str, ...], requester: Requester
 ) -> Subject:
     """Return what to try a prompt on.
 
@@ -187,7 +187,7 @@ async def make_subject(
         topic: Topic of the trial.
         purpose: Purpose of the prompt.
         ids: Ids of the documents.
-        builder: Builder of the request for objects; without an engine, they are looked up in the
+        requester: Builder of the request for objects; without an engine, they are looked up in the
             cache.
 
     Raises:
@@ -215,29 +215,29 @@ async def make_subject(
     needs_objects = purpose.question is not None and has_objects and topic.objects is None
     if not needs_objects:
         return subject
-    objects = await _request_missing_objects(run, topic, builder)
+    objects = await _request_missing_objects(run, topic, requester)
     return replace(subject, topic=replace(topic, objects=objects))
 
 
 async def _request_missing_objects(
-    run: RunContext, topic: Topic, builder: RequestBuilder
+    run: RunContext, topic: Topic, requester: Requester
 ) -> tuple[str, str]:
     """Return the two objects of a topic that the model finds in its title.
 
     Raises:
         DataError: The model names no two objects.
-        UsageError: The builder has no engine, and the cache lacks the objects.
+        UsageError: The requester has no engine, and the cache lacks the objects.
     """
     prompts = run.config.prompts
     purpose = purposes_of(run.task)["objects"]
     prompt = load(run.task, purpose, prompts.objects, prompts.folder)
-    result = await request_objects(topic, prompt, builder)
+    result = await request_objects(topic, prompt, requester)
     if isinstance(result, AnsweredRequest):
         return read_objects(result)
 
     if isinstance(result, UncachedRequest):
         raise UsageError(
-            f"topic {topic.id} names no objects, and the cache {builder.model.cache.path} has no answer of "
+            f"topic {topic.id} names no objects, and the cache {requester.client.cache.path} has no answer of "
             f"{prompt.label}; `touche-llm prompts try objects` requests them"
         )
     reason = result.attempts[-1].reason
@@ -255,8 +255,8 @@ class OfflineBuilders:
         dry: Answers by itself, to see the requests.
     """
 
-    known: RequestBuilder
-    dry: RequestBuilder
+    known: Requester
+    dry: Requester
 
 
 @asynccontextmanager
@@ -268,10 +268,10 @@ async def open_offline(config: Config) -> AsyncIterator[OfflineBuilders]:
         open_with(answers=StoredAnswers()) as known,
         open_with(answers=DryRunEngine()) as dry,
     ):
-        yield OfflineBuilders(known=make_request_builder(known), dry=make_request_builder(dry))
+        yield OfflineBuilders(known=make_requester(known), dry=make_requester(dry))
 
 
-async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[Trial]:
+async def ask(prompt: Prompt, subject: Subject, requester: Requester) -> list[Trial]:
     """Send a prompt about a subject, with the requests that a run would send.
 
     Returns:
@@ -284,7 +284,7 @@ async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list
     """
     trials_by_prompt: list[list[Trial]] = []
     for request_prompt in prompt.request_prompts:
-        trials_by_prompt.append(await _send_prompt(request_prompt, subject, builder))
+        trials_by_prompt.append(await _send_prompt(request_prompt, subject, requester))
 
     trials: list[Trial] = []
     for document_trials in zip(*trials_by_prompt, strict=True):
@@ -292,28 +292,28 @@ async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list
 
     misses = [trial.result.request for trial in trials if trial.is_miss]
     if misses:
-        raise make_replay_miss(builder.model.cache.path, misses)
+        raise make_replay_miss(requester.client.cache.path, misses)
     return trials
 
 
-async def _send_prompt(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[Trial]:
+async def _send_prompt(prompt: Prompt, subject: Subject, requester: Requester) -> list[Trial]:
     """Send an undivided prompt; return a trial for each document, or one for the topic."""
     purpose = subject.purpose
     if purpose.question is None:
-        result = await _request_about_topic(prompt, subject, builder)
+        result = await _request_about_topic(prompt, subject, requester)
         return [Trial(ids=(), result=result, cut={})]
 
     if purpose.depends_on == "documents":
-        return [await _compare_documents(prompt, subject, purpose.question, builder)]
+        return [await _compare_documents(prompt, subject, purpose.question, requester)]
 
     requests = [DocumentRequest(subject.topic, document_id, prompt) for document_id in subject.ids]
     send = partial(
         _request_about_document,
         documents=subject.documents,
         question=purpose.question,
-        builder=builder,
+        requester=requester,
     )
-    return await map_in_order(send, requests, builder.concurrency)
+    return await map_in_order(send, requests, requester.concurrency)
 
 
 async def _request_about_document(
@@ -321,10 +321,10 @@ async def _request_about_document(
     *,
     documents: Documents,
     question: Question,
-    builder: RequestBuilder,
+    requester: Requester,
 ) -> Trial:
     """Send a prompt that is about one document."""
-    result, cut = await request_answer(request, documents, question, builder)
+    result, cut = await request_answer(request, documents, question, requester)
     return Trial(
         ids=(request.document_id,),
         result=result,
@@ -334,17 +334,17 @@ async def _request_about_document(
 
 
 async def _request_about_topic(
-    prompt: Prompt, subject: Subject, builder: RequestBuilder
+    prompt: Prompt, subject: Subject, requester: Requester
 ) -> AnsweredRequest[Any] | UnansweredRequest:
     """Send a prompt that is about a topic alone."""
     if subject.purpose.name == "objects":
         topic = replace(subject.topic, objects=None)
-        return await request_objects(topic, prompt, builder)
-    return await request_queries(subject.topic, prompt, builder)
+        return await request_objects(topic, prompt, requester)
+    return await request_queries(subject.topic, prompt, requester)
 
 
 async def _compare_documents(
-    prompt: Prompt, subject: Subject, question: Question, builder: RequestBuilder
+    prompt: Prompt, subject: Subject, question: Question, requester: Requester
 ) -> Trial:
     """Send a prompt that compares the documents."""
     kind: ComparisonKind = "best" if subject.purpose.name == "best" else "order"
@@ -354,8 +354,8 @@ async def _compare_documents(
         documents=subject.documents,
         question=question,
         prompts={kind: prompt},
-        builder=builder,
-        slots=asyncio.Semaphore(builder.concurrency),
+        requester=requester,
+        slots=asyncio.Semaphore(requester.concurrency),
         objective=subject.objective,
         document_tokens=subject.document_tokens,
     )
@@ -417,12 +417,12 @@ class _ChangedDocuments:
 
 
 @asynccontextmanager
-async def open_dry_builder() -> AsyncIterator[RequestBuilder]:
-    """Open a builder of requests that sends, truncates and stores nothing."""
+async def open_dry_requester() -> AsyncIterator[Requester]:
+    """Open a requester of requests that sends, truncates and stores nothing."""
     cache = CacheConfig(mode=CacheMode.OFF)
     answers = DryRunEngine()
     async with open_client(EngineConfig(), SamplingConfig(), cache, answers=answers) as client:
-        yield make_request_builder(client)
+        yield make_requester(client)
 
 
 def make_other_subject(subject: Subject, *, topic: bool) -> Subject:
@@ -450,16 +450,14 @@ def count_common(one: Messages, other: Messages) -> int:
     return chars
 
 
-async def ask_for_parts(
-    prompt: Prompt, subject: Subject, builder: RequestBuilder
-) -> list[TrialParts]:
+async def ask_for_parts(prompt: Prompt, subject: Subject, requester: Requester) -> list[TrialParts]:
     """Send a prompt like `ask`, and find the parts of its messages that other requests share.
 
     The prompt is also sent about other documents, for the same and for another topic.
     """
-    trials = await ask(prompt, subject, builder)
-    same_topic = await ask(prompt, make_other_subject(subject, topic=False), builder)
-    other_topic = await ask(prompt, make_other_subject(subject, topic=True), builder)
+    trials = await ask(prompt, subject, requester)
+    same_topic = await ask(prompt, make_other_subject(subject, topic=False), requester)
+    other_topic = await ask(prompt, make_other_subject(subject, topic=True), requester)
 
     trials_with_parts: list[TrialParts] = []
     for trial, same, other in zip(trials, same_topic, other_topic, strict=True):

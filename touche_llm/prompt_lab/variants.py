@@ -27,7 +27,7 @@ from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
 from touche_llm.judging.grades import mean_off_label_mass
 from touche_llm.judging.judgments import group_judgments, judge
-from touche_llm.judging.requests import RequestBuilder, TopicDocument
+from touche_llm.judging.requests import Requester, TopicDocument
 from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, Sampled
 from touche_llm.prompts.prompt import Prompt
@@ -105,7 +105,7 @@ class VariantJudgments:
 
 
 async def judge_variant(
-    context: RunContext, variant: Variant, work: list[TopicDocument], builder: RequestBuilder
+    context: RunContext, variant: Variant, work: list[TopicDocument], requester: Requester
 ) -> VariantJudgments:
     """Judge documents with a variant.
 
@@ -113,7 +113,7 @@ async def judge_variant(
         context: Context with the task, the documents and the progress.
         variant: Variant to judge with.
         work: Documents to judge, topic by topic.
-        builder: Builder of the requests; misses of a replay are in its model.
+        requester: Client of the model, and the builder of its requests; misses of a replay are in the client.
 
     Returns:
         Judgments, with the grades on the scales of the human ones.
@@ -123,7 +123,7 @@ async def judge_variant(
         PromptError: The prompt is invalid, or leaves no room for a document.
     """
     task = context.task
-    model = builder.model
+    model = requester.client
     before = replace(model.counts)
     total = len(work) * variant.prompt.requests_per_document
     with context.progress.stage(f"judging with {variant.name}", total, model.counts) as done:
@@ -132,7 +132,7 @@ async def judge_variant(
             documents=context.corpus.documents,
             question=task.question,
             prompt=variant.prompt,
-            builder=builder,
+            requester=requester,
             done=done,
         )
 

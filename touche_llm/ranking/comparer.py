@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, Literal, TypeVar
 
@@ -24,7 +24,7 @@ from touche_llm.data.records import (
 )
 from touche_llm.errors import PromptError
 from touche_llm.judging.readings import count_labels
-from touche_llm.judging.requests import RequestBuilder, make_failure, sanitize_document
+from touche_llm.judging.requests import RequestBuilder, Requester, make_failure, sanitize_document
 from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
@@ -123,7 +123,7 @@ class Comparer:
         documents: Texts of the documents.
         question: Question that determines how documents are rendered.
         prompts: Prompts by kind of comparison.
-        builder: Builder of the requests.
+        requester: Client of the model, and the builder of its requests.
         slots: Limit on concurrent requests, shared by all topics.
         objective: Criterion of the comparisons.
         document_tokens: Maximum number of tokens per document.
@@ -136,7 +136,7 @@ class Comparer:
     documents: Documents
     question: Question
     prompts: Mapping[str, Prompt]
-    builder: RequestBuilder
+    requester: Requester
     slots: asyncio.Semaphore
     objective: Objective
     document_tokens: int
@@ -167,7 +167,7 @@ class Comparer:
         self, call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT]
     ) -> list[ResultT]:
         """Run independent calls concurrently and return their results in the order of the items."""
-        return await map_in_order(call, items, self.builder.concurrency)
+        return await map_in_order(call, items, self.requester.concurrency)
 
     def make_random(self, seed: int, *names: object) -> random.Random:
         """Return a generator of random numbers that is the same in every run of this step for this topic.
@@ -290,7 +290,7 @@ class Comparer:
         """Read the label of the best document, and count an answer whose label cannot be read."""
         prompt = self.prompts[comparands.kind]
         origin = prompt.origin(self.topic.id, comparands.joined_ids)
-        count_labels(self.builder, origin, answered, answered.readings)
+        count_labels(self.requester, origin, answered, answered.readings)
         return answered.readings["best"]
 
     async def request_answer(self, comparands: Comparands) -> ComparisonReply:
@@ -312,7 +312,7 @@ class Comparer:
 
         request = self._build_request(comparands.kind, texts, comparands.joined_ids)
         answer_model = _build_answer_model(comparands.kind, len(texts))
-        result = await self.builder.model.request(request, answer_model)
+        result = await self.requester.client.request(request, answer_model)
         return ComparisonReply(result, cut)
 
     def _build_request(
@@ -348,11 +348,10 @@ class Comparer:
 
     def _adapt_builder(self, kind: ComparisonKind, document_count: int) -> RequestBuilder:
         """Return the builder, which for an order leaves room for the labels of all documents."""
+        builder = self.requester.builder
         if kind == "best":
-            return self.builder
-        sampling = self.builder.sampling
-        max_tokens = sampling.max_tokens + _TOKENS_PER_LABEL * document_count
-        return replace(self.builder, sampling=replace(sampling, max_tokens=max_tokens))
+            return builder
+        return builder.add_max_tokens(_TOKENS_PER_LABEL * document_count)
 
     async def _find_share(
         self, kind: ComparisonKind, document_count: int
@@ -369,7 +368,7 @@ class Comparer:
         Raises:
             PromptError: The prompt leaves too little room in the context.
         """
-        model = self.builder.model
+        model = self.requester.client
         without_texts = self._build_request(kind, [CUT_MARK] * document_count, None)
         room = model.engine_info.context - without_texts.max_tokens
 
@@ -412,7 +411,7 @@ class Comparer:
             content = content.strip()
         whole_text = content if isinstance(content, str) else content.whole.text
 
-        model = self.builder.model
+        model = self.requester.client
         build_request = partial(
             self._build_document_request, origin=prompt.origin(self.topic.id, document_id)
         )
@@ -425,14 +424,14 @@ class Comparer:
 
     def _build_document_request(self, text: str, origin: Origin) -> Request:
         """Build a request with the text of a document alone, which is only measured."""
-        builder = self.builder
+        builder = self.requester.builder
         messages = (Message("system", ""), Message("user", text))
         return Request(
             messages=place_system_message(messages, builder.system_message),
             schema={},
             sampling=builder.sampling,
-            model=builder.model.engine_info.model,
-            revision=builder.model.engine_info.revision,
+            model=builder.model,
+            revision=builder.revision,
             chat_template_kwargs=builder.chat_template_kwargs,
             origin=origin,
         )

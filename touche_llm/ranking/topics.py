@@ -19,7 +19,7 @@ from touche_llm.data.records import (
 )
 from touche_llm.data.runs.writing import make_strictly_decreasing
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.judging.requests import Done, RequestBuilder
+from touche_llm.judging.requests import Done, Requester
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparands, Comparer
@@ -140,7 +140,7 @@ class RankingPlan:
         weights: Weights of grades and first-stage score.
         objective: Criterion of the comparisons.
         prompts: Prompts of the comparisons, by kind.
-        builder: Builder of the requests for comparisons.
+        requester: Client of the model, and the builder of its requests for comparisons.
         reranker: Client of the cross-encoder.
     """
 
@@ -152,15 +152,15 @@ class RankingPlan:
     objective: Objective = "both"
     documents: Documents | None = None
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
-    builder: RequestBuilder | None = None
+    requester: Requester | None = None
     reranker: PoolingClient | None = None
 
     @property
     def clients(self) -> list[ModelClient | PoolingClient]:
         """Clients of the model that compares and of the cross-encoder, as far as steps need them."""
         clients: list[ModelClient | PoolingClient] = []
-        if self.builder is not None:
-            clients.append(self.builder.model)
+        if self.requester is not None:
+            clients.append(self.requester.client)
         if self.reranker is not None:
             clients.append(self.reranker)
         return clients
@@ -168,7 +168,7 @@ class RankingPlan:
     @property
     def concurrency(self) -> int:
         """Maximum number of comparisons at a time; 1 if no step compares."""
-        return 1 if self.builder is None else self.builder.concurrency
+        return 1 if self.requester is None else self.requester.concurrency
 
     def choose_steps(self, topic: Topic) -> tuple[Step, ...]:
         """Return the steps for a topic: without objects, where a task needs them, those without a model.
@@ -206,7 +206,7 @@ async def rank_topics(
 ) -> RankedTopics:
     """Rank the candidates of all topics.
 
-    Requests of all topics share the builder's concurrency.
+    Requests of all topics share the requester's concurrency.
 
     Args:
         topics: Topics, in the order of the run.
@@ -345,9 +345,9 @@ class _TopicModels:
             ValueError: The plan lacks what comparisons need.
         """
         plan = self._plan
-        if plan.builder is None or plan.documents is None:
+        if plan.requester is None or plan.documents is None:
             raise ValueError(
-                f"step {step}: compares documents; give the plan builder and documents"
+                f"step {step}: compares documents; give the plan requester and documents"
             )
         comparer = Comparer(
             step=str(step),
@@ -355,7 +355,7 @@ class _TopicModels:
             documents=plan.documents,
             question=plan.task.question,
             prompts=plan.prompts,
-            builder=plan.builder,
+            requester=plan.requester,
             slots=self._slots,
             objective=plan.objective,
             document_tokens=plan.settings.document_tokens,

@@ -20,7 +20,7 @@ from touche_llm.data.runs.reading import read_candidates
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.use import ModelRecord
 from touche_llm.errors import BadLine, UsageError
-from touche_llm.judging.requests import RequestBuilder, make_request_builder
+from touche_llm.judging.requests import Requester, make_requester
 from touche_llm.llm.answer_schema import build_schema
 from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.leakage import check_examples
@@ -103,10 +103,10 @@ class RunContext:
         return [topic.id for topic in self.topics] if self.config.has_chosen_topics else None
 
     @property
-    def builder(self) -> RequestBuilder:
-        """Builder of the requests to the model."""
+    def requester(self) -> Requester:
+        """Client of the model, and the builder of its requests."""
         assert self.model is not None
-        return make_request_builder(self.model)
+        return make_requester(self.model)
 
     @property
     def recorded_config(self) -> Config:

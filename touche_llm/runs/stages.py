@@ -264,7 +264,7 @@ async def _judge_candidates(context: RunContext, candidates: Candidates) -> Judg
     return await judge(
         replace(candidates, corpus=context.corpus),
         context.load_prompts(*PURPOSES["judge"]),
-        context.builder,
+        context.requester,
         context.progress,
         stance=context.config.stance,
         judging_settings=context.config.judging_settings,
@@ -293,7 +293,7 @@ async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
 
     kinds = list_comparison_kinds(config.steps)
     if kinds:
-        plan = replace(plan, prompts=context.load_prompts(*kinds), builder=context.builder)
+        plan = replace(plan, prompts=context.load_prompts(*kinds), requester=context.requester)
 
     ranking = await rank(judgments, plan, context.progress, stance=config.stance)
     return replace(ranking, chosen_topics=context.chosen_topics)
@@ -360,7 +360,7 @@ def _record_model_use(
         before: Counts of the model before the stage.
         failures: Failures of the stage.
     """
-    model = context.builder.model
+    model = context.requester.client
     report_known_failures(context.progress, model, before)
     prompts = context.load_prompts(*purposes)
 
@@ -636,7 +636,7 @@ async def retrieve_candidates(context: RunContext) -> Candidates:
     expander = None
     if config.expansion.use:
         prompt = context.load_prompts("queries")["queries"]
-        expander = QueryExpander(config.expansion, prompt, context.builder)
+        expander = QueryExpander(config.expansion, prompt, context.requester)
     return await retrieve(
         context.topics,
         context.corpus,
