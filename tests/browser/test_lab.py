@@ -473,6 +473,9 @@ def test_runs_are_sorted_filtered_compared_and_live(open_lab: OpenLab, folder: P
             page.get_by_role("button", name="Compare 2 runs").click()
         expect(opening.value.locator("h1")).to_be_visible()
         expect(opening.value.locator("#measures")).to_contain_text("8 of 16 judged topics")
+        assert opening.value.url.startswith("blob:")
+        # Its own script ran, which shows the filters.
+        expect(opening.value.locator("form").first).to_be_visible()
 
 
 def test_hostile_texts_run_nothing_and_fetch_nothing(
