@@ -10,4 +10,4 @@ from touche_llm.config.own_folders import record_configuration
 def rewrite(file: Path, text: str) -> None:
     """Write another configuration, which counts as written here."""
     file.write_text(text)
-    record_configuration(file)
+    record_configuration(file, text.encode())

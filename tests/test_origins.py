@@ -73,7 +73,7 @@ def test_values_of_the_folder_of_a_run_have_it_as_their_origin(tmp_path: Path) -
     file = write_file(tmp_path, f"{BASE}depth: 7\n", "config.yaml")
     (tmp_path / METADATA).write_text("")
     assert load_with_origins(file, {}).origins.find("depth").kind is OriginKind.FILE
-    record_configuration(file)
+    record_configuration(file, file.read_bytes())
     origins = load_run_config(file, UserWord({"tag": "mine"})).origins
     assert origins.find("depth") == ValueOrigin(OriginKind.FOLDER, str(file))
     assert origins.find("corpus").kind is OriginKind.FOLDER

@@ -151,7 +151,7 @@ def environment(home: Path) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name in ("PATH", "PYTHONPATH", "LANG", "TMPDIR")
+        if name in ("PATH", "PYTHONPATH", "LANG", "TMPDIR", "XDG_STATE_HOME")
     }
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**kept, **single, "HOME": str(home)}

@@ -50,7 +50,8 @@ def take_templates(folder: Path, prompts: Path) -> None:
     """Let a recorded run take its templates from a folder."""
     with (folder / "config.yaml").open("a") as stream:
         stream.write(f"prompts: {{folder: {prompts}}}\n")
-    record_configuration(folder / "config.yaml")
+    file = folder / "config.yaml"
+    record_configuration(file, file.read_bytes())
 
 
 def overlay(folder: Path, task: str, **changed: tuple[str, str]) -> Path:

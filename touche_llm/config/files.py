@@ -484,6 +484,8 @@ def write_config(config: Config, path: Path) -> None:
     if _is_of_run(path):
         folder = path.parent.resolve()
         _map_paths(values, lambda each: Path(os.path.relpath(each, folder)))
+    content = to_yaml(values)
+    # First, so that a folder of a process that is killed in between is one's own.
+    record_configuration(path, content)
     with open_atomic(path) as stream:
-        stream.write(to_yaml(values))
-    record_configuration(path)
+        stream.write(content)

@@ -81,16 +81,20 @@ class UnusedSettings:
         return listed if hidden <= 0 else f"{listed} and {hidden} more"
 
 
-def record_configuration(file: Path) -> None:
+def record_configuration(file: Path, content: bytes) -> None:
     """Record that this user wrote a configuration into a run's folder.
 
     A user without a writable home can still make runs: the problem is logged, and later commands
     treat the folder as that of somebody else.
+
+    Args:
+        file: The configuration, for messages.
+        content: Its content.
     """
     folder = _find_records()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / _hash(file.read_bytes())).touch(mode=0o600)
+        (folder / _hash(content)).touch(mode=0o600)
     except OSError as error:
         _LOG.warning("%s: not recorded as written here: %s", file, describe_os_error(error))
 

@@ -103,11 +103,12 @@ def write_config(config: Config, target: Path, folder: Path, note: str = "") -> 
     if prompts:
         values["prompts"] = prompts
     values["cache"] = {"file": CASSETTE, "mode": CacheMode.REPLAY.value}
+
+    comment = f"# {corpus_file(task)} {note}.\n" if note else ""
+    content = comment.encode() + to_yaml(values)
+    record_configuration(folder / CONFIG, content)
     with open_atomic(folder / CONFIG) as stream:
-        if note:
-            stream.write(f"# {corpus_file(task)} {note}.\n".encode())
-        stream.write(to_yaml(values))
-    record_configuration(folder / CONFIG)
+        stream.write(content)
 
 
 def _select_non_defaults(
