@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,12 +46,10 @@ from touche_llm.evaluation.filling.estimates import (
     measure_filled,
     measure_half_widths,
 )
-from touche_llm.evaluation.filling.grades import DrawnSample
 from touche_llm.evaluation.filling.pool import NONE, Floats, Integers, SystemPool, make_pool
+from touche_llm.evaluation.filling.systems import MAX_HALF_WIDTH, adds_nothing
 
 HIGHEST = 3
-# Half widths above it are refused.
-REFUSED = 0.10
 # Numbers of drawn documents.
 DRAWS = (20, 40)
 OURS = "filled in by the judge"
@@ -130,7 +128,7 @@ class Errors:
     @property
     def refused(self) -> float:
         """Share of systems whose interval is too wide."""
-        return float(np.mean(np.concatenate(self.half_widths) > REFUSED))
+        return float(np.mean(np.concatenate(self.half_widths) > MAX_HALF_WIDTH))
 
     @property
     def small_pools(self) -> float:
@@ -140,23 +138,22 @@ class Errors:
     @property
     def adds_nothing(self) -> float:
         """Share of pools in which the judge is said to add nothing."""
-        return float(np.mean([
-            judge_adds_nothing(ours, without)
-            for ours, without in zip(
-                self.half_widths, self.half_widths_without_judge, strict=True
+        return float(
+            np.mean(
+                [
+                    adds_nothing(ours, without)
+                    for ours, without in zip(
+                        self.half_widths, self.half_widths_without_judge, strict=True
+                    )
+                ]
             )
-        ]))
+        )
 
     def _list_hits(self) -> list[Any]:
         return [
             np.abs(errors) <= np.array(widths)
             for errors, widths in zip(self.errors, self.half_widths, strict=True)
         ]
-
-
-def judge_adds_nothing(half_widths: Sequence[float], without_judge: Sequence[float]) -> bool:
-    """Return whether a judge narrows intervals by less than a quarter."""
-    return bool(np.mean(half_widths) > 0.75 * np.mean(without_judge))
 
 
 # Pools of a seed with the labels of each judge: pools of the same systems.
@@ -183,9 +180,7 @@ def _list_rows(case: Case) -> Iterator[tuple[str, str]]:
             yield means, judge
 
 
-def _measure_team(
-    case: Case, team: int, found: dict[str, dict[str, Errors]]
-) -> list[float]:
+def _measure_team(case: Case, team: int, found: dict[str, dict[str, Errors]]) -> list[float]:
     """Add the errors of a team's systems, and return their shares of unjudged documents."""
     first = next(iter(case.values()))
     value = measure_constant(first, team, 0.0).mean(axis=1)
@@ -263,9 +258,7 @@ def read_labels(path: Path) -> Grades:
     return dict(labels)
 
 
-def make_real_cases(
-    folder: Path, generator: Generator, seeds: int, depth: int
-) -> Iterator[Case]:
+def make_real_cases(folder: Path, generator: Generator, seeds: int, depth: int) -> Iterator[Case]:
     """Yield the pools of each seed with the labels of each judge of a folder."""
     human = read_labels(folder / "human.txt")
     judges = {
@@ -321,7 +314,7 @@ def load_generator(path: Path | None) -> Generator:
     spec.loader.exec_module(module)
     if not hasattr(module, "make_pools"):
         raise SystemExit(f"{path}: defines no function make_pools(rng, grades)")
-    return module  # type: ignore[return-value]
+    return module
 
 
 # Made-up judges

@@ -49,9 +49,7 @@ class DrawnSample:
 
     def leave_out(self, number: int) -> DrawnSample:
         """Return the sample without one of its documents."""
-        return DrawnSample(
-            np.delete(self.documents, number), np.delete(self.probabilities, number)
-        )
+        return DrawnSample(np.delete(self.documents, number), np.delete(self.probabilities, number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,9 @@ def _shrink(counts: Floats, shares: Floats, documents: float) -> Floats:
         shares: Shares by row, (grades, labels), or the same for each, (labels,).
         documents: Number of documents that these shares count as.
     """
-    return np.asarray((counts + documents * shares) / (counts.sum(axis=1, keepdims=True) + documents))
+    return np.asarray(
+        (counts + documents * shares) / (counts.sum(axis=1, keepdims=True) + documents)
+    )
 
 
 def _normalise(values: Floats) -> Floats:

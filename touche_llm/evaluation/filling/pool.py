@@ -70,7 +70,7 @@ class SystemPool:
     @cached_property
     def is_judged(self) -> Booleans:
         """Whether people judged each document, (documents,)."""
-        return self.grades != NONE
+        return np.asarray(self.grades != NONE)
 
     @cached_property
     def is_found(self) -> Booleans:
@@ -183,7 +183,9 @@ def make_pool(
     """
     empty = [team for team, members in systems.items() if not members]
     if empty or not systems:
-        raise UsageError(f"systems: {', '.join(empty) or 'none'}: give one or more runs of each team")
+        raise UsageError(
+            f"systems: {', '.join(empty) or 'none'}: give one or more runs of each team"
+        )
 
     topics = tuple(sorted(grades))
     names = [(team, system) for team in sorted(systems) for system in sorted(systems[team])]
