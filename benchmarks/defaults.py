@@ -69,7 +69,9 @@ class Material:
         """Rank by the answers with these weights, and measure each topic."""
         return self.measure_rankings(
             {
-                topic: rank_by_judgment(ranking, self.answers[topic], weights, TASK.aspects)
+                topic: rank_by_judgment(
+                    ranking, self.answers[topic], weights, TASK.aspects
+                ).ranking.fill_scores()
                 for topic, ranking in self.first_stage.items()
             }
         )

@@ -201,7 +201,7 @@ def compute_student(drawn: Array, values: Array, measured: Measured) -> tuple[fl
     """Return Student's interval with the error of the jackknife, which can leave the range."""
     sums = drawn.sum(axis=0)
     value = float(measured.formula(sums))
-    half_width = find_quantile(drawn) * find_error(measured.formula(sums - drawn))
+    half_width = find_quantile(drawn) * float(find_error(measured.formula(sums - drawn)))
     return value - half_width, value + half_width
 
 
@@ -213,8 +213,8 @@ def compute_transformed(drawn: Array, values: Array, measured: Measured) -> tupl
         without = logit(to_share(measured.formula(sums - drawn), measured.bounds))
         half_width = find_quantile(drawn) * find_error(without)
         ends = expit(logit(share) + np.array([-half_width, half_width]))
-    low, high = (measured.bounds.lowest + ends * measured.bounds.width).tolist()
-    return float(low), float(high)
+    values_of_ends = measured.bounds.lowest + ends * measured.bounds.width
+    return float(values_of_ends[0]), float(values_of_ends[1])
 
 
 def compute_bootstrap_t(drawn: Array, values: Array, measured: Measured) -> tuple[float, float]:
@@ -227,11 +227,14 @@ def compute_bootstrap_t(drawn: Array, values: Array, measured: Measured) -> tupl
     errors = find_error(measured.formula(sums[:, np.newaxis] - resampled))
     all_sums = drawn.sum(axis=0)
     value = float(measured.formula(all_sums))
-    error = find_error(measured.formula(all_sums - drawn))
+    error = float(find_error(measured.formula(all_sums - drawn)))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = (of_resamples - value) / errors
-    low, high = np.quantile(ratios[np.isfinite(ratios)], (LOWER, UPPER))
-    return float(value - high * error), float(value - low * error)
+    defined = ratios[np.isfinite(ratios)]
+    if len(defined) == 0:
+        return value, value
+    low, high = np.quantile(defined, (LOWER, UPPER))
+    return value - float(high * error), value - float(low * error)
 
 
 def compute_adopted(drawn: Array, values: Array, measured: Measured) -> tuple[float, float]:

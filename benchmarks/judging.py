@@ -42,6 +42,7 @@ from touche_llm.data.records import Candidate, decode_json
 from touche_llm.data.runs.writing import write_candidates
 from touche_llm.data.topics.reading import read_topics
 from touche_llm.engines.chat import ChatReply, ChatServer, read_completion
+from touche_llm.engines.dialects import make_vllm_dialect
 from touche_llm.llm.answer_schema import AnswerForm, Layout
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
@@ -224,7 +225,7 @@ def judge(part: str, folder: Path, depth: int) -> dict[str, Any]:
         engine = ChatServer(
             url, concurrency=concurrency, request_timeout=60, chat_template_kwargs={}
         )
-        engine.choose(_FACTS.model)
+        engine.dialect = make_vllm_dialect(engine, _FACTS.model)
         os.sched_setaffinity(server.pid, {max(cores)})
     os.sched_setaffinity(0, {min(cores)})
 

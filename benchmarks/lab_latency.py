@@ -29,7 +29,7 @@ from tests.fake_server import FakeServer
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.files import load_config
 from touche_llm.engines.cached_info import store_engine_info
-from touche_llm.engines.recorder import make_dry_engine
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.protocol import EngineInfo
@@ -79,7 +79,7 @@ async def make_run(folder: Path, depth: int) -> None:
     with Cache(config.cache.file) as cache:
         store_engine_info(_FACTS, cache)
         model = ModelClient(
-            engine_info=_FACTS, engine=make_dry_engine(), cache=cache, sampling=SamplingConfig()
+            engine_info=_FACTS, engine=DryRunEngine(), cache=cache, sampling=SamplingConfig()
         )
         with RunContext(config, SilentProgress(), model) as context, context.using(model):
             await judge_stage(context, directory)

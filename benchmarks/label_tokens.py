@@ -18,12 +18,13 @@ from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answer_schema import (
     AnswerForm,
     AnswerModel,
+    Label,
     Layout,
     build_schema,
     can_be_letters,
     get_labels,
 )
-from touche_llm.llm.label_probabilities import Label, overlaps
+from touche_llm.llm.label_probabilities import overlaps
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import TASKS, get_task
 

@@ -36,7 +36,7 @@ from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data import concurrency
 from touche_llm.data.measure import CUTOFF, MACRO_F1, make_headline_ndcg
-from touche_llm.data.records import Candidate, Reading, Topic
+from touche_llm.data.records import Candidate, Reading
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.topics.reading import read_topics
 from touche_llm.engines.settings import EngineConfig
@@ -44,6 +44,7 @@ from touche_llm.evaluation.agreement import estimate_stances
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.judging.judgments import judge
+from touche_llm.judging.requests import TopicDocument
 from touche_llm.llm.label_statistics import LabelInformation
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.purposes import load, purposes_of
@@ -154,23 +155,22 @@ def make_task(fields: Sequence[str], template: str, folder: Path) -> Task:
 
 
 async def measure(
-    form: Form, work: Sequence[tuple[Topic, str]], texts: DocumentStore, model: LanguageModel
+    form: Form, work: Sequence[TopicDocument], texts: DocumentStore, model: LanguageModel
 ) -> list[Answer]:
     """Send the requests of a form, and return the answers to the documents that have all."""
     with tempfile.TemporaryDirectory() as name:
         task = make_task(form.fields, write_template(form), Path(name) / "task")
         prompt = load(task, purposes_of(task)["judge"], "judge", judge_per=form.judge_per)
-    judgments, failures = await judge(
-        list(work), texts, task.question, prompt, model.builder, lambda: None
-    )
-    for failure in failures:
+    outcomes = await judge(work, texts, task.question, prompt, model.builder, lambda: None)
+    for failure in outcomes.failures:
         print(f"failed: {failure}", file=sys.stderr)
     return [
-        Answer(one.topic_id, one.document_id, one.answer_keys, one.readings) for one in judgments
+        Answer(one.topic_id, one.document_id, one.answer_keys, one.readings)
+        for one in outcomes.results
     ]
 
 
-def judged_work() -> tuple[list[tuple[Topic, str]], Qrels]:
+def judged_work() -> tuple[list[TopicDocument], Qrels]:
     """Return the judged documents of the first 30 of each topic, in their order, and the judgments."""
     names = {aspect: DATA / f"qrels-{aspect}.txt" for aspect in (*TASK.aspects, STANCE)}
     qrels = read_qrels(names, TASK)
@@ -184,7 +184,9 @@ def judged_work() -> tuple[list[tuple[Topic, str]], Qrels]:
     }
     stood = [(one.topic, one.document) for one in read_stand_in()]
     return [
-        (topics[topic], document) for topic, document in stood if (topic, document) in judged
+        TopicDocument(topics[topic], document)
+        for topic, document in stood
+        if (topic, document) in judged
     ], qrels
 
 
@@ -306,20 +308,20 @@ def report() -> None:
         for name, parts in MEANS.items()
         if set(parts) <= cells.keys()
     }
-    known = {(topic.id, document) for topic, document in work}
+    known = {document.key for document in work}
     rows["stand-in"] = [one for one in read_stand_in() if (one.topic, one.document) in known]
     print(f"| {' | '.join(_COLUMNS)} |")
     print("|---|" + "--:|" * (len(_COLUMNS) - 1))
     for name, answers in rows.items():
         print(f"| {name} | {' | '.join(describe(answers, qrels))} |")
-    first = [Answer(topic.id, document, [], {}) for topic, document in work]
-    ranks = {(topic.id, document): -place for place, (topic, document) in enumerate(work)}
+    first = [Answer(*document.key, [], {}) for document in work]
+    ranks = {document.key: -place for place, document in enumerate(work)}
     values = [
         condensed_ndcg(first, aspect, qrels, lambda one: ranks[one.topic, one.document])
         for aspect in qrels.grades
     ]
     print(f"| first stage | {len(work)} | | | | | | | {values[0]:.3f} | {values[1]:.3f} | |")
-    print(f"\n{len({topic.id for topic, _ in work})} topics; {machine()}")
+    print(f"\n{len({document.topic.id for document in work})} topics; {machine()}")
 
 
 def main() -> None:

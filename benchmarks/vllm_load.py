@@ -22,9 +22,9 @@ import orjson
 from benchmarks.processes import list_processes, read_stages, run_command
 from tests.vllm.server import MODEL_NAME, OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environment
 from touche_llm.engines.chat import CHAT_PATH
-from touche_llm.engines.http import API_KEY_VARIABLE
 from touche_llm.engines.managed import serve
 from touche_llm.errors import EngineError
+from touche_llm.text.quoting import MODEL_KEY_VARIABLE
 
 Body = dict[str, Any]
 _READY_ON_GPU = 3600.0
@@ -46,7 +46,7 @@ def vllm_settings(cpu: bool) -> Iterator[None]:
         if cpu:
             stack.enter_context(vllm_environment())
         stack.enter_context(patch.dict(os.environ, {"VLLM_SERVER_DEV_MODE": "1"}))
-        os.environ.pop(API_KEY_VARIABLE, None)
+        os.environ.pop(MODEL_KEY_VARIABLE, None)
         yield
 
 

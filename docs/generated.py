@@ -31,9 +31,12 @@ from touche_llm.cli.shared_options import find_panel
 from touche_llm.config.configuration import Config, list_key_declarations
 from touche_llm.data import records
 from touche_llm.engines import use
+from touche_llm.evaluation.known_measures import KINDS
+from touche_llm.evaluation.registry import LabelMeasure, MeasureKind
 from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.prompts.prompt import Purpose
 from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.ranking.steps import STEPS
 from touche_llm.retrieval.corpus import CorpusRecord
 from touche_llm.runs import record as stage_record
 from touche_llm.settings.section import AnswerKey
@@ -331,6 +334,44 @@ def tasks() -> str:
     return "\n".join(rows)
 
 
+def ranking_steps() -> str:
+    """Return a table of the registered ranking steps."""
+    rows = [
+        "| step | what it does | requests for N documents | source |",
+        "|---|---|---|---|",
+    ]
+    for step in STEPS.values():
+        source = _link_preprints(step.reference)
+        rows.append(f"| `{step.name}` | {step.summary} | {step.requests} | {source} |")
+    return "\n".join(rows)
+
+
+def measures() -> str:
+    """Return a table of the registered measures."""
+    rows = ["| measure | judgments | definition | source |", "|---|---|---|---|"]
+    for kind in KINDS.values():
+        names = ", ".join(f"`{text}`" for text in _list_measure_texts(kind))
+        is_of_stances = kind.is_of_label or isinstance(kind, LabelMeasure)
+        judgments = "stances" if is_of_stances else "grades"
+        source = _link_preprints(kind.reference)
+        rows.append(f"| {names} | {judgments} | {kind.definition} | {source} |")
+    return "\n".join(rows)
+
+
+def _list_measure_texts(kind: MeasureKind) -> list[str]:
+    """Return the texts of a kind's measures without the aspect: `N` is a depth, `LABEL` a label."""
+    if kind.is_of_label:
+        return [f"{kind.name} LABEL"]
+    if kind.is_at_depth:
+        return [f"{kind.name}@N"]
+    return [kind.name if cutoff is None else f"{kind.name}@{cutoff}" for cutoff in kind.cutoffs]
+
+
+def _link_preprints(reference: str) -> str:
+    """Link the numbers of preprints at arXiv in a reference."""
+    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[\1](https://arxiv.org/abs/\1)", reference)
+
+
 def published_files() -> str:
     """Return a table of the published files of each task."""
     parts = []
@@ -457,6 +498,8 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         run_record,
         prompt_variables,
         tasks,
+        ranking_steps,
+        measures,
         published_files,
         published_models,
         fitting_models,

@@ -120,7 +120,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not TOTALS:
         return
-    terminalreporter.section("faults")
+    seed = terminalreporter.config.getoption("--fault-seed")
+    terminalreporter.section(f"faults, seed {seed}")
     columns = list(dict.fromkeys(column for line in TOTALS.values() for column in line))
     width = max(len(name) for name in (*TOTALS, "total"))
     heads = [max(len(column), 7) for column in columns]

@@ -16,7 +16,7 @@ from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Candidate, Comparison, Document, Failure, Judgment, Topic
 from touche_llm.judging.judgments import judge
-from touche_llm.judging.requests import RequestBuilder
+from touche_llm.judging.requests import RequestBuilder, TopicDocument
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
@@ -24,13 +24,8 @@ from touche_llm.llm.request import Request, Sampling
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_template_variables
-from touche_llm.ranking.steps import (
-    RankingPlan,
-    RankingSettings,
-    list_comparison_kinds,
-    parse_steps,
-    rank_topics,
-)
+from touche_llm.ranking.steps import RankingSettings, list_comparison_kinds, parse_steps
+from touche_llm.ranking.topics import RankingPlan, rank_topics
 from touche_llm.tasks import get_task
 
 # By topic and document, from 0 to 3.
@@ -133,13 +128,17 @@ class Outcome:
 async def judge_with(engine: OracleEngine, rankings: Mapping[str, Sequence[str]]) -> Judgments:
     """The judgments of all documents; see `rank_with`."""
     judgments: dict[str, dict[str, Judgment]] = {topic: {} for topic in rankings}
-    work = [(topic, document) for topic in _topics(rankings) for document in rankings[topic.id]]
+    work = [
+        TopicDocument(topic, document)
+        for topic in _topics(rankings)
+        for document in rankings[topic.id]
+    ]
     with _builder(engine) as builder:
-        found, failures = await judge(
+        outcomes = await judge(
             work, _Texts(), _TASK.question, _prompt("judge"), builder, lambda: None
         )
-    assert not failures
-    for each in found:
+    assert not outcomes.failures
+    for each in outcomes.results:
         judgments[each.topic_id][each.document_id] = each
     return judgments
 
@@ -170,7 +169,7 @@ async def rank_with(
         for topic, ranking in rankings.items()
     }
     with _builder(engine) as builder:
-        lines, comparisons, failures = await rank_topics(
+        ranked = await rank_topics(
             _topics(rankings),
             candidates,
             judgments or {},
@@ -188,9 +187,10 @@ async def rank_with(
             lambda: None,
         )
     found: dict[str, list[str]] = {topic: [] for topic in rankings}
-    for line in lines:
+    for line in ranked.lines:
         found[line.topic_id].append(line.document_id)
-    return Outcome(found, len(engine.requests) - before, comparisons, failures)
+    requests = len(engine.requests) - before
+    return Outcome(found, requests, ranked.comparisons, ranked.failures)
 
 
 def _topics(ids: Iterable[str]) -> list[Topic]:

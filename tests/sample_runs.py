@@ -13,7 +13,6 @@ import yaml
 from tests.fake_server import FakeServer
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.stage_records import rank_record
-from touche_llm.api.judge import Judgments
 from touche_llm.api.progress import Progress
 from touche_llm.api.rank import Ranking
 from touche_llm.cli.demo import SAMPLES
@@ -22,6 +21,7 @@ from touche_llm.config.files import load_config
 from touche_llm.data.records import RunLine
 from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.integrations.tira import detect_input
+from touche_llm.judging.result import Judgments
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
@@ -68,7 +68,7 @@ def config_for(folder: Path, **flags: Any) -> Config:
         "index": folder / "index",
     }
     given |= {"cache.file": folder / "answers.sqlite", "engine.retry_for": 1.0}
-    if get_task(flags.get("task", "comparative")).stance_question is not None:
+    if "stance" in get_task(flags.get("task", "comparative")).questions:
         given["stance.depth"] = 0  # one question a document, unless a test asks for more
     return load_config(
         None, given | {name.replace("__", "."): value for name, value in flags.items()}

@@ -15,6 +15,7 @@ import touche_llm
 PACKAGE = Path(touche_llm.__file__).parent
 # From the bottom up.
 LAYERS = (
+    "interrupts",
     "errors",
     "extensions",
     "data",
@@ -28,8 +29,8 @@ LAYERS = (
     "retrieval",
     "prompts",
     "judging",
-    "pairs",
     "ranking",
+    "kinds",
     "evaluation",
     "config",
     "api",

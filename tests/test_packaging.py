@@ -35,6 +35,18 @@ def test_the_version_is_the_same_wherever_it_is_named() -> None:
     assert is_released or date == "(unreleased)"
 
 
+def test_the_image_has_an_exact_base_and_runs_as_an_ordinary_user() -> None:
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    instructions = [(name, " ".join(arguments)) for name, *arguments in lines]
+    assert instructions[0][0] == "ARG" and instructions[1] == ("FROM", "${BASE}")
+    assert re.fullmatch(r"BASE=[\w./-]+(:v\d+\.\d+\.\d+|@sha256:[0-9a-f]{64})", instructions[0][1])
+    # A cluster that refuses root needs a number.
+    users = [arguments for name, arguments in instructions if name == "USER"]
+    assert len(users) == 1 and re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[0])
+    assert [name for name, _ in instructions[-2:]] == ["USER", "ENTRYPOINT"]
+
+
 def test_the_workflow_runs_targets_of_the_makefile_on_each_supported_python() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())["jobs"]
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]

@@ -190,7 +190,7 @@ async def write(config: Config, cassette: Path, script: Script, out: Path) -> in
         )
         await judge_stage(config, out, progress, model)
         await rank_stage(config, out, progress, model)
-        return cache.export_cassette(cassette)
+        return cache.export_cassette(cassette).entries
 
 
 async def write_example() -> int:

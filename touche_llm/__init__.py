@@ -15,14 +15,23 @@ The names in `__all__` are the public interface. All functions also work where a
 as in Jupyter.
 """
 
-import logging
-
-import lazy_loader
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
-
 # The only place of the version, so that a checkout on the path knows it without being installed.
 __version__ = "1.0.0.dev0"
-# The public names are those of __init__.pyi, imported at first use: every command imports this
-# package.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name, one of `__init__.pyi`, at its first use.
+
+    The program handles interrupts before it imports any library, and every program imports this
+    package first.
+    """
+    import lazy_loader
+
+    get_attribute, list_names, public_names = lazy_loader.attach_stub(__name__, __file__)
+    globals().update(__getattr__=get_attribute, __dir__=list_names, __all__=public_names)
+    return public_names if name == "__all__" else get_attribute(name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return __getattr__("__all__")

@@ -2,7 +2,6 @@
 
 from .api.dataset import Dataset as Dataset
 from .api.evaluate import evaluate as evaluate
-from .api.judge import Judgments as Judgments
 from .api.language_model import LanguageModel as LanguageModel
 from .api.library import DenseOptions as DenseOptions
 from .api.library import RankOptions as RankOptions
@@ -25,9 +24,10 @@ from .errors import ToucheError as ToucheError
 from .errors import ToucheWarning as ToucheWarning
 from .errors import UsageError as UsageError
 from .evaluation.qrels import read_qrels as read_qrels
+from .judging.result import Judgments as Judgments
 from .judging.stance_labels import StanceSettings as StanceSettings
+from .kinds.pairs.settings import PairSettings as PairSettings
 from .llm.settings import SamplingConfig as SamplingConfig
-from .pairs.settings import PairSettings as PairSettings
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.candidates import Candidates as Candidates
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings

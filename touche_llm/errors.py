@@ -17,6 +17,7 @@
     │   │       └── BrokenReply    malformed; tried a few times
     │   │           └── MissingLogprobs
     │   ├── Rejected               the engine refuses it; stored, unless it refuses all
+    │   │   └── OversizedReply     the reply is too long to be read
     │   └── Unusable               the answer cannot be used; another sample is requested
     └── ValueError
         ├── YamlError              a text is not YAML (settings.yaml_text)
@@ -212,6 +213,15 @@ class Rejected(RequestFailure):
         return self.status < 400 or self.status in (401, 403, 404)
 
 
+class OversizedReply(Rejected):
+    """Reply that is longer than what is read; the same request would get it again."""
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether every other request would get such a reply: replies are as long as their documents."""
+        return False
+
+
 class Unusable(RequestFailure):
     """Answer that cannot be used; another sample is requested.
 
@@ -228,12 +238,30 @@ class Unusable(RequestFailure):
         self.text = text
 
 
+# Texts of errors for which Python has no type of its own: of threads and of libraries.
+_MEMORY_PROBLEMS = (
+    "can't start new thread",
+    "failed to map segment",
+    "Cannot allocate memory",
+    "cannot allocate memory",
+)
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return whether an error comes from a lack of memory."""
+    if isinstance(error, ImportError | RuntimeError):
+        return any(problem in str(error) for problem in _MEMORY_PROBLEMS)
+    return isinstance(error, MemoryError)
+
+
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
     """Turn a failed import of a library that `what` needs into a UsageError that names the extra to install."""
     try:
         yield
     except ImportError as error:
+        if lacks_memory(error):
+            raise
         raise UsageError(
             f"{what}: needs {error.name or error}, which is not installed; pip install 'touche-llm[{extra}]'"
         ) from error

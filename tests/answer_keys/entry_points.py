@@ -192,7 +192,7 @@ def call_library(case: Case, _: Touche) -> list[str]:
             model,
             prompts=_name_prompts(config, judging),
             stance=config.stance,
-            pairs=config.pairs,
+            judging_settings=config.judging_settings,
             judge_per=config.judge_per,
         )
         options = tl.RankOptions(

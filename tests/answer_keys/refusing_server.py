@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -11,8 +11,9 @@ import pytest
 
 from touche_llm.api import opening as engines
 from touche_llm.engines.cached_info import store_engine_info
-from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine, make_dry_engine
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.engines.settings import EngineConfig, PoolingConfig
+from touche_llm.engines.token_estimates import EstimatingTokenizer
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.protocol import Completion, EngineInfo
 from touche_llm.llm.request import MAX_SAMPLES, Request
@@ -38,8 +39,8 @@ class RefusingServer:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.texts: list[str] = []
-        self.dry_engines: list[RecordingEngine] = []
-        self.answers = make_dry_engine()
+        self.dry_engines: list[DryRunEngine] = []
+        self.answers = DryRunEngine()
 
     @property
     def counter(self) -> EstimatingTokenizer:
@@ -131,16 +132,16 @@ def serving() -> Iterator[RefusingServer]:
     """Serve all clients that connect to the engine of their settings, and watch what is announced."""
     server = RefusingServer()
 
-    def make_watched(make: Callable[..., RecordingEngine], **options: Any) -> RecordingEngine:
-        engine = make(**options)
-        server.dry_engines.append(engine)
-        return engine
+    class WatchedDryRun(DryRunEngine):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            server.dry_engines.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "_open_configured", server.open)
         patch.setattr(engines, "PoolingServer", partial(_PoolingEngine, server))
         for module in _ANNOUNCING:
-            patch.setattr(f"{module}.make_dry_engine", partial(make_watched, make_dry_engine))
+            patch.setattr(f"{module}.DryRunEngine", WatchedDryRun)
         # A batch export counts tokens as the server does.
         patch.setattr("touche_llm.runs.batch.ChatTokenizer", lambda *_: EstimatingTokenizer())
         yield server

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -131,9 +133,7 @@ class FakeRay:
         return [value for name, value in self._seen if name == what]
 
     @asynccontextmanager
-    async def _run(
-        self, command: Sequence[str], log: Path
-    ) -> AsyncIterator[tuple[Any, Callable[[], str]]]:
+    async def _run(self, command: Sequence[str], log: Path) -> AsyncIterator[SimpleNamespace]:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
         stopped = threading.Event()
@@ -150,7 +150,10 @@ class FakeRay:
             return len(problems)
 
         try:
-            yield SimpleNamespace(wait=wait), lambda: "\n".join(problems)
+            yield SimpleNamespace(
+                wait=partial(asyncio.to_thread, wait),
+                read_end_of_log=lambda: "\n".join(problems),
+            )
         finally:
             stopped.set()
 

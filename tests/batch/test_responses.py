@@ -83,6 +83,20 @@ async def test_errors_are_counted_by_kind_and_stay_pending(waiting: Waiting) -> 
     assert stored_keys(config) == set()
 
 
+async def test_an_answer_without_a_choice_to_read_is_counted_and_stays_pending(
+    waiting: Waiting,
+) -> None:
+    config, out, requests = waiting
+    choices: tuple[list[object], ...] = ([], [*b.body("{}")["choices"], *b.body("{}")["choices"]])
+    lines = [
+        b.replied(request.key, b.body("") | {"choices": choice})
+        for request, choice in zip(requests, choices, strict=False)
+    ]
+    done = await import_files(out, b.write(out / "r.jsonl", lines))
+    assert {kind: len(each) for kind, each in done.problems.items()} == {"no_choice": 2}
+    assert stored_keys(config) == set()
+
+
 async def test_an_answer_of_another_model_or_without_log_probabilities_is_not_stored(
     waiting: Waiting,
 ) -> None:

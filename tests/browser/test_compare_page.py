@@ -26,9 +26,10 @@ Named = tuple[str, ParsedRun, Path | None]
 
 def written(runs: list[Named], qrels: Qrels, path: Path) -> Path:
     evaluations = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
-    frame, remarks = compare_runs(evaluations[0], evaluations[1:])
+    comparison = compare_runs(evaluations[0], evaluations[1:])
     folders = [folder for _, _, folder in runs]
-    write_page(render(gather_comparison(evaluations, folders, TASK, {}, frame, remarks, 20)), path)
+    rows, notes = comparison.rows, comparison.notes
+    write_page(render(gather_comparison(evaluations, folders, TASK, {}, rows, notes, 20)), path)
     return path
 
 

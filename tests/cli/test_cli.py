@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 import yaml
-from aiohttp import web
 
 from tests.cli.conftest import Touche
-from tests.fake_server import FakeServer, good, says
+from tests.fake_server import FakeServer, says
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.interrupts import run_requests, until_interrupted
 from touche_llm.config.files import load_config
 
 SAMPLE = SAMPLES / "comparative"
@@ -140,89 +133,6 @@ def test_a_run_with_failures_ends_with_3(touche: Touche) -> None:
         True,
     )
     assert touche("rank", "--out", "o").returncode == 3
-
-
-def test_ctrl_c_ends_a_run_with_130(tmp_path: Path) -> None:
-    """In a process of its own, since a signal leaves connections of this one open."""
-
-    async def interrupts(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        server.rest = good
-        process.send_signal(signal.SIGINT)
-        return await good(request, body)
-
-    server = FakeServer(rest=interrupts)
-    with server.in_thread():
-        command = [
-            sys.executable,
-            "-m",
-            "touche_llm",
-            "run",
-            *DATA,
-            "--out",
-            "o",
-            "--base-url",
-            server.url,
-        ]
-        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-            _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert (
-        "interrupted" in errors
-        and ".touche-llm/answers.sqlite" in errors
-        and "Traceback" not in errors
-    )
-
-
-@pytest.fixture
-def heeds_hangup() -> Iterator[None]:
-    """Undo what nohup does to the tests."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.usefixtures("heeds_hangup")
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_what_asks_the_model_with_130(ending: signal.Signals) -> None:
-    before = signal.getsignal(ending)
-    with pytest.raises(typer.Exit) as ended:
-        run_requests(load_config(None, {"topics": SAMPLE, "corpus": SAMPLE}), _raising(ending))
-    assert ended.value.exit_code == 130
-    assert signal.getsignal(ending) is before
-
-
-def test_a_second_signal_does_not_interrupt_closing() -> None:
-    closed = []
-
-    async def work() -> None:
-        try:
-            await _raising(signal.SIGINT)
-        finally:
-            closed.append(await _raising(signal.SIGTERM))
-
-    with pytest.raises(typer.Exit):
-        until_interrupted(work(), lambda: "")
-    assert closed == ["done"]
-
-
-def test_under_nohup_a_run_survives_its_terminal() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert (
-            run_requests(
-                load_config(None, {"topics": SAMPLE, "corpus": SAMPLE}), _raising(signal.SIGHUP)
-            )
-            == "done"
-        )
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-async def _raising(ending: signal.Signals) -> str:
-    signal.raise_signal(ending)
-    await asyncio.sleep(0)
-    return "done"
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ THERE = ["--retriever", "elasticsearch"]
         ),
         (
             [*RETRIEVE, "--task", "sentence_pairs"],
-            "sentence_pairs ranks pairs of sentences; use bm25",
+            "sentence_pairs retrieves sentences of args.me; use bm25",
         ),
         (
             [*RETRIEVE, "--elasticsearch", "http://u:secret@h:1"],

@@ -23,8 +23,8 @@ GRADED = (*TASK, "--relevance", "relevance", "--quality", "quality")
 ALL = (*GRADED, "--stance", "stance")
 
 # a is best and c worst. Topic 2 has an unjudged document first, topic 4 is judged and in no run.
-RELEVANCE = "1 0 a 3\n1 0 b 2\n1 0 c 0\n2 0 a 1\n2 0 b 0\n4 0 a 1\n"
-QUALITY = "1 0 a 0\n1 0 b 3\n1 0 c 1\n2 0 a 2\n4 0 a 1\n"
+RELEVANCE = "1 0 a 2\n1 0 b 1\n1 0 c 0\n2 0 a 1\n2 0 b 0\n4 0 a 1\n"
+QUALITY = "1 0 a 0\n1 0 b 2\n1 0 c 1\n2 0 a 2\n4 0 a 1\n"
 STANCES = "1 0 a FIRST\n1 0 b SECOND\n1 0 c NO\n2 0 a FIRST\n2 0 b NO\n4 0 a NO\n"
 GOOD = "1 FIRST a 1 3 t\n1 SECOND b 2 2 t\n1 NO c 3 1 t\n2 NO x 1 2 t\n2 SECOND a 2 1 t\n3 NO a 1 1 t\n"
 POOR = "1 Q0 c 1 3 t\n1 Q0 b 2 2 t\n1 Q0 a 3 1 t\n2 Q0 x 1 3 t\n2 Q0 y 2 2 t\n2 Q0 a 3 1 t\n3 Q0 a 1 1 t\n"
@@ -134,7 +134,7 @@ def test_qrels_of_another_corpus_are_refused_and_nothing_is_recorded(
     touche: Touche, judged: Path, run: str, aspect: str
 ) -> None:
     (judged / "foreign").write_text(
-        "1 0 z1 {0}\n2 0 z2 {0}\n".format("3" if aspect == "relevance" else "NO")
+        "1 0 z1 {0}\n2 0 z2 {0}\n".format("2" if aspect == "relevance" else "NO")
     )
     assert touche("evaluate", "mine", *ALL).returncode == 0
     before = (judged / "mine/evaluation.yaml").read_bytes()

@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         asyncio.run(run_scripted(config_for(folder, **flags), folder / "runs" / name, answer))
     candidates = tl.read_run(folder / "runs/whole/candidates.run.txt").rankings
     for aspect, judged in zip(ASPECTS, (TOPICS, TOPICS[1:3], (*TOPICS[:2], "99")), strict=True):
-        values = ("FIRST", "SECOND", "NO") if aspect == "stance" else "0123"
+        values = ("FIRST", "SECOND", "NO") if aspect == "stance" else "012"
         documents = [
             (topic, each.document_id) for topic in judged for each in candidates.get(topic, [])
         ]

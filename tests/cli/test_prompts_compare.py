@@ -123,7 +123,12 @@ def test_rows_have_equal_keys_figures_and_differences(touche: Touche, engine: En
         False,
         None,
     )
-    for measure in ("relevance_ndcg_5", "relevance_kappa", "quality_kappa", "stance_macro_f1"):
+    for measure in (
+        "relevance_ndcg_5",
+        "relevance_spearman",
+        "quality_spearman",
+        "stance_macro_f1",
+    ):
         assert sharp[measure] == 1.0 > blunt[measure]
         assert sharp[f"{measure}_difference"] == pytest.approx(1.0 - blunt[measure])
         low, high = sharp[f"{measure}_low"], sharp[f"{measure}_high"]

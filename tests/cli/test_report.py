@@ -29,7 +29,7 @@ def test_judgments_of_another_corpus_make_no_page(
     run: Path, touche: Touche, tmp_path: Path
 ) -> None:
     topics = {line.split()[0] for line in (run / "run.txt").read_text().splitlines()}
-    (tmp_path / "foreign").write_text("".join(f"{topic} 0 z1 3\n" for topic in topics))
+    (tmp_path / "foreign").write_text("".join(f"{topic} 0 z1 2\n" for topic in topics))
     done = touche("report", str(run), "--relevance", "foreign", "-o", "page.html")
     assert (done.returncode, done.stdout) == (1, "")
     assert "relevance qrels" in done.stderr and not (tmp_path / "page.html").exists()

@@ -217,6 +217,15 @@ def test_all_runs_are_listed_also_unfinished_and_damaged_ones(touche: Touche, ru
     assert touche("runs", "nowhere").returncode == 1
 
 
+def test_deeply_nested_metadata_are_a_damaged_run(touche: Touche, run: Path) -> None:
+    (run / "ir-metadata.yml").write_text(f"stages: {'[' * 30_000}")
+    (row,) = rows_of(touche, "runs")
+    assert row["state"] == "broken" and "ir-metadata.yml" in row["problem"]
+    done = touche("show", "first")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "ir-metadata.yml" in done.stderr
+
+
 def test_runs_have_the_measures_of_their_last_evaluation(touche: Touche, run: Path) -> None:
     # A head, a line and the run; nothing explains measures.
     assert len(touche("runs").stdout.splitlines()) == 3

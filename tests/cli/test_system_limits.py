@@ -121,3 +121,47 @@ def test_a_file_that_finds_no_room_is_named_and_none_is_left(
         "answers.sqlite-wal",
         "answers.sqlite-shm",
     }
+
+
+# From too little for numpy to enough: OpenBLAS reports a lack of memory by itself.
+@pytest.mark.parametrize("mebibytes", [30, 50, 60, 160])
+def test_a_lack_of_memory_is_one_line_wherever_it_shows(tmp_path: Path, mebibytes: int) -> None:
+    limits = {resource.RLIMIT_AS: mebibytes * 2**20}
+    done = limited(tmp_path, limits, "index", "--task", "comparative", *DATA[2:])
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr, done.stderr
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    assert len(errors) == 1 and "memory" in errors[0].lower(), done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a" * 255, "é" * 127, "\N{GRINNING FACE}" * 63],
+    ids=["one byte", "two bytes", "four bytes"],
+)
+def test_a_name_may_have_255_bytes(touche: Touche, tmp_path: Path, name: str) -> None:
+    corpus = tmp_path / name
+    corpus.write_bytes((SAMPLE / "passages.jsonl").read_bytes())
+    assert touche("index", "--task", "comparative", "--corpus", name).returncode == 0
+    assert touche("tasks", "new", f"new/{name}").returncode == 0
+    cassette = f"new/{name[: len(name) - 7]}.jsonl"
+    done = touche("cache", "import", str(SAMPLE / "cassette.jsonl"), "--cache", "answers.sqlite")
+    assert done.returncode == 0
+    assert touche("cache", "export", cassette, "--cache", "answers.sqlite").returncode == 0
+    run = ("run", "--config", str(SAMPLE / "demo.yaml"), *DATA[:2], "--corpus", name)
+    done = touche(*run, "--cache", cassette, "--cache-mode", "replay", "--out", f"runs/{name}")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / name / "run.txt").exists()
+
+
+@pytest.mark.parametrize("length", [248, 255, 256, 300])
+def test_a_name_that_is_too_long_is_the_cause(touche: Touche, length: int) -> None:
+    name = "a" * length
+    done = touche("cache", "import", str(SAMPLE / "cassette.jsonl"), "--cache", name)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {name}: ")
+    assert "name too long" in done.stderr.lower()
+    if length <= 255:
+        assert "247" in done.stderr and not os.path.lexists(name)
+    else:
+        done = touche("tasks", "new", name)
+        assert done.returncode == 1 and done.stderr == f"error: {name}: File name too long\n"

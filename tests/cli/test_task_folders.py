@@ -63,7 +63,7 @@ def change(folder: Path, **values: object) -> None:
 def write_qrels(run: Path, path: Path) -> Path:
     found = tl.read_run(run / "run.txt")
     path.write_text(
-        "".join(f"{topic} 0 {line[0].document_id} 3\n" for topic, line in found.rankings.items())
+        "".join(f"{topic} 0 {line[0].document_id} 2\n" for topic, line in found.rankings.items())
     )
     return path
 

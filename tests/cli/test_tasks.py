@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -61,6 +63,30 @@ def test_a_new_task_replaces_nothing(touche: Touche) -> None:
         done = touche("tasks", "new", place)
         assert done.returncode == 2 and done.stderr.startswith(f"error: {place}: ")
         assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+def test_a_new_task_that_was_not_completed_leaves_no_folder(
+    touche: Touche, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_bytes
+
+    def fill_disk(path: Path, content: bytes) -> int:
+        if path.name == EXAMPLE_FILES[-2]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fill_disk)
+        done = touche("tasks", "new", "essays")
+    assert done.returncode == 1 and done.stderr.startswith("error: essays: ")
+    assert list(Path().iterdir()) == []
+    assert touche("tasks", "new", "essays").returncode == 0
+    assert {path.name for path in Path("essays").iterdir()} == set(EXAMPLE_FILES)
+
+
+def test_the_current_folder_is_not_replaced_by_a_new_task(touche: Touche) -> None:
+    done = touche("tasks", "new", ".")
+    assert done.returncode == 2 and list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def stored_answers() -> list[Answer]:
     if not file.exists():
         return []
     with Cache(file) as cache:
-        return [entry.read(Answer) for entry in cache.find("answer")]
+        return [cache.read(entry, Answer) for entry in cache.find("answer")]
 
 
 def test_a_server_that_loses_the_answer_is_one_line(touche: Touche) -> None:

@@ -80,6 +80,30 @@ def test_an_id_that_occurs_twice_stops_with_its_line(tmp_path: Path, stores: Sto
     assert not stores.folder.exists()
 
 
+# Larger than what is hashed whole; the change is in the first or in the last line, or in all.
+@pytest.mark.parametrize("count", [3, 30_000])
+@pytest.mark.parametrize("changed", [("text 0", "Text 0"), ("text", "Text"), (None, None)])
+def test_other_content_of_the_same_size_and_time_is_noticed(
+    tmp_path: Path, stores: Stores, count: int, changed: tuple[str | None, str | None]
+) -> None:
+    path = many(tmp_path, count)
+    stores.ensure(path)
+    status = path.stat()
+    text = path.read_text()
+    old, new = changed
+    if old is None or new is None:
+        last = f"text {count - 1}"
+        old, new = last, last.upper()
+    path.write_text(text.replace(old, new))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+
+    assert hash_corpus(path, stores.folder) == hashlib.sha256(path.read_bytes()).hexdigest()
+    store = stores.ensure(path)
+    assert new in store.get("d0").text + store.get(f"d{count - 1}").text
+    assert any("changed" in notice for notice in stores.notices)
+
+
 def test_lines_left_out_are_reported(tmp_path: Path, stores: Stores) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(
@@ -189,7 +213,7 @@ def test_a_rebuild_that_breaks_off_leaves_the_old_store(
 
 
 @pytest.mark.parametrize(
-    "change", [lambda text: text.replace('"format":4', '"format":99'), lambda text: ""]
+    "change", [lambda text: text.replace('"format":5', '"format":99'), lambda text: ""]
 )
 def test_an_index_of_another_version_is_built_again_with_the_corpus_at_hand(
     corpus: Path, stores: Stores, change: Callable[[str], str]

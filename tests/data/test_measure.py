@@ -26,32 +26,9 @@ def test_a_measure_is_written_as_its_text_and_read_from_it(text: str) -> None:
     assert f"{measure.aspect} {measure.short_text}" == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "nDCG@5",
-        "relevance",
-        "relevance ",
-        "relevance nDCG",
-        "relevance nDCG@",
-        "relevance nDCG@0",
-        "relevance nDCG@05",
-        "relevance nDCG@-5",
-        "relevance ndcg@5",
-        "relevance nDCG@5 ",
-        "relevance nDCG@5\n",
-        "relevance  nDCG@5",
-        "relevance nDCG@5 NO",
-        "relevance kappa@5",
-        "stance precision",
-        "stance precision@5 NO",
-        "stance F1",
-        "two words nDCG@5",
-    ],
-)
-def test_other_text_is_refused_with_the_known_measures(text: str) -> None:
-    with pytest.raises(ValueError, match=r"nDCG@K, .*recall LABEL") as error:
+@pytest.mark.parametrize("text", ["", "nDCG@5", "relevance", "relevance ", "relevance nDCG@05"])
+def test_text_without_the_parts_of_a_measure_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="is no measure") as error:
         Measure.parse(text)
     assert repr(text) in str(error.value)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import raises_at
 from touche_llm.data.records import Topic
 from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import DataError
@@ -169,3 +170,17 @@ def test_the_topics_of_tira_are_read_whatever_the_name(tmp_path: Path, content: 
         Topic("2", "Which is better & why?", "About both.", "", ("laptop", "baker's, desktop")),
         Topic("10", "Tea?"),
     ]
+
+
+def test_too_many_topics_for_a_file_are_refused_with_a_remedy_that_works(tmp_path: Path) -> None:
+    lines = [f'{{"qid": "{n}", "query": "Is number {n} better?"}}\n' for n in range(100_000)]
+    path = tmp_path / "queries.jsonl"
+    path.write_text("".join(lines))
+    with raises_at(DataError, path, "4,194,304 bytes", "divide the topics among several files"):
+        read_topics(path)
+
+    topics: list[Topic] = []
+    for part in range(2):
+        path.write_text("".join(lines[part::2]))
+        topics += read_topics(path)
+    assert len({topic.id for topic in topics}) == 100_000

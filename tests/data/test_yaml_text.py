@@ -11,7 +11,7 @@ from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.judging.stance_labels import read_thresholds
 from touche_llm.prompts.prompt import read_header
 from touche_llm.runs.directory import RunDirectory
-from touche_llm.settings.yaml_text import YamlError, parse_yaml
+from touche_llm.settings.yaml_text import MAX_DEPTH, YamlError, parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,38 @@ def test_what_exceeds_a_bound_or_says_something_twice_is_an_error_with_its_line(
         assert len(str(error.value)) < 300
 
 
-@pytest.mark.parametrize("text", ["task: comparative\ntask: controversial\n", "a: ["])
+def nest(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+def test_as_many_levels_as_allowed_are_read() -> None:
+    value = parse_yaml(nest(MAX_DEPTH))
+    levels = 0
+    while isinstance(value, list):
+        levels += 1
+        value = value[0] if value else None
+    assert levels == MAX_DEPTH
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nest(MAX_DEPTH + 1),
+        nest(15_000),
+        "[" * 30_000,
+        "{a: " * 15_000,
+        "- " * 15_000,
+        "? " * 15_000,
+    ],
+)
+def test_more_levels_are_an_error_with_its_line(text: str) -> None:
+    with pytest.raises(YamlError, match=rf"line 2: .*{MAX_DEPTH} levels"):
+        parse_yaml(f"\n{text}")
+
+
+@pytest.mark.parametrize(
+    "text", ["task: comparative\ntask: controversial\n", "a: [", f"a: {nest(15_000)}"]
+)
 def test_every_reader_of_yaml_refuses_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ir-metadata.yml"
     path.write_text(text)

@@ -111,6 +111,17 @@ def test_the_page_of_errors_has_a_remedy_for_each_exception_and_each_kind_of_fai
     assert set(re.findall(r"^\| `(\w+)` \| .* \| .+ \|$", table, re.MULTILINE)) == kinds
 
 
+def test_each_promise_has_a_test() -> None:
+    rows = re.findall(
+        r"^\| .+ \| `(\S+)::(\w+)` \|$",
+        (DOCS / "explanation" / "faults.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(rows) >= 15
+    for file, name in rows:
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE), name
+
+
 def test_each_generated_part_has_its_place() -> None:
     generators = runpy.run_path(str(DOCS / "generated.py"))["GENERATORS"]
     assert {name for page in PAGES for name in MARKER.findall(page.read_text())} == set(generators)

@@ -156,7 +156,7 @@ def stance_reading(topic: str, document: str, probabilities: dict[str, float]) -
         source="probabilities",
         orders=2,
         prompt="stance",
-        keys=["a", "b"],
+        answer_keys=["a", "b"],
     )
 
 

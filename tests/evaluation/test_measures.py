@@ -119,13 +119,13 @@ def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
     )
     assert part.estimates[ACCURACY].value == 1.0
     assert whole.estimates[ACCURACY].value == pytest.approx(1 / 3)
-    frame, notes = compare_runs(whole, [part])
-    row = frame.set_index("measure").loc[ACCURACY]
+    comparison = compare_runs(whole, [part])
+    row = comparison.rows.set_index("measure").loc[ACCURACY]
     assert (row["value"], row["baseline_value"], row["difference"]) == (1.0, 1.0, 0.0)
     assert (row["n"], row["documents"], row["ties"]) == (2, 2, 2)
     assert any(
         "over the 2 judged documents that both label; it labels 2, and all 6" in each
-        for each in notes
+        for each in comparison.notes
     )
 
 
@@ -161,11 +161,10 @@ def test_a_difference_that_the_judging_could_make_is_told() -> None:
         evaluate_run(name, run_of({"1": list(names)}), qrels, 5)
         for name, names in (("known", "abcde"), ("new", "avwxy"))
     )
-    (note,) = compare_runs(unknown, [known])[1]
+    (note,) = compare_runs(unknown, [known]).notes
     assert "known: relevance judged@5 is 1.000, and 0.200 for new" in note
-    assert (
-        compare_runs(known, [evaluate_run("same", run_of({"1": list("bacde")}), qrels, 5)])[1] == []
-    )
+    same = evaluate_run("same", run_of({"1": list("bacde")}), qrels, 5)
+    assert compare_runs(known, [same]).notes == []
 
 
 def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:

@@ -83,6 +83,15 @@ def test_a_value_outside_the_bounds_is_an_error() -> None:
         compute_interval(means(*[2.0, 3.0] * 5))
 
 
+def test_a_mean_without_bounds_has_the_interval_of_student() -> None:
+    values = np.random.default_rng(0).normal(3.0, 2.0, size=30)
+    estimate = estimate_mean(
+        {str(topic): float(value) for topic, value in enumerate(values)}, bounds=None
+    )
+    expected = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert compute_interval(estimate) == pytest.approx((expected.low, expected.high), rel=1e-9)
+
+
 def test_few_topics_have_no_interval() -> None:
     values = np.random.default_rng(1).random(20)
     right = [1 + topic % 30 for topic in range(MIN_TOPICS)]

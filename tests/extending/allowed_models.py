@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
+from touche_llm.doctor.survey import Survey
+from touche_llm.engines.dialects import Refusal
 from touche_llm.engines.identification import ServerCheck
 
 ALLOWED_MODELS = ("fake",)
@@ -16,8 +17,8 @@ async def check_model_is_allowed(survey: Survey) -> list[ServerCheck]:
         return [CHECK.fail(f"{model} is not on the list")]
 
     reply = await survey.send(survey.build())
-    if isinstance(reply, str):
-        return [CHECK.fail(f"{model} refuses the request: {reply}")]
+    if isinstance(reply, Refusal):
+        return [CHECK.fail(f"{model} refuses the request: {reply.reason}")]
     return [ServerCheck(CHECK.name, True, f"{model} is on the list")]
 
 

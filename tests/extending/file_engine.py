@@ -13,7 +13,7 @@ from touche_llm.errors import DataError
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
 from touche_llm.retrieval.registry import EngineInputs, LoadedCorpus, Retriever, register
 from touche_llm.retrieval.settings import QueryField
-from touche_llm.settings.section import Option, Scope, Section
+from touche_llm.settings.section import NamedSection, Option, Scope, Section
 
 
 class FileEngineSettings(Section):
@@ -97,8 +97,7 @@ register(
         name="file_engine",
         help="a file",
         method="order of a file",
-        section="file_engine",
-        settings=FileEngineSettings,
+        section=NamedSection(name="file_engine", settings=FileEngineSettings),
         open_engine=FileEngine,
         load_corpus=load,
         describe=get_name,

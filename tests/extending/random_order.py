@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from touche_llm.corpus.store import TextTable
 from touche_llm.retrieval.corpus import FirstStage
 from touche_llm.retrieval.registry import Retriever, StageInputs, register
-from touche_llm.settings.section import Option, Section
+from touche_llm.settings.section import NamedSection, Option, Section
 
 
 class RandomOrderSettings(Section):
@@ -43,8 +43,7 @@ register(
         name="random",
         help="random order",
         method="random order",
-        section="random",
-        settings=RandomOrderSettings,
+        section=NamedSection(name="random", settings=RandomOrderSettings),
         open_stage=open_random_order,
     )
 )

@@ -1,7 +1,7 @@
 """A process that has everything imported and forks a child for each command, which then starts within milliseconds.
 
 `python -m tests.faults.fork_server` reads a job (`Job`) a line from standard input and answers with
-a line.
+two lines: the number of the process when it starts, and how it ended.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,10 @@ from typing import Any
 import msgspec
 import orjson
 
+from touche_llm.interrupts import handle_signals
+
+# What ends a command with exit code 130.
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Of a pipe: what a command prints is read when it has ended.
 _PIPE_SIZE = 2**20
 # A command of the samples takes about a second; one that takes this long hangs.
@@ -55,10 +60,11 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         event: The operation of this name (`Events`), when it comes the `count`th time, ...
-        count: ... is not done: the process is killed before it, or,
+        count: ... is not done: the process gets the signal before it, or,
         error: with an error number, this one and every later one fails so.
         size: Killed when a file would grow beyond so many bytes: the file ends there.
-        after: Killed so many seconds after its start.
+        after: The process gets the signal so many seconds after its start.
+        signal: By default it is killed.
         limits: Soft limits by their names in `resource`; those of memory and open files beyond what
             is in use.
     """
@@ -68,6 +74,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     error: int = 0
     size: int = 0
     after: float = 0.0
+    signal: int = signal.SIGKILL
     limits: dict[str, int] = {}
 
     def __str__(self) -> str:
@@ -146,7 +153,8 @@ class Events:
             return
         if event == self.fault.event and self.counts[event] == self.fault.count:
             if not self.fault.error:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self.fault.signal)
+                return
             self.fails = True
         # A full disk lets files be removed.
         removes = event.startswith(("os.remove", "os.rmdir"))
@@ -193,8 +201,10 @@ def import_all() -> None:
 
 def _run_child(job: Job, stdout: int, stderr: int) -> int:
     """Run the command line in this process, a fork; return its exit code."""
-    from touche_llm import cli
+    from touche_llm.__main__ import main
 
+    handle_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
     os.chdir(job.folder)
     for given, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
         os.dup2(given, descriptor)
@@ -209,7 +219,7 @@ def _run_child(job: Job, stdout: int, stderr: int) -> int:
     events = Events(job.fault)
     code: Any = 0
     try:
-        cli.main()
+        main()
     except SystemExit as ended:
         code = ended.code or 0
     except BaseException:
@@ -237,7 +247,7 @@ def _limit(fault: Fault) -> None:
         resource.setrlimit(number, (used + value, resource.getrlimit(number)[1]))
 
 
-def _fork(job: Job) -> Done:
+def _fork(job: Job, announce: Callable[[int], None]) -> Done:
     started = time.monotonic()
     (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe()
     for pipe in (stdout, stderr):
@@ -251,12 +261,13 @@ def _fork(job: Job) -> Done:
             code = _run_child(job, stdout, stderr)
         finally:
             os._exit(code)
+    announce(child)
     os.close(stdout)
     os.close(stderr)
     watched = os.pidfd_open(child)
-    limit = job.fault.after if job.fault is not None and job.fault.after else HANG_SECONDS
-    if not select.select([watched], [], [], limit)[0]:
-        os.kill(child, signal.SIGKILL)
+    if job.fault is not None and job.fault.after:
+        _send_signal(child, watched, job.fault.signal, job.fault.after)
+    _send_signal(child, watched, signal.SIGKILL, HANG_SECONDS)
     _, status = os.waitpid(child, 0)
     os.close(watched)
     texts = []
@@ -266,14 +277,29 @@ def _fork(job: Job) -> Done:
     return Done(os.waitstatus_to_exitcode(status), texts[0], texts[1], time.monotonic() - started)
 
 
+def _send_signal(child: int, watched: int, number: int, seconds: float) -> None:
+    """Send a signal to a child after some seconds, unless it has ended before."""
+    has_ended = bool(select.select([watched], [], [], seconds)[0])
+    if not has_ended:
+        os.kill(child, number)
+
+
 def main() -> None:
     """Serve jobs until standard input ends."""
+    # Undo what nohup does.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # A child unblocks them when it handles them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     import_all()
     gc.collect()
     gc.freeze()
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
+
+    def write(reply: Any) -> None:
+        replies.write(msgspec.json.encode(reply) + b"\n")
+
     for line in sys.stdin.buffer:
-        replies.write(msgspec.json.encode(_fork(msgspec.json.decode(line, type=Job))) + b"\n")
+        write(_fork(msgspec.json.decode(line, type=Job), write))
 
 
 class ForkServer:
@@ -297,13 +323,26 @@ class ForkServer:
 
     def run(self, job: Job) -> Done:
         """Run a job; raises RuntimeError where the process is gone."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        self.start(job)
+        return self.wait()
+
+    def start(self, job: Job) -> int:
+        """Start a job, and return the number of its process."""
+        assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(job) + b"\n")
         self._process.stdin.flush()
+        return msgspec.json.decode(self._read(), type=int)
+
+    def wait(self) -> Done:
+        """Wait until the job ends."""
+        return msgspec.json.decode(self._read(), type=Done)
+
+    def _read(self) -> bytes:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the fork server ended with {self._process.wait()}")
-        return msgspec.json.decode(line, type=Done)
+        return line
 
 
 if __name__ == "__main__":

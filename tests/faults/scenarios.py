@@ -218,5 +218,19 @@ SCENARIOS = (
             "tira -i controversial -o run --cache-folder kept --cache-mode replay --config controversial/demo.yaml"
         ),
     ),
+    Scenario("tasks new", (), command("tasks new essays"), (command("tasks show essays"),)),
     Scenario("demo", (), command("demo --task comparative --out shown")),
+)
+
+# Commands that only read, beside those above.
+_MEASURED = (*_STAGES, WRITE_QRELS)
+READERS = (
+    Scenario("evaluate", _MEASURED, command(f"evaluate run --task comparative {_QRELS}")),
+    Scenario("validate", _STAGES, command("validate run/run.txt --task comparative")),
+    Scenario("show", _STAGES, command("show run")),
+    Scenario("runs", _STAGES, command("runs .")),
+    Scenario("run, dry", (), _run("comparative", "judge", "--dry-run"), asks=True),
+    Scenario("doctor", (), command("doctor {url}"), asks=True),
+    Scenario("prompts check", (), command("prompts check judge")),
+    Scenario("tasks list", (), command("tasks list")),
 )

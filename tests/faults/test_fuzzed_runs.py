@@ -16,8 +16,8 @@ from tests.faults.tally import Tally
 from tests.faults.test_replies import is_short
 from tests.sample_runs import Silent, config_for
 from touche_llm.config.configuration import Config
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.examination import connect
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError, ReplayMiss
@@ -96,12 +96,12 @@ async def test_a_malformed_reply_at_start_up_is_one_error_or_none(
         async with server.running(), client, asyncio.timeout(120):
             client.base_url = server.url
             try:
-                facts = await connect(Survey(client, EngineConfig(), SamplingConfig()))
+                examined = await connect(ServerUnderTest(client, EngineConfig(), SamplingConfig()))
             except EngineError as error:
                 outcome = "ended"
                 assert is_short(error), kind.name
             else:
-                assert facts.context >= 0 and facts.overhead >= 0
+                assert examined.info.context >= 0 and examined.info.overhead >= 0
         tally.add("replies: start-up", replies=server.replies, tried=1, held=1, **{outcome: 1})
 
 

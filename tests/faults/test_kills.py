@@ -1,4 +1,4 @@
-"""Commands that are killed or starved: no file is half-written, no request is sent twice, one line
+"""Commands that are killed, interrupted or starved: no file is half-written, no request is sent twice, one line
 says why, the same command resumes, and the next stage refuses or gives what it gives undisturbed."""
 
 from __future__ import annotations
@@ -13,18 +13,33 @@ import pytest
 
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.tally import Tally
-from tests.faults.trials import Trial, Undisturbed, plan_kill, plan_want, prepare, try_fault
+from tests.faults.trials import (
+    Trial,
+    Undisturbed,
+    plan_interrupt,
+    plan_kill,
+    plan_want,
+    prepare,
+    try_fault,
+)
 from tests.faults.workplace import Workplace
 
 # Trials per scenario, twice as many with requests to a model: enough to kill more than 400
 # commands.
 _KILLS = 14
+_INTERRUPTS = 10
 # Of each scenario: each kind once.
 _WANTS = 7
 # Of the problems of a trial.
 _SHOWN = 4
 
 Plan = Callable[[Scenario, Undisturbed, int, int], Trial]
+# Parts of the names of the tests.
+_TESTS: dict[Plan, str] = {
+    plan_kill: "killed_at",
+    plan_interrupt: "interrupted_at",
+    plan_want: "starved_of",
+}
 SLUGS = {scenario.name.replace(", ", "-").replace(" ", "-"): scenario for scenario in SCENARIOS}
 pytestmark = pytest.mark.parametrize("name", SLUGS)
 
@@ -48,17 +63,25 @@ def _try_faults(
         outcome, *found = try_fault(
             place, scenario, undisturbed, trial, random.Random(f"{seed} {number}")
         )
-        line = f"kill: {scenario.name}" if plan is plan_kill else f"want: {trial.kind}"
-        tally.add(line, tried=1, held=not found, **{outcome: 1})
+        tally.add(_name_line(plan, scenario, trial), tried=1, held=not found, **{outcome: 1})
         if found:
             problems.append(
                 "\n  ".join(
                     [f"trial {number}, {trial}:", *found[:_SHOWN], f"({len(found)} in all)"]
                 )
             )
-    which = "killed_at" if plan is plan_kill else "starved_of"
+    which = _TESTS[plan]
     repeat = f"pytest -m '' tests/faults/test_kills.py -k '{which} and {name}' --fault-seed {seed} --fault-trial NUMBER"
     assert not problems, "\n".join([*problems, f"to repeat one: {repeat}"])
+
+
+def _name_line(plan: Plan, scenario: Scenario, trial: Trial) -> str:
+    """Return the line of the counts that a trial belongs to."""
+    if plan is plan_kill:
+        return f"kill: {scenario.name}"
+    if plan is plan_interrupt:
+        return "interrupt: commands, at file operations and times"
+    return f"want: {trial.kind}"
 
 
 @functools.cache
@@ -88,6 +111,13 @@ def test_a_command_is_killed_at_all_points(
 ) -> None:
     numbers = range(_KILLS * (2 if SLUGS[name].asks else 1))
     _try_faults(place, tally, plan_kill, name, fault_seed, numbers, fault_trial)
+
+
+@pytest.mark.nightly
+def test_a_command_is_interrupted_at_all_points(
+    place: Workplace, tally: Tally, fault_seed: int, fault_trial: int | None, name: str
+) -> None:
+    _try_faults(place, tally, plan_interrupt, name, fault_seed, range(_INTERRUPTS), fault_trial)
 
 
 @pytest.mark.nightly

@@ -23,16 +23,16 @@ from tests.faults import reply_bodies, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.examination import connect
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
 from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.client import FailedRequest
-from touche_llm.llm.label_probabilities import read_label
+from touche_llm.llm.client import FailedRequest, UnansweredRequest, UncachedRequest
+from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.parsing import parse_answer
 from touche_llm.llm.protocol import EngineInfo
@@ -48,7 +48,7 @@ LASTING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"} and kind
 ENDING = [kind for kind in KINDS.values() if kind.outcomes == {"ends"}]
 # Fewer than end a run when all of them are lost one after the other.
 BATCH = 24
-Result = AnsweredRequest[ComparativeJudgment] | FailedRequest
+Result = AnsweredRequest[ComparativeJudgment] | UnansweredRequest
 
 
 @dataclass
@@ -113,7 +113,9 @@ async def connected(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     client = ChatServer(fuzz.url, concurrency=8, request_timeout=timeout, chat_template_kwargs={})
     async with client as server:
-        yield server, await connect(Survey(server, EngineConfig(), SamplingConfig()))
+        examined = await connect(ServerUnderTest(server, EngineConfig(), SamplingConfig()))
+        server.dialect = examined.dialect
+        yield server, examined.info
     assert problems == []
 
 
@@ -151,6 +153,7 @@ def check(sent: list[Sent], result: Result) -> str:
     """Check one result against the replies that were sent for it; returns what became of it."""
     # Without a reply the connection was lost to the reply before.
     allowed = frozenset().union(*(each.kind.outcomes for each in sent)) or {"server_error"}
+    assert not isinstance(result, UncachedRequest), "nothing is replayed"
     if isinstance(result, FailedRequest):
         assert result.attempts, "a failure without an attempt"
         assert {attempt.kind for attempt in result.attempts} <= allowed, (allowed, result)
@@ -169,9 +172,8 @@ def check(sent: list[Sent], result: Result) -> str:
         assert json.loads(source.text) == result.value.model_dump()
     for name, labels in LABELS.items():
         label = getattr(result.value, name)
-        reading = read_label(
-            result.answer.text, result.answer.tokens, result.layout, name, labels, label
-        )
+        answer = TokenizedAnswer(result.answer.text, result.answer.tokens, result.layout)
+        reading = read_label(answer, name, labels, label)
         if reading.probabilities is not None:
             assert sum(reading.probabilities.values()) == pytest.approx(1.0, abs=1e-6)
             assert all(0.0 <= share <= 1.0 for share in reading.probabilities.values())
@@ -194,14 +196,14 @@ async def check_replay(
     """Check that the cache holds usable answers alone, and gives them again."""
     with Cache(cache, CacheMode.REPLAY) as stored:
         for entry in stored.find("answer"):
-            parse_answer(entry.read(Answer).text, ComparativeJudgment)
+            parse_answer(stored.read(entry, Answer).text, ComparativeJudgment)
         model = ModelClient(engine_info=facts, engine=None, cache=stored, sampling=SamplingConfig())
         for number, result in zip(numbers, results, strict=True):
             again = await model.request(request_for(number), ComparativeJudgment)
             if isinstance(result, AnsweredRequest):
                 assert again == result
             else:
-                assert isinstance(again, FailedRequest)
+                assert not isinstance(again, AnsweredRequest)
 
 
 async def trial(folder: Path, fuzz: Fuzz, tally: Tally, retry_for: float) -> list[Result]:

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from tests.faults.fork_server import Done, Fault
+from tests.faults.fork_server import ENDINGS, Done, Fault
+from tests.faults.interrupted import check_interrupted, is_interrupted
 from tests.faults.scenarios import IN_FLIGHT, Scenario
 from tests.faults.workplace import Snapshot, Workplace, differences, is_temporary, lasting
 
@@ -141,6 +142,16 @@ def plan_kill(scenario: Scenario, undisturbed: Undisturbed, seed: int, number: i
     return Trial(kind, Fault(after=chance.uniform(0.01, 1.1 * undisturbed.seconds)))
 
 
+def plan_interrupt(scenario: Scenario, undisturbed: Undisturbed, seed: int, number: int) -> Trial:
+    """Return interrupt `number` of a scenario: at an operation and at a time by turns."""
+    chance = random.Random(f"{seed} {scenario.name} interrupt {number}")
+    if number % 2 == 0:
+        fault = _at_operation(scenario, undisturbed, seed, number // 2, chance)
+    else:
+        fault = Fault(after=chance.uniform(0.0, 1.1 * undisturbed.seconds))
+    return Trial("interrupt", msgspec.structs.replace(fault, signal=chance.choice(ENDINGS)))
+
+
 def plan_want(scenario: Scenario, undisturbed: Undisturbed, seed: int, number: int) -> Trial:
     """Return trial `number` of a scenario in which something is refused to the command."""
     chance = random.Random(f"{seed} {scenario.name} wants {number}")
@@ -194,8 +205,10 @@ def try_fault(
     place.model.take()
     done = place.run(scenario.command, trial.fault)
     place.give_space()
-    yield "killed" if done.code < 0 else "finished" if done.works else "refused"
-    if done.code >= 0 and not done.works and not (done.refuses and trial.kind in _WANTS):
+    yield _name_outcome(done)
+    if trial.kind == "interrupt":
+        yield from check_interrupted(done, place.folder)
+    elif done.code >= 0 and not done.works and not (done.refuses and trial.kind in _WANTS):
         yield f"ended with {done.code}: {done.stderr}"
     if (
         done.refuses
@@ -218,6 +231,15 @@ def try_fault(
     again = place.model.take() - undisturbed.requests
     if again.total() > IN_FLIGHT:
         yield f"{again.total()} requests were sent again, and at most {IN_FLIGHT} were in flight"
+
+
+def _name_outcome(done: Done) -> str:
+    """Return how a command ended, as in the counts."""
+    if done.code < 0:
+        return "killed"
+    if is_interrupted(done):
+        return "interrupted"
+    return "finished" if done.works else "refused"
 
 
 def _try_next(place: Workplace, scenario: Scenario, undisturbed: Undisturbed) -> list[str]:

@@ -75,7 +75,11 @@ def test_a_pipeline_makes_the_run_of_the_command_line(task: str, tmp_path: Path)
         # Pairs of sentences are made of the corpus; other documents travel in the frame.
         source = corpus if task == "sentence_pairs" else task
         first = BM25(corpus, depth=config.depth) >> LLMJudge(
-            model, source, depth=config.depth, pairs=config.pairs, options=options
+            model,
+            source,
+            depth=config.depth,
+            judging_settings=config.judging_settings,
+            options=options,
         )
         steps = [str(step) for step in config.steps]
         judged = first(read_frame(task))

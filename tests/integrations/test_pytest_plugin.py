@@ -52,6 +52,4 @@ def test_nothing_of_the_program_is_loaded_where_it_is_not_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     plugin = "touche_llm.integrations.pytest_plugin"
-    assert done.stdout.strip() == str(
-        ["lazy_loader", "touche_llm", "touche_llm.integrations", plugin]
-    )
+    assert done.stdout.strip() == str(["touche_llm", "touche_llm.integrations", plugin])

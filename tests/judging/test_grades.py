@@ -65,8 +65,7 @@ def test_a_judgment_has_grades_and_labels_of_the_question(
     stance: str,
     values: tuple[str, ...] | None,
 ) -> None:
-    question = TASKS[task].sentence_question if of_sentence else TASKS[task].question
-    assert question is not None
+    question = TASKS[task].questions["sentence" if of_sentence else "judge"]
     judged = Judgment(
         topic_id="1", document_id="d", grades=grades, stance=stance, source="value", prompt="p"
     )

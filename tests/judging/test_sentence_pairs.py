@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from touche_llm.corpus.store import PartPlace
 from touche_llm.data.records import Candidate, Judgment, Reading
-from touche_llm.pairs.documents import Sentence
-from touche_llm.pairs.inheritance import inherit_judgment
-from touche_llm.pairs.pairing import make_pairs, select_sentences
-from touche_llm.pairs.settings import PairSettings
+from touche_llm.kinds.pairs.inheritance import inherit_judgment
+from touche_llm.kinds.pairs.pairing import make_pairs
+from touche_llm.kinds.pairs.sentences import Sentence, SentenceSelector
+from touche_llm.kinds.pairs.settings import PairSettings
 from touche_llm.tasks.parts import Scale
 
 SCALES = {name: Scale(0, 3) for name in ("relevance", "quality", "coherence")}
@@ -50,7 +51,7 @@ def judgment(
         readings=readings,
         source="probabilities",
         prompt="sentence_pairs/sentence@1-x",
-        key="k",
+        answer_keys=["k"],
     )
 
 
@@ -59,10 +60,13 @@ def sides(judgments: list[Judgment], settings: PairSettings | None = None) -> di
         Candidate("1", each.document_id, rank, 1.0) for rank, each in enumerate(judgments, start=1)
     ]
     by_id = {each.document_id: each for each in judgments}
-    found = select_sentences(
-        candidates, by_id, lambda name: (0, 0), settings or PairSettings(), WEIGHTS, SCALES
+    selector = SentenceSelector(
+        locate=lambda name: PartPlace(0, 0),
+        settings=settings or PairSettings(),
+        weights=WEIGHTS,
+        scales=SCALES,
     )
-    return {each.id: each.side for each in found}
+    return {each.id: each.side for each in selector.select(candidates, by_id)}
 
 
 def test_the_side_is_the_more_probable_one_unless_none_is_probable_enough() -> None:
@@ -98,9 +102,13 @@ def test_a_sentence_is_worth_its_grades_as_far_as_it_argues() -> None:
         Candidate("1", "good", 2, 1.0),
         Candidate("1", "unjudged", 3, 0.5),
     ]
-    good, talk = select_sentences(
-        candidates, judgments, lambda name: (len(name), 7), PairSettings(), WEIGHTS, SCALES
+    selector = SentenceSelector(
+        locate=lambda name: PartPlace(len(name), 7),
+        settings=PairSettings(),
+        weights=WEIGHTS,
+        scales=SCALES,
     )
+    good, talk = selector.select(candidates, judgments)
     assert (good.id, good.argument, good.place, good.rank) == ("good", 4, 7, 2)
     assert good.score == pytest.approx((3.0 + 0.5 * 1.5) / 1.5 / 3)
     assert talk.score == pytest.approx(0.2 * 0.6 * good.score)
@@ -209,10 +217,10 @@ def test_a_pair_inherits_the_mean_grades_and_the_side() -> None:
         "b": judgment("b", {"PRO": 0.2, "CON": 0.3, "NONE": 0.5}, grades=(2.0, 2.0)),
     }
     made = inherit_judgment(Candidate("1", "a,b", 4, 0.3), judgments, settings)
-    assert (made.document_id, made.stance, made.source, made.key) == (
+    assert (made.document_id, made.stance, made.source, made.answer_keys) == (
         "a,b",
         "CON",
         "inherited",
-        None,
+        [],
     )
     assert made.grades == {"relevance": 2.5, "quality": 1.5}

@@ -17,11 +17,12 @@ from touche_llm.judging.stance_labels import (
     StanceSettings,
     choose_stance,
     choose_stances,
-    combine_position,
     read_thresholds,
     write_thresholds,
 )
+from touche_llm.prompts.purposes import purposes_of
 from touche_llm.tasks import get_task
+from touche_llm.tasks.positions import combine_position
 
 TASK = get_task("comparative")
 
@@ -140,3 +141,23 @@ def test_a_stance_is_no_position_or_a_position_times_a_side() -> None:
         Reading(answered="NO"), Reading(answered="PRO"), ["PRO", "CON", "NO"], "NO"
     )
     assert plain == Reading(answered="NO")
+
+
+def test_a_question_combines_position_and_side_if_its_own_answer_has_no_position() -> None:
+    position = Reading(answered="YES", probabilities={"YES": 0.6, "NO": 0.4})
+    side = Reading(answered="FIRST", probabilities={"FIRST": 0.5, "SECOND": 0.25, "NEUTRAL": 0.25})
+    relevance = Reading(answered=2)
+    readings = {"relevance": relevance, "position": position, "stance": side}
+
+    combined = TASK.question.combine(readings)
+
+    assert list(combined) == ["relevance", "stance"] and combined["relevance"] == relevance
+    assert combined["stance"].probabilities == pytest.approx(
+        {"NO": 0.4, "NEUTRAL": 0.15, "FIRST": 0.3, "SECOND": 0.15}
+    )
+    plain = {"relevance": relevance, "stance": side}
+    assert TASK.question.combine(plain) == plain
+    # The answer to the stance prompt is shown as it is.
+    stance_question = purposes_of(TASK)["stance"].question
+    assert stance_question is not None
+    assert stance_question.combine(readings) == readings

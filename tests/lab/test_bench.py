@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +66,7 @@ async def test_the_answers_change_with_the_text_and_come_back_from_the_cache(
         changed = {line["document"]: line["fields"]["relevance"]["value"] for line in lines}
         assert changed["1-0"] > values["1-0"] and changed["1-2"] < values["1-2"]
         by_document = {line["document"]: line for line in lines}
-        assert by_document["1-0"]["differs"] == ["relevance", "quality", "stance"]
+        assert by_document["1-0"]["differs"] == ["stance"]
         assert (
             by_document["1-0"]["assessors"]["stance"] == "FIRST"
             and by_document["1-1"]["differs"] == []
@@ -209,6 +210,21 @@ async def test_a_packaged_prompt_is_saved_as_a_copy_with_the_next_version(folder
         assert again["version"] == saved["version"] + 1 and again["path"] == str(path)
 
 
+async def test_drafts_are_written_by_one_lab_at_a_time(folder: Path) -> None:
+    async with open_lab(folder / "runs") as second:
+        template = await second.get("/api/template", **RUN)
+        draft = {**RUN, "text": draft_of(template["text"]), "base": template["hash"]}
+        async with open_lab(folder / "runs") as first:
+            await first.put("/api/draft", **draft)
+            for text in ("mine", None):
+                status, refused = await second.send("PUT", "/api/draft", draft | {"text": text})
+                assert status == 400
+                assert f"process {os.getpid()}" in refused["error"]
+            assert (await first.get("/api/template", **RUN))["draft"]["text"] == draft["text"]
+        await second.put("/api/draft", **draft | {"text": None})
+        assert (await second.get("/api/template", **RUN))["draft"] is None
+
+
 async def test_a_template_that_changed_on_disk_is_not_overwritten(folder: Path) -> None:
     async with open_lab(folder / "runs") as lab:
         template = await lab.get("/api/template", **RUN)
@@ -293,8 +309,8 @@ async def test_a_sample_measures_the_draft_against_the_saved_version(
         rows = {row["measure"]: row for row in found["measures"]}
         assert set(rows) == {
             "relevance nDCG@5",
-            "relevance kappa",
-            "quality kappa",
+            "relevance Spearman",
+            "quality Spearman",
             "stance macro-F1",
         }
         assert rows["relevance nDCG@5"]["baseline"] == pytest.approx(1.0)

@@ -23,13 +23,14 @@ from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import (
     AnswerForm,
     AnswerModel,
+    Label,
     Layout,
     build_schema,
     count_alternatives,
     get_labels,
     list_fields,
 )
-from touche_llm.llm.label_probabilities import Label, read_label
+from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
 from touche_llm.llm.parsing import parse_answer
 from touche_llm.tasks.objects import objects_answer
 
@@ -136,9 +137,9 @@ def test_probabilities_do_not_depend_on_the_form(form: AnswerForm) -> None:
         "stance": {"NO": 0.75, "SECOND": 0.25},
     }
     text, tokens = pieces_of(form, shares)
-    layout = layout_of(Verdict, form)
+    answer = TokenizedAnswer(text, tokens, layout_of(Verdict, form))
     for name, labels in LABELS.items():
-        reading = read_label(text, tokens, layout, name, labels, next(iter(shares[name])))
+        reading = read_label(answer, name, labels, next(iter(shares[name])))
         assert reading.probabilities == pytest.approx(
             {str(label): shares[name].get(label, 0.0) for label in labels}
         )

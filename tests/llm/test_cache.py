@@ -4,8 +4,10 @@ import asyncio
 import errno
 import multiprocessing
 import os
+import random
 import sqlite3
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,9 +17,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.expect import raises_at
-from touche_llm.errors import DataError
+from touche_llm.data.sqlite import NamedDatabase
+from touche_llm.errors import DataError, to_printable
 from touche_llm.llm.answer import Answer
-from touche_llm.llm.cache import FORMAT, Cache, CacheMode, Entry, EntryMetadata
+from touche_llm.llm.cache import FORMAT, Cache, CacheMode, Entry, EntryMetadata, Export
+from touche_llm.llm.protocol import EngineInfo
 
 
 def answer(text: str = "{}") -> Answer:
@@ -57,7 +61,7 @@ def test_a_cassette_is_sorted_by_key_and_imports_to_the_same_entries(tmp_path: P
     with Cache(tmp_path / "c.sqlite") as cache:
         for digit in "c", "a", "b":
             cache.put(entry(digit, text=f"{digit} é"))
-        assert cache.export_cassette(tmp_path / "c.jsonl") == 3
+        assert cache.export_cassette(tmp_path / "c.jsonl") == Export(entries=3, damaged=[], gaps=0)
         exported = list(cache.iterate_entries())
     lines = (tmp_path / "c.jsonl").read_bytes().splitlines()
     assert [orjson.loads(line)["key"][0] for line in lines] == ["a", "b", "c"]
@@ -247,3 +251,130 @@ def test_a_damaged_value_is_named_by_its_key(tmp_path: Path) -> None:
             cache._database.execute(f"UPDATE entries SET value = {damaged}")
             with pytest.raises(DataError, match=f"{'a' * 64}.* Answer"):
                 cache.get("a" * 64, Answer)
+
+
+def damage(path: Path, column: str, value: object, digit: str = "b") -> None:
+    """Replace a column of the entry with this key, as a flipped byte would."""
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"UPDATE entries SET {column} = ? WHERE key = ?", (value, digit * 64))
+        database.commit()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("value", "{"),
+        ("value", "[]"),
+        ("value", None),
+        ("value", 7),
+        ("value", b"\xff{}"),
+        ("kind", "x"),
+    ],
+)
+def test_a_damaged_entry_is_an_error_that_names_cache_and_key(
+    tmp_path: Path, column: str, value: object
+) -> None:
+    path = tmp_path / "c.sqlite"
+    with Cache(path) as cache:
+        cache.put(entry("b"))
+    damage(path, column, value)
+    with Cache(path) as cache, raises_at(DataError, path, "b" * 64, "cache forget"):
+        cache.get("b" * 64, {"answer": Answer})
+
+
+@pytest.mark.parametrize("column", ["model", "kind", "topic", "value"])
+def test_a_column_that_is_not_utf8_is_a_damaged_entry(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "c.sqlite"
+    with Cache(path) as cache:
+        cache.put(entry("b"))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"UPDATE entries SET {column} = CAST(x'227b7dff' AS TEXT)")
+        database.commit()
+    with Cache(path, CacheMode.REPLAY) as cache:
+        with raises_at(DataError, path, "b" * 64):
+            list(cache.iterate_entries())
+        if column == "value":
+            # Values are records of either kind.
+            for model in (Answer, EngineInfo):
+                with raises_at(DataError, path, "b" * 64, "cache forget"):
+                    cache.get("b" * 64, model)
+        assert cache.export_cassette(tmp_path / "c.jsonl").damaged == ["b" * 64]
+
+
+def test_damaged_entries_are_left_out_of_a_cassette_and_can_be_removed(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    with Cache(path) as cache:
+        for digit in "abcd":
+            cache.put(entry(digit))
+    damage(path, "value", "{", "b")
+    damage(path, "key", "c" * 63 + "x", "c")
+    with Cache(path) as cache:
+        export = cache.export_cassette(tmp_path / "c.jsonl")
+        assert export == Export(entries=2, damaged=["b" * 64, "c" * 63 + "x"], gaps=0)
+        assert [cache.remove(key) for key in (*export.damaged, "e" * 64)] == [True, True, False]
+        assert cache.export_cassette(tmp_path / "d.jsonl") == Export(entries=2, damaged=[], gaps=0)
+    assert (tmp_path / "d.jsonl").read_bytes() == (tmp_path / "c.jsonl").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of a cache with 400 entries."""
+    path = tmp_path_factory.mktemp("many") / "c.sqlite"
+    with Cache(path) as cache:
+        for number in range(400):
+            key = sha256(b"%d" % number).hexdigest()
+            cache.put(replace(entry(text="grade " * (number % 40)), key=key))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_cache_with_flipped_bytes_is_exported_and_repaired(
+    tmp_path: Path, many: bytes, seed: int
+) -> None:
+    rng = random.Random(seed)
+    content = bytearray(many)
+    # Bytes of the first page describe the tables.
+    for place in rng.sample(range(4096, len(content)), k=12):
+        content[place] ^= 1 << rng.randrange(8)
+    path = tmp_path / "c.sqlite"
+    path.write_bytes(content)
+
+    with Cache(path, CacheMode.REPLAY) as cache:
+        export = cache.export_cassette(tmp_path / "c.jsonl")
+    assert export.entries >= 350
+    # A page has fewer than 30 entries.
+    assert 400 - 30 * export.gaps <= export.entries + len(export.damaged) <= 400
+    with Cache(tmp_path / "new.sqlite") as cache:
+        assert cache.import_cassette(tmp_path / "c.jsonl") == (export.entries, 0)
+    if export.gaps == 0:
+        with Cache(path) as cache:
+            assert all(cache.remove(to_printable(key)) for key in export.damaged)
+            assert cache.export_cassette(tmp_path / "again.jsonl").damaged == []
+        assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "c.jsonl").read_bytes()
+
+
+def test_a_failing_disk_is_no_damage_that_an_export_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = sqlite3.OperationalError("disk I/O error")
+    failing.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
+    (tmp_path / "c.jsonl").write_text("before")
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry())
+        with monkeypatch.context() as patch:
+            patch.setattr(NamedDatabase, "execute", Mock(side_effect=failing))
+            with pytest.raises(sqlite3.OperationalError) as raised:
+                cache.export_cassette(tmp_path / "c.jsonl")
+    assert raised.value.__notes__ == [str(tmp_path / "c.sqlite")]
+    assert (tmp_path / "c.jsonl").read_text() == "before"
+
+
+def test_pages_that_cannot_be_read_are_left_out_of_a_cassette(tmp_path: Path, many: bytes) -> None:
+    content = bytearray(many)
+    for page in (20, 21, 30):
+        content[4096 * page : 4096 * (page + 1)] = bytes(4096)
+    path = tmp_path / "c.sqlite"
+    path.write_bytes(content)
+    with Cache(path, CacheMode.REPLAY) as cache:
+        export = cache.export_cassette(tmp_path / "c.jsonl")
+    assert 250 < export.entries < 400 and 0 < export.gaps <= 3 and export.damaged == []

@@ -16,7 +16,7 @@ from touche_llm.data.records import Reading
 from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import AnswerForm, Layout, get_labels
-from touche_llm.llm.label_probabilities import read_label, select_label_tokens
+from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label, select_label_tokens
 from touche_llm.llm.label_statistics import MIN_READINGS, LabelInformation, get_most_probable
 
 LABELS = get_labels(ComparativeJudgment)
@@ -40,7 +40,7 @@ def tokens_of(pieces: Sequence[Piece]) -> tuple[str, list[Token]]:
 
 def read(pieces: Sequence[Piece], field: str, answered: int | str) -> Reading:
     text, tokens = tokens_of(pieces)
-    return read_label(text, tokens, LAYOUT, field, LABELS[field], answered)
+    return read_label(TokenizedAnswer(text, tokens, LAYOUT), field, LABELS[field], answered)
 
 
 def test_a_grade_of_one_token() -> None:
@@ -77,7 +77,8 @@ def test_probabilities_of_tokens_with_the_same_text_add_up() -> None:
     text = '{"relevance":2,"quality":1,"stance":"NO"}'
     top = [("2", math.log(0.4)), ("1", math.log(0.3)), ("1", math.log(0.3))]
     token = Token(at=13, token="2", logprob=math.log(0.4), top=top)
-    reading = read_label(text, [token], LAYOUT, "relevance", LABELS["relevance"], 2)
+    answer = TokenizedAnswer(text, [token], LAYOUT)
+    reading = read_label(answer, "relevance", LABELS["relevance"], 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.6, "2": 0.4, "3": 0.0})
     assert get_most_probable(reading) == "1"
 
@@ -103,10 +104,10 @@ def test_a_grade_of_two_digits_is_read_at_the_first() -> None:
     for last in (["10"], ["1", "0"]):
         shares = {"7": 0.51, last[0]: 0.49}
         text, tokens = tokens_of(['{"depth":', ("7", shares), "}"])
-        reading = read_label(text, tokens, LAYOUT, "depth", range(2, 11), 7)
+        reading = read_label(TokenizedAnswer(text, tokens, LAYOUT), "depth", range(2, 11), 7)
         assert compute_expected_grade(reading) == pytest.approx(0.51 * 7 + 0.49 * 10)
         text, tokens = tokens_of(['{"depth":', (last[0], shares), *last[1:], "}"])
-        reading = read_label(text, tokens, LAYOUT, "depth", range(2, 11), 10)
+        reading = read_label(TokenizedAnswer(text, tokens, LAYOUT), "depth", range(2, 11), 10)
         assert compute_expected_grade(reading) == pytest.approx(0.51 * 7 + 0.49 * 10)
 
 
@@ -148,14 +149,8 @@ def test_the_quote_may_be_merged_with_the_label() -> None:
     ],
 )
 def test_without_matching_log_probabilities_there_are_no_probabilities(tokens: list[Token]) -> None:
-    reading = read_label(
-        '{"relevance":2,"quality":1,"stance":"NO"}',
-        tokens,
-        LAYOUT,
-        "relevance",
-        LABELS["relevance"],
-        2,
-    )
+    answer = TokenizedAnswer('{"relevance":2,"quality":1,"stance":"NO"}', tokens, LAYOUT)
+    reading = read_label(answer, "relevance", LABELS["relevance"], 2)
     assert reading == Reading(answered=2)
     assert (compute_expected_grade(reading), get_most_probable(reading)) == (2.0, "2")
 
@@ -181,12 +176,12 @@ def test_the_tokens_of_labels_suffice_for_the_readings() -> None:
         ',"stance":"NO"}',
     ]
     text, tokens = tokens_of(pieces)
-    kept = select_label_tokens(text, tokens, LAYOUT, ["relevance"])
+    answer = TokenizedAnswer(text, tokens, LAYOUT)
+    kept = select_label_tokens(answer, ["relevance"])
     assert [token.token for token in kept] == ["2"]
     arguments = ("relevance", LABELS["relevance"], 2)
-    assert read_label(text, kept, LAYOUT, *arguments) == read_label(
-        text, tokens, LAYOUT, *arguments
-    )
+    stored = replace(answer, tokens=kept)
+    assert read_label(stored, *arguments) == read_label(answer, *arguments)
 
 
 @st.composite
@@ -219,15 +214,16 @@ def test_any_split_gives_a_distribution_over_the_labels(
     case: tuple[str, list[Token], Mapping[str, int | str]],
 ) -> None:
     text, tokens, answered = case
+    answer = TokenizedAnswer(text, tokens, LAYOUT)
     for field, labels in LABELS.items():
-        reading = read_label(text, tokens, LAYOUT, field, labels, answered[field])
+        reading = read_label(answer, field, labels, answered[field])
         assert reading.probabilities is not None
         assert sum(reading.probabilities.values()) == pytest.approx(1.0, abs=1e-6)
         assert all(share >= 0 for share in reading.probabilities.values())
         assert reading.probabilities[str(answered[field])] > 0
         assert reading.off_label_mass is not None and reading.off_label_mass >= 0
         # The only label of the start-up check.
-        alone = read_label(text, tokens, LAYOUT, field, (answered[field],), answered[field])
+        alone = read_label(answer, field, (answered[field],), answered[field])
         assert alone.probabilities == {str(answered[field]): 1.0}
 
 
@@ -242,10 +238,11 @@ def test_offsets_are_in_bytes() -> None:
     ]
     reading = read(pieces, "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.25, "2": 0.75, "3": 0.0})
-    text, tokens = tokens_of(pieces)
-    assert [
-        token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])
-    ] == ["2", "1"]
+    answer = TokenizedAnswer(*tokens_of(pieces), LAYOUT)
+    assert [token.token for token in select_label_tokens(answer, ["relevance", "quality"])] == [
+        "2",
+        "1",
+    ]
 
 
 def test_a_repeated_field_has_no_probabilities() -> None:
@@ -259,10 +256,8 @@ def test_a_repeated_field_has_no_probabilities() -> None:
         "}",
     ]
     assert read(pieces, "relevance", 3) == Reading(answered=3)
-    text, tokens = tokens_of(pieces)
-    assert [
-        token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])
-    ] == ["1"]
+    answer = TokenizedAnswer(*tokens_of(pieces), LAYOUT)
+    assert [token.token for token in select_label_tokens(answer, ["relevance", "quality"])] == ["1"]
 
 
 def compute_information(readings: list[Reading]) -> float | None:

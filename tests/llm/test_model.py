@@ -16,7 +16,7 @@ from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, Rejected, ReplayMiss
 from touche_llm.judging.requests import make_failure
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import FailedRequest, UncachedRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Message, Origin, Request, Sampling
@@ -205,7 +205,7 @@ async def test_a_replay_miss_names_the_first_request(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         model, _ = model_with(cache, engine=False)
         for missing in (request, request_about("y")):
-            assert await model.request(missing, ComparativeJudgment) == FailedRequest(missing, [])
+            assert await model.request(missing, ComparativeJudgment) == UncachedRequest(missing)
         with pytest.raises(
             ReplayMiss, match=r"lacks 2 .*scripted .*judge version 1 \(aaaa\) .*document doc"
         ) as raised:

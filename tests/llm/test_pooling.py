@@ -196,7 +196,9 @@ def test_a_server_of_another_kind_or_model_or_length_is_refused(tmp_path: Path) 
     async def connect(server: FakePooling, **settings: Any) -> None:
         async with (
             server.running(),
-            HttpClient(server.url, concurrency=16, request_timeout=300) as http_client,
+            HttpClient(
+                server.url, concurrency=16, request_timeout=300, section="dense"
+            ) as http_client,
         ):
             engine = PoolingServer(http_client, "embedding", PoolingConfig(**settings))
             await engine.connect(settings.pop("dimensions", None))

@@ -13,7 +13,7 @@ from tests.llm.test_model import ANSWER, request_about
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.errors import EngineError, Rejected, Transient
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
@@ -57,7 +57,7 @@ def made(tmp_path: Path) -> Iterator[Model]:
 
 async def send(
     model: ModelClient, text: str
-) -> AnsweredRequest[ComparativeJudgment] | FailedRequest:
+) -> AnsweredRequest[ComparativeJudgment] | UnansweredRequest:
     return await model.request(request_about(text), ComparativeJudgment)
 
 

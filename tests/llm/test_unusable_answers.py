@@ -14,7 +14,7 @@ from tests.llm.engines.test_server import UNUSABLE, model_of, question, send_que
 from tests.scripted_engine import FACTS
 from touche_llm.llm import retries
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest, UncachedRequest
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.settings import SamplingConfig
@@ -28,7 +28,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_FIRST_WAIT", 0.01)
 
 
-async def replay(path: Path) -> tuple[AnsweredRequest[Any] | FailedRequest, ModelClient]:
+async def replay(path: Path) -> tuple[AnsweredRequest[Any] | UnansweredRequest, ModelClient]:
     with Cache(path, CacheMode.REPLAY) as cache:
         model = ModelClient(engine_info=FACTS, engine=None, cache=cache, sampling=SamplingConfig())
         return await model.request(question(), ComparativeJudgment), model
@@ -79,7 +79,7 @@ async def test_an_interrupted_request_resumes_with_the_next_sample(
         sending.cancel()
         await asyncio.wait([sending])
     missed, offline = await replay(tmp_path / "answers.sqlite")
-    assert missed == FailedRequest(question(), []) and len(offline.misses) == 1
+    assert missed == UncachedRequest(question()) and len(offline.misses) == 1
     resumed = FakeServer(rest=BAD)
     result, model = await send_question(resumed, tmp_path, retry_failures=retry_failures)
     assert are_resamples(resumed) == [sample > 0 for sample in range(stopped_after, 3)]

@@ -58,7 +58,7 @@ def test_each_part_has_the_rules_and_the_labels_of_its_field_alone(name: str, pu
     of_whole = instructions(task, purpose, whole)
     fields = list(whole.answer_for(TOPIC, 1).model_fields)
     found = []
-    for part in divided(task, purpose).parts:
+    for part in divided(task, purpose).field_prompts:
         own = list(part.answer_for(TOPIC, 1).model_fields)
         found += own
         *rules, how = instructions(task, purpose, part).split("\n\n")
@@ -98,7 +98,7 @@ async def test_judgments_are_those_of_one_request_if_the_model_answers_the_same(
         assert many.readings["stance"].probabilities == pytest.approx(
             one.readings["stance"].probabilities
         )
-        assert (len(one.answer_keys), many.key, len(set(many.answer_keys))) == (1, None, 3)
+        assert (len(one.answer_keys), len(set(many.answer_keys))) == (1, 3)
         # Thresholds of the stance belong to one of them.
         assert one.prompt != many.prompt
     assert b'"keys"' not in (tmp_path / "one/judgments.jsonl").read_bytes()
@@ -197,7 +197,7 @@ def test_paragraphs_stay_with_the_field_before_them_and_examples_have_its_answer
     }
     (tmp_path / "mine.examples.yaml").write_text(json.dumps([{**example, "answer": answer}]))
     task = get_task("comparative")
-    parts = divided(task, name=path).parts
+    parts = divided(task, name=path).field_prompts
     assert ["Ads say nothing." in instructions(task, "judge", part) for part in parts] == [
         True,
         False,

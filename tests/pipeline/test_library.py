@@ -47,7 +47,9 @@ def run_library(task: str, config: Config, index: Path) -> tl.Ranking:
         replayed(task) as model,
     ):
         candidates = tl.retrieve(tl.read_topics(sample.topics), corpus, depth=config.depth)
-        judgments = tl.judge(candidates, model, stance=config.stance, pairs=config.pairs)
+        judgments = tl.judge(
+            candidates, model, stance=config.stance, judging_settings=config.judging_settings
+        )
         options = tl.RankOptions(settings=config.ranking)
         return tl.rank(candidates, judgments, steps=config.rank, model=model, options=options)
 

@@ -41,7 +41,7 @@ def reading(**given: Any) -> StanceReading:
         "source": "probabilities",
         "orders": 2,
         "prompt": "s",
-        "keys": [],
+        "answer_keys": [],
     }
     return StanceReading(topic_id="1", document_id="d", **{**fields, **given})
 

@@ -21,11 +21,11 @@ from tests.sample_runs import (
 )
 from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import is_swapped
-from touche_llm.api.judge import Judgments
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, RunLine, StanceReading
 from touche_llm.errors import DataError
+from touche_llm.judging.result import Judgments
 from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
@@ -99,7 +99,7 @@ async def test_a_liking_for_the_first_place_cancels_out_over_both_orders(tmp_pat
     for reading in readings(tmp_path / "out"):
         expected = {"FIRST": 0.32, "SECOND": 0.32, "NEUTRAL": 0.16, "NO": 0.2}
         assert reading.probabilities == pytest.approx(expected)
-        assert reading.orders == len(set(reading.keys)) == 2
+        assert reading.orders == len(set(reading.answer_keys)) == 2
     # A true opinion stays whichever object is named first.
     other: Answer = {**FIRST_PLEASE, "stance": {"SECOND": 0.7, "FIRST": 0.1, "NEUTRAL": 0.2}}
     await judged(
@@ -118,7 +118,7 @@ async def test_where_one_order_is_unusable_the_other_counts_and_the_failure_is_k
         # Said of the objects in the other order.
         expected = {"FIRST": 0.08, "SECOND": 0.56, "NEUTRAL": 0.16, "NO": 0.2}
         assert reading.probabilities == pytest.approx(expected)
-        assert reading.orders == len(reading.keys) == 1
+        assert reading.orders == len(reading.answer_keys) == 1
     failures = read_records(out / "failures.jsonl", Failure, "failures")
     assert failures == outcome.failures and len(failures) == 3
     for failure in failures:

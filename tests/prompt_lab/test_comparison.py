@@ -46,8 +46,8 @@ async def test_the_better_prompt_wins_and_is_confirmed_on_other_topics(
         of = part.estimates[str(sharp)]
         assert {measure: figure.value for measure, figure in of.items()} == {
             NDCG: 1.0,
-            Measure("relevance", MeasureName.KAPPA): 1.0,
-            Measure("quality", MeasureName.KAPPA): 1.0,
+            Measure("relevance", MeasureName.SPEARMAN): 1.0,
+            Measure("quality", MeasureName.SPEARMAN): 1.0,
             MACRO_F1: 1.0,
         }
         worse = part.estimates[str(blunt)]
@@ -207,7 +207,7 @@ async def test_documents_without_an_answer_rank_last(
     part = found.parts[0]
     assert part.estimates[str(sharp)][NDCG].value < part.estimates[str(blunt)][NDCG].value
     # Over its own documents it has no fault.
-    assert part.estimates[str(sharp)][Measure("relevance", MeasureName.KAPPA)].value == 1.0
+    assert part.estimates[str(sharp)][Measure("relevance", MeasureName.SPEARMAN)].value == 1.0
 
 
 async def test_topics_without_a_relevant_document_are_left_out_of_ndcg(

@@ -83,13 +83,13 @@ def test_the_order_of_the_sample_does_not_reveal_the_grade() -> None:
 
 def test_only_documents_in_the_corpus_of_chosen_topics_are_drawn() -> None:
     topics = [Topic("2", "two"), Topic("1", "one"), Topic("9", "nine")]
-    pool, notes = select_judged(
+    pool = select_judged(
         {"1": {"a": 1.0, "b": 0.0}, "2": {"c": 1.0}, "3": {"d": 2.0}},
         topics,
         IncompleteDocuments({"b"}),
     )
-    assert list(pool.items()) == [("2", {"c": 1.0}), ("1", {"a": 1.0})]
-    assert notes == [
+    assert list(pool.grades.items()) == [("2", {"c": 1.0}), ("1", {"a": 1.0})]
+    assert pool.notes == [
         "topics without a judged document in the corpus: 9",
         "judged documents that are not in the corpus: 1 of 3",
     ]

@@ -52,9 +52,9 @@ BLOCKS = "{% block system %}S{% endblock %}\n{% block user %}U {{ document }}{% 
 TASK = get_task("comparative")
 QUESTIONS = [(task.name, "judge", task.question) for task in TASKS.values()]
 QUESTIONS += [
-    (task.name, "sentence", task.sentence_question)
+    (task.name, "sentence", task.questions["sentence"])
     for task in TASKS.values()
-    if task.sentence_question
+    if "sentence" in task.questions
 ]
 
 

@@ -100,6 +100,39 @@ def test_text_from_outside_is_harmless_once_it_comes_through_other_files(
     assert shown(write(blocks(body), **others), HOSTILE)[1] == f"({MADE_HARMLESS})"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% filter trim %} ({{ document }}) {% endfilter %}",
+        "{% filter replace('< ', '<') %}({{ document }}){% endfilter %}",
+        "{% filter replace('< ', '<')|trim %}({{ document }}) {% endfilter %}",
+        "({% filter replace('x', document) %}x{% endfilter %})",
+        "{% filter trim %}{% filter replace('< ', '<') %}({{ document }}){% endfilter %}{% endfilter %}",
+        "{% if document %}{% for _ in [1] %}{% filter replace('< ', '<') %}({{ document }}){% endfilter %}"
+        "{% endfor %}{% endif %}",
+        "{% set text | replace('< ', '<') %}({{ document }}){% endset %}{{ text }}",
+        "{% set text %}{% filter replace('< ', '<') %}({{ document }}){% endfilter %}{% endset %}{{ text }}",
+        "({% call '{}'.format(document) %}{% endcall %})",
+        "{% macro p() %}{% filter replace('< ', '<') %}({{ caller() }}){% endfilter %}{% endmacro %}"
+        "{% call p() %}{{ document }}{% endcall %}",
+        "{% macro p() %}({{ caller() }}){% endmacro %}"
+        "{% call p() %}{% filter replace('< ', '<') %}{{ document }}{% endfilter %}{% endcall %}",
+        "({{ document | replace('<', '<') }})",
+        "{% filter trim %}{% include 'part.jinja' %}{% endfilter %}",
+    ],
+)
+def test_text_from_outside_is_harmless_after_the_filters_of_a_block(
+    write: Write, body: str
+) -> None:
+    part = "{% filter replace('< ', '<') %}({{ document }}){% endfilter %}"
+    assert shown(write(blocks(body), part=part), HOSTILE)[1] == f"({MADE_HARMLESS})"
+
+
+def test_the_text_of_a_filtered_block_is_not_changed_otherwise(write: Write) -> None:
+    body = "{% filter upper %}a < b, {% set x = 1 %}{{ document }}{{ x }}{% endfilter %}"
+    assert shown(write(blocks(body)), "d")[1] == "A < B, D1"
+
+
 def test_imports_and_macros_beside_the_blocks_hold_in_all_of_them(write: Write) -> None:
     defined = '{% import "m.jinja" as m %}{% macro own(x) %}{{ m.p(x) }}!{% endmacro %}\n'
     path = write(

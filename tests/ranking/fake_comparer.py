@@ -10,12 +10,12 @@ from typing import cast
 from tests.answer_models import judge_request
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
 from touche_llm.judging.requests import RequestBuilder
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import UnansweredRequest, UncachedRequest
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import LABELS
-from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.ranking.comparer import Comparands, Comparer
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.tasks import get_task
 
@@ -61,9 +61,8 @@ class FakeComparer(Comparer):
         order = list(self.order_of(tuple(documents)) or documents)
         return [-float(order.index(each)) for each in documents]
 
-    async def _request_comparison(
-        self, kind: ComparisonKind, documents: Shown
-    ) -> Comparison | FailedRequest:
+    async def _request_comparison(self, comparands: Comparands) -> Comparison | UnansweredRequest:
+        kind, documents = comparands.kind, comparands.documents
         self.compared.append(documents)
         for _ in range(self.turns.randrange(6) if self.turns else 1):
             await asyncio.sleep(0)
@@ -81,7 +80,7 @@ class FakeComparer(Comparer):
             answer = self.order_of(documents)
             order = list(answer) if answer is not None else None
         if best is None and order is None:
-            return FailedRequest(judge_request(" ".join(documents)), attempts=[])
+            return UncachedRequest(judge_request(" ".join(documents)))
         return Comparison(
             topic_id="1",
             step=self.step,

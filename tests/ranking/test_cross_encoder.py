@@ -11,22 +11,23 @@ import pytest
 
 from tests.ranking.test_comparer import Held
 from touche_llm.data.records import Topic
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo
-from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
+from touche_llm.ranking.cross_encoder import CrossEncoderSettings, DocumentScorer
+from touche_llm.ranking.registry import ScoreDocuments
 from touche_llm.tasks import get_task
 
 TOPIC = Topic("1", "Cats or {document} dogs?", description="Which pet?", objects=("cat", "dog"))
 
 
-class Recording(RecordingEngine):
+class Recording(DryRunEngine):
     """Records what is sent."""
 
     def __init__(self) -> None:
-        super().__init__(lambda _: None, EstimatingTokenizer())
+        super().__init__()
         self.sent: list[tuple[str, list[str]]] = []
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
@@ -43,8 +44,14 @@ def send(
     with Cache(Path("none"), CacheMode.OFF) as cache:
         client = PoolingClient(engine_info=info, engine=engine, cache=cache)
         settings = CrossEncoderSettings.model_validate(chosen)
-        question, documents = get_task(task).question, Held({"a": text})
-        asyncio.run(score_documents(client, settings, question, documents, TOPIC, ["a"]))
+        scorer = DocumentScorer(
+            client=client,
+            settings=settings,
+            question=get_task(task).question,
+            documents=Held({"a": text}),
+            topic=TOPIC,
+        )
+        asyncio.run(scorer.score(["a"]))
     (sent,) = engine.sent
     return sent
 

@@ -12,11 +12,11 @@ from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import UsageError
-from touche_llm.ranking.fusion import FusionSettings, fuse
+from touche_llm.ranking.fusion import FusionFormula, WeightedRanking, fuse
 from touche_llm.ranking.run_fusion import fuse_runs
 from touche_llm.tasks import get_task
 
-RRF, SCORES = FusionSettings(), FusionSettings(method="interpolation")
+RRF, SCORES = FusionFormula(), FusionFormula(method="interpolation")
 METHODS = [RRF, SCORES]
 
 
@@ -36,6 +36,13 @@ def rankings(draw: st.DrawFn) -> list[ScoredDocument]:
     return ranking(*documents, scores=sorted(scores, reverse=True))
 
 
+def fuse_weighted(
+    rankings: Sequence[list[ScoredDocument]], weights: Sequence[float], method: FusionFormula
+) -> list[ScoredDocument]:
+    pairs = zip(rankings, weights, strict=True)
+    return fuse([WeightedRanking(ranking, weight) for ranking, weight in pairs], method)
+
+
 weighted = st.lists(st.tuples(rankings(), st.floats(0, 1e300)), min_size=1, max_size=4).filter(
     lambda pairs: any(weight for _, weight in pairs)
 )
@@ -43,7 +50,7 @@ methods = st.sampled_from(METHODS)
 
 
 def test_reciprocal_ranks_add_up_and_the_best_possible_sum_is_one() -> None:
-    fused = fuse([ranking("a", "b", "c"), ranking("b", "d")], [1, 1], FusionSettings(k=1))
+    fused = fuse_weighted([ranking("a", "b", "c"), ranking("b", "d")], [1, 1], FusionFormula(k=1))
     # b: 1/3 + 1/2; a: 1/2; d: 1/3; c: 1/4; the best possible: 1/2 + 1/2.
     assert ids(fused) == ["b", "a", "d", "c"]
     assert [each.score for each in fused] == pytest.approx([5 / 6, 1 / 2, 1 / 3, 1 / 4])
@@ -52,7 +59,7 @@ def test_reciprocal_ranks_add_up_and_the_best_possible_sum_is_one() -> None:
 def test_interpolation_is_the_weighted_mean_of_scaled_scores() -> None:
     one = ranking("a", "b", "c", scores=[30, 20, 10])
     other = ranking("c", "d", "e", scores=[0.9, 0.7, 0.5])
-    fused = fuse([one, other], [3, 1], SCORES)
+    fused = fuse_weighted([one, other], [3, 1], SCORES)
     # a: 3·1; b: 3·½; c: 3·0 + 1·1; d: 1·½; e: 0; each through 4.
     assert ids(fused) == ["a", "b", "c", "d", "e"]
     assert [each.score for each in fused] == pytest.approx([0.75, 0.375, 0.25, 0.125, 0.0])
@@ -60,22 +67,22 @@ def test_interpolation_is_the_weighted_mean_of_scaled_scores() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ties_go_to_the_better_rank_in_the_first_ranking_that_has_the_document(
-    method: FusionSettings,
+    method: FusionFormula,
 ) -> None:
-    assert ids(fuse([ranking("a", "b"), ranking("b", "a")], [1, 1], method)) == ["a", "b"]
-    assert ids(fuse([ranking("b", "a"), ranking("a", "b")], [1, 1], method)) == ["b", "a"]
+    assert ids(fuse_weighted([ranking("a", "b"), ranking("b", "a")], [1, 1], method)) == ["a", "b"]
+    assert ids(fuse_weighted([ranking("b", "a"), ranking("a", "b")], [1, 1], method)) == ["b", "a"]
     # Each is last in its ranking and scores nothing by interpolation; f stands higher in its own.
     one, other = ranking("x", "y", "l", scores=[2, 1, 0]), ranking("x", "f", scores=[1, 0])
-    assert ids(fuse([one, other], [1, 1], SCORES))[-2:] == ["f", "l"]
+    assert ids(fuse_weighted([one, other], [1, 1], SCORES))[-2:] == ["f", "l"]
 
 
 @given(methods, weighted, st.data())
 @settings(max_examples=50)
 def test_all_documents_come_back_once_with_scores_that_do_not_depend_on_the_order_of_the_rankings(
-    method: FusionSettings, pairs: list[tuple[list[ScoredDocument], float]], data: st.DataObject
+    method: FusionFormula, pairs: list[tuple[list[ScoredDocument], float]], data: st.DataObject
 ) -> None:
     def fused(pairs: list[tuple[list[ScoredDocument], float]]) -> list[ScoredDocument]:
-        return fuse([one for one, _ in pairs], [weight for _, weight in pairs], method)
+        return fuse_weighted([one for one, _ in pairs], [weight for _, weight in pairs], method)
 
     found = fused(pairs)
     assert sorted(ids(found)) == sorted({each.document_id for one, _ in pairs for each in one})
@@ -147,7 +154,7 @@ def test_topics_are_fused_from_the_runs_that_have_them_in_the_order_first_met() 
     # Scores fall strictly, also with a k so large that ranks hardly differ.
     documents = [f"d{n}" for n in range(50)]
     fused = fuse_runs(
-        [run({"1": documents})] * 2, [1, 1], FusionSettings(k=1e9), task=None, depth=40, tag="t"
+        [run({"1": documents})] * 2, [1, 1], FusionFormula(k=1e9), task=None, depth=40, tag="t"
     )
     assert [line.document_id for line in fused.lines] == documents[:40]
     assert all(above.score > below.score for above, below in pairwise(fused.lines))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.oracle_engine import Grades, OracleEngine, Outcome, judge_with, rank_with
 from tests.ranking.fake_comparer import FakeComparer, at_random, by_worth, check_scores, ids, names
-from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.insertion import Insertion
 from touche_llm.ranking.listwise import Listwise
 from touche_llm.ranking.pairwise import Pairwise
+from touche_llm.ranking.registry import ComparingMethod
 from touche_llm.ranking.setwise import Setwise
 from touche_llm.ranking.sliding import Sliding
-from touche_llm.ranking.steps import METHODS
+from touche_llm.ranking.steps import STEPS
 from touche_llm.ranking.tournament import Tournament
 
 HEAPS: Mapping[str, Any] = {
@@ -26,7 +26,7 @@ HEAPS: Mapping[str, Any] = {
     "top": st.integers(1, 16),
     "both_orders": st.booleans(),
 }
-CHOSEN: Mapping[str, st.SearchStrategy[RankingMethod]] = {
+CHOSEN: Mapping[str, st.SearchStrategy[ComparingMethod]] = {
     "pairwise": st.builds(Pairwise, both_orders=st.booleans()),
     "sliding": st.builds(Sliding, passes=st.integers(1, 10), both_orders=st.booleans()),
     "setwise": st.builds(Setwise, **HEAPS),
@@ -41,7 +41,7 @@ CHOSEN: Mapping[str, st.SearchStrategy[RankingMethod]] = {
 every_method = pytest.mark.parametrize("name", CHOSEN)
 
 
-def count_sure(method: RankingMethod) -> int:
+def count_sure(method: ComparingMethod) -> int:
     """How many of the best are found if all answers are right."""
     match method:
         case Setwise():  # and insertion
@@ -56,7 +56,8 @@ def count_sure(method: RankingMethod) -> int:
 
 
 def test_every_method_that_compares_is_here() -> None:
-    assert [name for name, method in METHODS.items() if method.kind is not None] == list(CHOSEN)
+    comparing = [name for name, step in STEPS.items() if issubclass(step.method, ComparingMethod)]
+    assert comparing == list(CHOSEN)
 
 
 @every_method

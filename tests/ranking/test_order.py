@@ -11,7 +11,7 @@ from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.judging.grades import combine_grades
 from touche_llm.ranking.balance import BalanceSettings, balance
-from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
+from touche_llm.ranking.scores import PartialRanking, rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks.parts import Scale
 
 WEIGHTS = {"relevance": 1.0, "quality": 0.5, "first_stage": 0.25}
@@ -56,7 +56,7 @@ def test_scores_of_the_first_stage_are_scaled_to_one_and_nothing() -> None:
 def test_the_score_is_the_weighted_mean_of_grades_and_first_stage() -> None:
     (found,) = rank_by_judgment(
         [ScoredDocument("a", 0.5)], by_id(judgment("a", 3.0, 1.5)), WEIGHTS, SCALES
-    )
+    ).judged
     # (1 · 3/3 + 0.5 · 1.5/3 + 0.25 · 0.5) / 1.75
     assert found.score == pytest.approx(1.375 / 1.75)
 
@@ -66,7 +66,7 @@ def test_equal_scores_keep_the_order_of_the_first_stage() -> None:
     found = rank_by_judgment(
         [ScoredDocument(each, 0.0) for each in "cab"], judgments, WEIGHTS, SCALES
     )
-    assert ids(found) == ["c", "a", "b"]
+    assert found.ranking.documents == ["c", "a", "b"]
 
 
 def test_judged_documents_come_before_inherited_ones_and_those_before_the_rest() -> None:
@@ -79,7 +79,8 @@ def test_judged_documents_come_before_inherited_ones_and_those_before_the_rest()
     # Without its weight the first stage, in which it stands behind, does not help "a".
     for first_stage in (WEIGHTS["first_stage"], 0.0):
         found = rank_by_judgment(first, judgments, {**WEIGHTS, "first_stage": first_stage}, SCALES)
-        assert ids(found) == ["b", "a", "i", "j", "u", "v"]
+        assert found.ranking.documents == ["b", "a", "i", "j", "u", "v"]
+        assert (found.inherited, found.unjudged) == (["i", "j"], ["u", "v"])
 
 
 def test_each_grade_counts_as_its_share_of_its_own_scale() -> None:
@@ -98,6 +99,30 @@ def test_each_grade_counts_as_its_share_of_its_own_scale() -> None:
     )
 
 
+@given(st.integers(0, 9), st.integers(0, 5), st.data())
+def test_scores_stay_with_the_places_and_documents_without_one_stay_below(
+    scored: int, unscored: int, data: st.DataObject
+) -> None:
+    documents = [f"d{place:02}" for place in range(scored + unscored)]
+    ranking = PartialRanking(
+        [ScoredDocument(each, 9.0 - place) for place, each in enumerate(documents[:scored])],
+        documents[scored:],
+    )
+    depth = data.draw(st.integers(0, len(documents) + 1))
+    top, below = ranking.take(depth), ranking.drop(depth)
+    assert top.documents == documents[:depth] and below.documents == documents[depth:]
+    assert top.scored + below.scored == ranking.scored
+
+    order = data.draw(st.permutations(documents))
+    reordered = ranking.reorder(order)
+    assert reordered.documents == order
+    assert [each.score for each in reordered.scored] == [each.score for each in ranking.scored]
+    filled = ranking.fill_scores()
+    assert ids(filled) == documents
+    lowest = min([each.score for each in ranking.scored], default=0.0)
+    assert all(each.score == lowest for each in filled[scored:])
+
+
 SIDES = ("PRO", "CON")
 LABELS = ("PRO", "CON", "NEU", "NO")
 # In 64ths, so that differences are exact.
@@ -105,47 +130,41 @@ SCORES = st.integers(0, 64).map(lambda score: score / 64)
 
 
 @st.composite
-def rankings(draw: st.DrawFn) -> tuple[list[ScoredDocument], dict[str, float], dict[str, str]]:
+def rankings(draw: st.DrawFn) -> tuple[list[str], dict[str, float], dict[str, str]]:
     """A ranking, and the worth and the stance of its documents.
 
-    Worth need not fall with the score.
+    Worth need not fall with the rank.
     """
-    scores = sorted(draw(st.lists(SCORES, max_size=12)), reverse=True)
-    ranking = [ScoredDocument(f"d{place:02}", score) for place, score in enumerate(scores)]
-    worth = {each.document_id: draw(SCORES) for each in ranking}
-    return ranking, worth, {each.document_id: draw(st.sampled_from(LABELS)) for each in ranking}
+    ranking = [f"d{place:02}" for place in range(draw(st.integers(0, 12)))]
+    worth = {each: draw(SCORES) for each in ranking}
+    return ranking, worth, {each: draw(st.sampled_from(LABELS)) for each in ranking}
 
 
 def balanced(labels: str, worth: list[float], margin: float, places: int = 9) -> str:
     """The labels in their new order: P, C, and N for no side."""
     names = {"P": "PRO", "C": "CON", "N": "NEU"}
-    ranking = [
-        ScoredDocument(f"{place}{label}", 1.0 / (place + 1)) for place, label in enumerate(labels)
-    ]
-    of_each = {each.document_id: value for each, value in zip(ranking, worth, strict=True)}
-    stances = {each.document_id: names[each.document_id[-1]] for each in ranking}
+    ranking = [f"{place}{label}" for place, label in enumerate(labels)]
+    scores = dict(zip(ranking, worth, strict=True))
+    stances = {each: names[each[-1]] for each in ranking}
     chosen = BalanceSettings(margin=margin, places=places)
-    return "".join(each[-1] for each in ids(balance(ranking, of_each, stances, SIDES, chosen)))
+    return "".join(each[-1] for each in balance(ranking, scores, stances, SIDES, chosen))
 
 
 @given(rankings(), SCORES, st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_no_document_passes_one_that_is_better_by_more_than_the_margin_or_rises_too_far(
-    drawn: tuple[list[ScoredDocument], dict[str, float], dict[str, str]], margin: float, places: int
+    drawn: tuple[list[str], dict[str, float], dict[str, str]], margin: float, places: int
 ) -> None:
-    ranking, worth, stances = drawn
-    found = balance(ranking, worth, stances, SIDES, BalanceSettings(margin=margin, places=places))
-    before, order = ids(ranking), ids(found)
+    before, worth, stances = drawn
+    order = balance(before, worth, stances, SIDES, BalanceSettings(margin=margin, places=places))
     assert sorted(order) == sorted(before)
     for place, each in enumerate(order):
         assert before.index(each) - place <= places
         for passed in order[place + 1 :]:
             if before.index(passed) < before.index(each):
                 assert worth[passed] - worth[each] <= margin
-    # Scores stay with the places.
-    assert [each.score for each in found] == [each.score for each in ranking]
     # Where all are about equal, documents of one side, and those of none, keep their order.
-    equal = ids(balance(ranking, worth, stances, SIDES, BalanceSettings(margin=1.0, places=places)))
+    equal = balance(before, worth, stances, SIDES, BalanceSettings(margin=1.0, places=places))
     for group in (["PRO"], ["CON"], ["NEU", "NO"]):
         same = [each for each in equal if stances[each] in group]
         assert same == sorted(same)

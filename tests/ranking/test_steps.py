@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -8,21 +8,20 @@ from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, at_random, by_worth, ids, names
 from touche_llm.data.records import ScoredDocument
+from touche_llm.ranking.scores import JudgedRanking, TopicDocuments
 from touche_llm.ranking.steps import (
-    METHODS,
+    STEPS,
     RankingSettings,
     Step,
-    check_balance,
+    check_sides,
     count_shown_documents,
     parse_steps,
-    rank_topic,
 )
+from touche_llm.ranking.topics import rank_topic
 
 SIDES = ("PRO", "CON")
-STEPS = st.lists(
-    st.tuples(st.sampled_from([*METHODS, "fusion", "balance"]), st.integers(2, 14)).map(
-        lambda step: Step(*step)
-    ),
+CHAINS = st.lists(
+    st.tuples(st.sampled_from(list(STEPS)), st.integers(2, 14)).map(lambda step: Step(*step)),
     min_size=1,
     max_size=4,
 )
@@ -35,18 +34,34 @@ def scored(documents: list[str]) -> list[ScoredDocument]:
     ]
 
 
+class Comparing:
+    """Models of the steps: a comparer for each, which also gives the scores of a cross-encoder."""
+
+    def __init__(self, make: Callable[[Step], FakeComparer]) -> None:
+        self.make_comparer = make
+
+    async def score(self, documents: Sequence[str]) -> list[float]:
+        return await self.make_comparer(Step("cross_encoder"))(documents)
+
+
 async def rank(
     steps: str | list[Step],
     first: list[ScoredDocument],
-    judged: list[ScoredDocument],
+    judged: list[ScoredDocument] | JudgedRanking,
     comparer: Callable[[Step], FakeComparer] = lambda step: FakeComparer(),
     stances: Mapping[str, str] | None = None,
     **chosen: object,
 ) -> list[ScoredDocument]:
+    documents = TopicDocuments(
+        first_stage=first,
+        judged=judged if isinstance(judged, JudgedRanking) else JudgedRanking(judged, [], []),
+        stances=stances if stances is not None else {each.document_id: "NO" for each in first},
+        sides=SIDES,
+    )
     parsed = parse_steps(steps.split(",")) if isinstance(steps, str) else steps
-    known = stances if stances is not None else {each.document_id: "NO" for each in first}
-    ranking = RankingSettings.model_validate(chosen)
-    return await rank_topic(first, judged, parsed, ranking, comparer, known, SIDES)
+    settings = RankingSettings.model_validate(chosen)
+    ranking = await rank_topic(documents, parsed, settings, Comparing(comparer))
+    return ranking.fill_scores()
 
 
 def asking_by(worth: Mapping[str, float]) -> Callable[[Step], FakeComparer]:
@@ -109,7 +124,7 @@ def test_steps_that_cannot_be_carried_out_are_refused(texts: list[str], pattern:
 @given(
     st.permutations(names(12)),
     st.permutations(names(12)),
-    STEPS,
+    CHAINS,
     st.booleans(),
     st.integers(0, 10**6),
 )
@@ -162,27 +177,22 @@ async def test_fusion_puts_the_first_stage_and_every_step_together() -> None:
 
 def test_a_task_without_sides_has_nothing_to_balance() -> None:
     with pytest.raises(ValueError, match="^rank: "):
-        check_balance(parse_steps(["judge", "balance:5"]), (), "rank")
+        check_sides(parse_steps(["judge", "balance:5"]), (), "rank")
 
 
 async def test_a_document_without_a_judgment_changes_nothing_among_the_interpolated_ones() -> None:
     first, known = scored(list("cfbaed")), {"a": 0.9, "b": 0.8, "c": 0.3, "d": 0.2}
     orders = []
-    for lacking in ({"e": -2.0, "f": -1.0}, {"b": -2.0, "e": -2.0, "f": -1.0}):
-        judged = [
+    for unjudged, inherited in ((["e"], ["f"]), (["b", "e"], ["f"])):
+        lacking = {*unjudged, *inherited}
+        scored_ones = [
             ScoredDocument(document, score)
             for document, score in known.items()
             if document not in lacking
         ]
-        marked = [
-            ScoredDocument(document, lacking[document]) for document in "fbe" if document in lacking
-        ]
+        judged = JudgedRanking(scored_ones, inherited, unjudged)
         orders.append(
-            ids(
-                await rank(
-                    "judge,fusion:6", first, judged + marked, fusion={"method": "interpolation"}
-                )
-            )
+            ids(await rank("judge,fusion:6", first, judged, fusion={"method": "interpolation"}))
         )
     # Those without a judgment are the last, in the order of the first stage among those of a kind.
     assert [document for document in orders[0][:4] if document != "b"] == orders[1][:3]

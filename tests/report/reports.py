@@ -109,8 +109,8 @@ def write_qrels(run: Path, folder: Path) -> dict[str, Path]:
                 else chance.choice(["FIRST", "SECOND", "NEUTRAL", "NO"])
             )
             values = {
-                "relevance": max(3 - each.rank // 4, 0),
-                "quality": chance.randrange(4),
+                "relevance": max(2 - each.rank // 4, 0),
+                "quality": min(chance.randrange(4), 2),
                 "stance": stance,
             }
             for aspect, value in values.items():

@@ -68,14 +68,14 @@ def runs(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Na
 
 def gathered(runs: Sequence[Named], qrels: Qrels, top: int = TOP) -> SimpleNamespace:
     evaluations = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
-    frame, remarks = compare_runs(evaluations[0], evaluations[1:])
+    comparison = compare_runs(evaluations[0], evaluations[1:])
     return gather_comparison(
         evaluations,
         [run[2] for run in runs],
         TASK,
         {"relevance": Path("qrels.txt")},
-        frame,
-        remarks,
+        comparison.rows,
+        comparison.notes,
         top,
     )
 

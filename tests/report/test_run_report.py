@@ -222,4 +222,12 @@ def test_of_a_cut_document_what_the_model_saw_is_shown_and_its_failures_stand_be
 def test_the_model_differs_from_assessors_where_rounded_grades_or_stances_do(
     grades: dict[str, float], stance: str, people: dict[str, str], expected: list[str] | None
 ) -> None:
-    assert find_differences(grades, stance, people, get_task("comparative")) == expected
+    assert find_differences(grades, stance, people, get_task("controversial")) == expected
+
+
+def test_grades_of_another_scale_than_people_s_are_not_compared() -> None:
+    grades = {"relevance": 3.0, "quality": 0.0}
+    people = {"relevance": "2", "quality": "2"}
+    task = get_task("comparative")
+    assert find_differences(grades, "FIRST", people, task) is None
+    assert find_differences(grades, "FIRST", {**people, "stance": "NO"}, task) == ["stance"]

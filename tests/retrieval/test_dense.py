@@ -15,8 +15,8 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Topic
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.errors import DataError, EngineError, Rejected
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo
@@ -27,11 +27,11 @@ from touche_llm.text.sanitize import sanitize
 INFO = EngineInfo(model="m", revision="", context=4096, overhead=8, engine="")
 
 
-class Embedding(RecordingEngine):
+class Embedding(DryRunEngine):
     """Embeds by words; refuses after `limit` texts."""
 
     def __init__(self, limit: int = 10**9) -> None:
-        super().__init__(lambda _: None, EstimatingTokenizer())
+        super().__init__()
         self.sent: list[str] = []
         self.limit = limit
 

@@ -15,6 +15,7 @@ import yaml
 from touche_llm.api.corpora import open_local_corpus
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import BadLine, DataError, UsageError
+from touche_llm.kinds.known import get_kind
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.published import LEADERBOARD_FILE, read_tables
@@ -35,7 +36,7 @@ GOOD: Mapping[str, Any] = {
     "measures": {"relevance": "nDCG@10", "stance": "macro-F1"},
 }
 PAIRS = {
-    **{"features": ["pairs"], "corpus": {"reader": "args_me"}, "sentence_aspects": ["relevance"]},
+    **{"kind": "pairs", "corpus": {"reader": "args_me"}, "sentence_aspects": ["relevance"]},
     "stance": {"labels": ["PRO", "CON"], "unanswered": "omit"},
 }
 TEMPLATES = ("judge", "stance", "objects", "sentence")
@@ -80,11 +81,7 @@ def test_a_folder_is_a_task(tmp_path: Path) -> None:
         "OPEN",
     )
     assert task.objectives["quality"] == {"relevance": 1.0, "depth": 0.5, "first_stage": 0.0}
-    assert (
-        task.stance_question is None
-        and task.objects_answer is None
-        and task.sentence_question is None
-    )
+    assert list(task.questions) == ["judge"] and task.objects_answer is None
 
 
 def test_features_add_prompts(tmp_path: Path) -> None:
@@ -93,8 +90,8 @@ def test_features_add_prompts(tmp_path: Path) -> None:
             tmp_path / "mine", {**GOOD, "features": ["objects", "excerpts", "stance_prompt"]}
         )
     )
-    assert task.stance_question is not None and task.objects_answer is not None
-    assert get_labels(task.stance_question.answer) == {
+    assert list(task.questions) == ["judge", "stance"] and task.objects_answer is not None
+    assert get_labels(task.questions["stance"].answer) == {
         "position": ("YES", "NO"),
         "stance": ("FOR", "RATHER_FOR", "AGAINST"),
     }
@@ -106,8 +103,9 @@ def test_features_add_prompts(tmp_path: Path) -> None:
     assert isinstance(rendered.document, RankedPassages)
     assert rendered.variables == {"first": "tea", "second": "coffee"}
     pairs = get_task(write_task(tmp_path / "pairs", {**GOOD, **PAIRS, "measures": {}}))
-    assert pairs.sentence_question is not None and pairs.unknown_stance is None
-    assert get_labels(pairs.sentence_question.answer) == {
+    assert list(pairs.questions) == ["judge", "sentence"] and pairs.unknown_stance is None
+    assert get_kind(pairs).name == "pairs"
+    assert get_labels(pairs.questions["sentence"].answer) == {
         "role": ("CLAIM", "PREMISE", "NONE"),
         "relevance": (0, 1, 2),
         "stance": ("PRO", "CON", "NONE"),
@@ -182,8 +180,10 @@ BROKEN = [
     ("stance/swapped", {"FOR": "FOR"}, "stance.swapped", "two different labels"),
     ("stance/swapped", {"FOR": "OPEN", "RATHER_FOR": "OPEN"}, "stance.swapped", "one pair only"),
     ("stance/swapped", {"FOR": "AGAINST"}, "stance.swapped", "objects"),
-    ("features", ["pairs"], "features", "args_me"),
-    ("sentence_aspects", ["relevance"], "sentence_aspects", "only with the feature pairs"),
+    ("features", ["pairs"], "features.0", "'objects', 'stance_prompt'"),
+    ("kind", "pairs", "kind", "args_me"),
+    ("kind", "triples", "kind", "documents, pairs"),
+    ("sentence_aspects", ["relevance"], "sentence_aspects", "args_me"),
     ("documents_per_topic/min", 60, "documents_per_topic.min", "above max, 50"),
     ("templates", "argument", "templates", "arguments_2020, arguments_2021, comparative"),
     ("weights/both/depht", 1.0, "weights.both", "depth"),
@@ -200,7 +200,7 @@ def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(
 ) -> None:
     folder = write_task(tmp_path / "mine", changed(place, value))
     with pytest.raises(DataError) as caught:
-        get_task(folder)
+        get_kind(get_task(folder))
     assert caught.value.location == f"{folder}/task.yaml"
     assert str(caught.value).startswith(f"{folder}/task.yaml: {key}: ")
     assert hint in str(caught.value) and "\n" not in str(caught.value)
@@ -211,10 +211,13 @@ def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(
     [
         (
             {"stance": {"labels": ["PRO", "CON"], "no_side": ["CON"], "unanswered": "omit"}},
-            "features",
+            "kind",
         ),
-        ({"stance": {"labels": ["PRO", "NONE"], "unanswered": "omit"}}, "features"),
-        ({"stance": None}, "features"),
+        ({"stance": {"labels": ["PRO", "NONE"], "unanswered": "omit"}}, "kind"),
+        ({"stance": None}, "kind"),
+        ({"features": ["objects"]}, "kind"),
+        ({"sentence_aspects": []}, "kind"),
+        ({"kind": "documents"}, "sentence_aspects"),
         ({"sentence_aspects": ["relevance", "depht"]}, "sentence_aspects"),
         ({"features": ["excerpts"], "sentence_aspects": []}, "features"),
     ],
@@ -224,7 +227,7 @@ def test_pairs_need_sides_and_known_aspects_of_sentences(
 ) -> None:
     folder = write_task(tmp_path / "mine", {**GOOD, **PAIRS, "measures": {}, **values})
     with pytest.raises(DataError, match=f"^{folder}/task.yaml: {key}: "):
-        get_task(folder)
+        get_kind(get_task(folder))
 
 
 def test_templates_that_the_folder_lacks_are_those_of_another_task(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ def test_another_file_than_the_published_ones_has_a_kind_and_no_task(
 ) -> None:
     (tmp_path / "topics.xml").write_text(content)
     found = check_file(tmp_path / "topics.xml")
-    assert (found["kind"], found["tasks"], found["roles"]) == (kind, None, None)
-    assert not found["published"]
+    assert (found.kind, found.tasks, found.roles) == (kind, None, None)
+    assert not found.published
     # The published file of this name is another one, which matters unless these are topics too.
-    assert (found["problem"] is None) is (kind == "topics")
+    assert (found.problem is None) is (kind == "topics")
 
 
 def test_a_file_with_the_published_checksum_is_published(
@@ -66,9 +66,9 @@ def test_a_file_with_the_published_checksum_is_published(
     publish(published_file("passages.jsonl", lines, records=868_655))
     (tmp_path / "renamed").write_bytes(lines)
     found = check_file(tmp_path / "renamed")
-    assert (found["published"], found["problem"], found["roles"]) == (True, None, "corpus")
-    assert (found["kind"], found["tasks"]) == ("documents", "comparative")
-    assert found["first"].startswith('{"id": "clueweb12-0000tw-00-00000___1"')
+    assert (found.published, found.problem, found.roles) == (True, None, "corpus")
+    assert (found.kind, found.tasks) == ("documents", "comparative")
+    assert found.first.startswith('{"id": "clueweb12-0000tw-00-00000___1"')
 
 
 def test_a_file_of_the_published_name_and_size_with_another_checksum_is_damaged(
@@ -78,11 +78,11 @@ def test_a_file_of_the_published_name_and_size_with_another_checksum_is_damaged(
     publish(published_file("passages.jsonl", lines))
     for name in ("passages.jsonl", "renamed"):
         (tmp_path / name).write_bytes(lines.replace(b"text", b"test"))
-    assert not check_file(tmp_path / "renamed")["published"]
-    assert check_file(tmp_path / "renamed")["problem"] is None
+    assert not check_file(tmp_path / "renamed").published
+    assert check_file(tmp_path / "renamed").problem is None
     found = check_file(tmp_path / "passages.jsonl")
-    assert not found["published"]
-    assert "https://example.org/passages.jsonl" in found["problem"]
+    assert not found.published
+    assert found.problem is not None and "https://example.org/passages.jsonl" in found.problem
 
 
 def test_a_download_that_was_cut_off_is_compared_with_the_published_size(
@@ -98,9 +98,10 @@ def test_a_download_that_was_cut_off_is_compared_with_the_published_size(
     )
     for name, content in (("passages.jsonl.gz", packed), ("topics.zip", zipped)):
         (tmp_path / name).write_bytes(content)
-        assert check_file(tmp_path / name)["problem"] is None
+        assert check_file(tmp_path / name).problem is None
         (tmp_path / name).write_bytes(content[:-50])
-        problem = check_file(tmp_path / name)["problem"]
+        problem = check_file(tmp_path / name).problem
+        assert problem is not None
         assert f"https://example.org/{name}" in problem and f"{len(content):,}" in problem
 
 
@@ -108,7 +109,7 @@ def test_a_download_that_was_cut_off_is_compared_with_the_published_size(
 def test_a_file_of_another_kind_is_a_problem(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     found = check_file(tmp_path / "file")
-    assert found["problem"] and not found["tasks"]
+    assert found.problem and not found.tasks
 
 
 def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:

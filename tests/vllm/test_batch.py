@@ -155,7 +155,7 @@ def said(answer: Answer) -> tuple[object, ...]:
 
 def answers(cache: Path) -> dict[str, Answer]:
     with Cache(cache) as opened:
-        return {entry.key: entry.read(Answer) for entry in opened.find("answer")}
+        return {entry.key: opened.read(entry, Answer) for entry in opened.find("answer")}
 
 
 def fits(cache: Path) -> dict[str, object]:

@@ -16,12 +16,11 @@ from tests.vllm.make_tiny_model import SPECIAL_TOKENS
 from tests.vllm.real_data import input_of
 from tests.vllm.server import token_ids
 from touche_llm.data.records import Topic
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.examination import connect
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.judging.grades import compute_expected_grade
-from touche_llm.judging.readings import read_labels
 from touche_llm.llm.answer_schema import build_schema, count_alternatives
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -102,9 +101,10 @@ async def test_grades_need_no_more_alternatives_than_their_labels(
     connection = ChatServer(vllm_url, concurrency=8, request_timeout=60, chat_template_kwargs={})
     with Cache(tmp_path / "none.sqlite", CacheMode.OFF) as off:
         async with connection as server:
-            info = await connect(Survey(server, EngineConfig(), SamplingConfig()))
+            examined = await connect(ServerUnderTest(server, EngineConfig(), SamplingConfig()))
+            server.dialect = examined.dialect
             client = ModelClient(
-                engine_info=info, engine=server, cache=off, sampling=SamplingConfig()
+                engine_info=examined.info, engine=server, cache=off, sampling=SamplingConfig()
             )
             for _, document in islice(
                 task.read_corpus(input_of("comparative", tmp_path).corpus, None), PASSAGES
@@ -117,14 +117,14 @@ async def test_grades_need_no_more_alternatives_than_their_labels(
                         ),
                         schema=schema,
                         sampling=Sampling(top_logprobs=alternatives),
-                        model=info.model,
+                        model=examined.info.model,
                         revision="",
                         chat_template_kwargs={},
                         origin=prompt.origin("1", document.id),
                     )
                     answered = await client.request(request, model)
                     assert isinstance(answered, AnsweredRequest)
-                    readings = read_labels(answered)
+                    readings = answered.readings
                     grades.append(
                         [
                             compute_expected_grade(readings[name])

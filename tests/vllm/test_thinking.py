@@ -55,7 +55,7 @@ def arguments(data: TaskInput, url: str, out: Path) -> list[object]:
 def stored(folder: Path) -> list[Answer]:
     with Cache(folder / "answers.sqlite") as cache:
         assert cache.find("unusable") == []
-        return [entry.read(Answer) for entry in cache.find("answer")]
+        return [cache.read(entry, Answer) for entry in cache.find("answer")]
 
 
 @pytest.mark.nightly
@@ -100,7 +100,7 @@ def test_a_thought_before_each_answer(data: TaskInput, vllm_url: str, tmp_path: 
     )
     touche(*command, "--base-url", vllm_url, "--out", tmp_path / "out")
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
-    assert [len(judgment.thoughts or ()) for judgment in judgments] == [1, 1, 1]
+    assert [len(judgment.thought_keys) for judgment in judgments] == [1, 1, 1]
     answers = stored(tmp_path)
     assert len(answers) == said["requests"] == 6
     assert max(answer.completion_tokens for answer in answers if not answer.tokens) <= 24

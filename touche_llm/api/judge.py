@@ -2,91 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
-from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import Progress
-from touche_llm.data.records import Failure, Judgment, Objects, StanceReading, Topic
-from touche_llm.errors import UsageError
-from touche_llm.judging.judgments import group_judgments
-from touche_llm.judging.judgments import judge as judge_documents
+from touche_llm.api.retrieve import add_objects
+from touche_llm.data.records import Failure, Objects, Topic
 from touche_llm.judging.objects import find_objects
 from touche_llm.judging.requests import Done, RequestBuilder, Stage
+from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
-from touche_llm.judging.stances import judge_stances
+from touche_llm.kinds.known import get_kind
+from touche_llm.kinds.registry import JudgingInputs
 from touche_llm.llm.model import ModelClient
-from touche_llm.pairs.judging import PairJudge
-from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
-from touche_llm.retrieval.candidates import Candidates, make_frame, normalise_rankings
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Judgments:
-    """Judgments of candidates, topic by topic.
-
-    Attributes:
-        candidates: What was judged; pairs, if the first stage retrieved sentences. Topics have
-            their objects.
-        stances: Answers to the stance prompt.
-        objects: Objects that the model found for topics that name none.
-        sentences: Judgments of the sentences that pairs were made of; None if none were to be made.
-    """
-
-    candidates: Candidates
-    judgments: Sequence[Judgment]
-    stances: Sequence[StanceReading] = ()
-    objects: Sequence[Objects] = ()
-    sentences: Sequence[Judgment] | None = None
-    failures: Sequence[Failure] = ()
-
-    def __repr__(self) -> str:
-        topics = {judgment.topic_id for judgment in self.judgments}
-        return f"<Judgments: {len(self.judgments):,} of {len(topics):,} topics, {len(self.failures):,} failures>"
-
-    @property
-    def requested(self) -> int:
-        """Number of judgments made by the model: of candidates, and of sentences."""
-        return len(self.list_requested())
-
-    def list_requested(self) -> list[Judgment]:
-        """Return the judgments made by the model, of sentences first, without inherited ones."""
-        of_candidates = [each for each in self.judgments if each.source != "inherited"]
-        return [*(self.sentences or ()), *of_candidates]
-
-    def by_document(self) -> dict[str, dict[str, Judgment]]:
-        """Return the judgments by topic id and document id."""
-        return dict(group_judgments(self.judgments))
-
-    def to_frame(self) -> DataFrame:
-        """Return a row per judgment: topic, document, each grade, and any stance with the probability of each label.
-
-        Grades and stance are those of the judge prompt; `source` says whether they come from
-        probabilities.
-        """
-        task, rows = self.candidates.task, []
-        for judgment in self.judgments:
-            reading, of_stance = judgment.readings.get("stance"), list[Any]()
-            if task.stances:
-                shares = (reading.probabilities if reading is not None else None) or {}
-                of_stance = [judgment.stance, *map(shares.get, task.stances)]
-            grades = map(judgment.grades.get, task.question.grades)
-            rows.append(
-                (judgment.topic_id, judgment.document_id, *grades, *of_stance, judgment.source)
-            )
-        stance_columns = (
-            ["stance", *(f"p_{label}" for label in task.stances)] if task.stances else []
-        )
-        return make_frame(
-            rows, ("topic", "document", *task.question.grades, *stance_columns, "source")
-        )
+from touche_llm.retrieval.candidates import Candidates
 
 
 async def judge(
@@ -96,130 +28,124 @@ async def judge(
     progress: Progress,
     *,
     stance: StanceSettings | None = None,
-    pairs: PairSettings | None = None,
+    judging_settings: object = None,
 ) -> Judgments:
-    """Judge candidates; of sentences, make pairs and judge these.
+    """Judge candidates, or the documents that the kind of their task makes of them.
 
-    The prompts are given by purpose: judge, and what the task and its topics need of objects,
-    sentence and stance. The stance prompt is used only with settings for it.
+    Args:
+        candidates: Candidates to judge.
+        prompts: Prompts by purpose: judge, and what the task and its topics need of objects,
+            sentence and stance.
+        builder: Builder of the requests.
+        progress: Display of the progress.
+        stance: Settings of the stance prompt, which is used only with them.
+        judging_settings: Settings that the kind of the task declares; None for the defaults.
+
+    Raises:
+        DataError: The corpus lacks a candidate, or the kind of the task is unknown.
+        UsageError: The settings are not those of the kind, or it cannot judge these candidates.
+        EngineError: The engine failed.
+        ReplayMiss: The cache of a replay lacks an answer.
     """
+    kind = get_kind(candidates.task)
+    settings = kind.read_judging_settings(judging_settings)
     await candidates.check()
-    task, model, objects, failures = (
-        candidates.task,
-        builder.model,
-        list[Objects](),
-        list[Failure](),
+    stage = partial(_show_stage, progress=progress, model=builder.model)
+
+    named = _NamedTopics(topics=candidates.topics, all_topics=candidates.topics)
+    if candidates.task.objects_answer is not None and _list_unnamed(candidates.topics):
+        named = await _name_topics(candidates, prompts["objects"], builder, stage)
+        candidates = replace(candidates, topics=named.all_topics)
+
+    inputs = JudgingInputs(
+        candidates=candidates,
+        topics=named.topics,
+        documents=candidates.documents,
+        prompts=prompts,
+        builder=builder,
+        stage=stage,
+        settings=settings,
+        stance=stance,
+        warn=progress.warn,
+    )
+    judgments = await kind.judge(inputs)
+
+    warn_of_labels(builder.model, prompts, progress)
+    return replace(
+        judgments,
+        objects=named.found,
+        failures=[*named.failures, *judgments.failures],
     )
 
-    @contextmanager
-    def stage(title: str, total: int) -> Iterator[Done]:
-        with progress.stage(title, total, model.counts) as done:
-            yield done
-        model.raise_on_misses()
-        model.raise_on_unread()
 
-    topics = candidates.topics
-    if task.objects_answer is not None:
-        unnamed = {topic.id for topic in topics if topic.objects is None}
-        if unnamed:
-            with stage("finding objects", len(unnamed)) as done:
-                topics, failures = await find_objects(
-                    topics, task, prompts["objects"], builder, done
-                )
-        candidates = replace(candidates, topics=topics)
-        topics = [topic for topic in topics if topic.objects is not None]
-        objects = [
-            Objects(topic_id=topic.id, objects=topic.objects, prompt=prompts["objects"].label)
-            for topic in topics
-            if topic.id in unnamed and topic.objects
-        ]
-    found = Judgments(candidates, (), objects=objects, failures=failures)
-    if task.sentence_question is None:
-        found = await _judge_documents(found, topics, prompts, builder, stage, stance)
-    elif not isinstance(candidates.corpus, LocalCorpus):
-        raise UsageError(
-            f"{candidates.source}: pairs are made of the sentences of a corpus on disk"
-        )
-    else:
-        parts, settings = candidates.corpus.store.parts, pairs or PairSettings()
-        pair_judge = PairJudge(
-            task, candidates.rankings, candidates.depth, settings, parts, prompts, builder, stage
-        )
-        rankings, judgments, sentences = await pair_judge.judge(topics)
-        for topic, made in zip(topics, rankings, strict=True):
-            if len(made) < (wanted := pair_judge.min_pairs):
-                progress.warn(
-                    f"topic {topic.id}: {len(made)} pairs, fewer than the {wanted} wanted"
-                )
-        candidates = replace(
-            candidates, rankings=normalise_rankings(rankings), source="pairs", are_pairs=True
-        )
-        failures = [*failures, *pair_judge.failures]
-        found = Judgments(
-            candidates, judgments, objects=objects, sentences=sentences, failures=failures
-        )
-    warn_of_labels(model, prompts, progress)
-    return found
+@contextmanager
+def _show_stage(
+    title: str, total: int, *, progress: Progress, model: ModelClient
+) -> Iterator[Done]:
+    """Show the progress of a stage of requests, and raise the errors of the model at its end.
+
+    Args:
+        title: Title of the stage.
+        total: Number of requests.
+        progress: Display of the progress.
+        model: Model that answers.
+
+    Yields:
+        Function to call after each request.
+    """
+    with progress.stage(title, total, model.counts) as done:
+        yield done
+    model.raise_on_misses()
+    model.labels.raise_on_unread()
 
 
-async def _judge_documents(
-    found: Judgments,
-    topics: list[Topic],
-    prompts: Mapping[str, Prompt],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NamedTopics:
+    """Topics with their objects, if the task has some.
+
+    Attributes:
+        topics: Topics to judge documents for: without those whose objects are unknown.
+        all_topics: All topics, in the order of the run.
+        found: Objects that the model found.
+        failures: Failed requests for objects.
+    """
+
+    topics: list[Topic]
+    all_topics: list[Topic]
+    found: Sequence[Objects] = ()
+    failures: Sequence[Failure] = ()
+
+
+async def _name_topics(
+    candidates: Candidates,
+    prompt: Prompt,
     builder: RequestBuilder,
     stage: Stage,
-    stance: StanceSettings | None,
-) -> Judgments:
-    """Judge the documents of these topics, and the stance of the best ones if there is a prompt for it."""
-    task, depth = found.candidates.task, found.candidates.depth
-    rankings = {
-        topic_id: ranking[:depth] for topic_id, ranking in found.candidates.rankings.items()
-    }
-    chosen = replace(found.candidates, topics=topics, rankings=rankings)
-    documents = chosen.documents
-    work = [
-        (topic, candidate.document_id)
-        for topic, ranking in zip(topics, chosen.list_rankings(), strict=True)
-        for candidate in ranking
-    ]
-    with stage("judging", len(work) * len(prompts["judge"].sent)) as done:
-        judgments, failures = await judge_documents(
-            work, documents, task.question, prompts["judge"], builder, done
-        )
-    stances: list[StanceReading] = []
-    if stance is not None and stance.depth and "stance" in prompts:
-        best = _choose_best(chosen, judgments, stance.depth)
-        both_orders = stance.prompt == "both_orders"
-        stances, failed = await judge_stances(
-            best, documents, task, prompts["stance"], both_orders, builder, stage
-        )
-        failures += failed
-    return replace(
-        found, judgments=judgments, stances=stances, failures=[*found.failures, *failures]
+) -> _NamedTopics:
+    """Find the objects of the topics that name none; there is at least one."""
+    unnamed = _list_unnamed(candidates.topics)
+    with stage("finding objects", len(unnamed)) as done:
+        outcomes = await find_objects(candidates.topics, prompt, builder, done)
+
+    topics = add_objects(candidates.topics, outcomes.results)
+    return _NamedTopics(
+        topics=[topic for topic in topics if topic.objects is not None],
+        all_topics=topics,
+        found=outcomes.results,
+        failures=outcomes.failures,
     )
+
+
+def _list_unnamed(topics: Iterable[Topic]) -> set[str]:
+    """Return the ids of the topics that name no objects."""
+    return {topic.id for topic in topics if topic.objects is None}
 
 
 def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
     """Warn of answers to prompts whose labels cannot be read, or say nothing."""
     for prompt in prompts.values():
-        if counts := model.labels.get(prompt.name):
-            for note in counts.list_problems():
-                progress.warn(f"prompt {prompt.name}: {note}")
-
-
-def _choose_best(
-    candidates: Candidates, judgments: Sequence[Judgment], depth: int
-) -> list[tuple[Topic, str]]:
-    """Return the `depth` best judged documents of each topic.
-
-    The task's weights decide: the run's weights must not change which requests are made.
-    """
-    judged, task, work = group_judgments(judgments), candidates.task, []
-    for topic, ranking in zip(candidates.topics, candidates.list_rankings(), strict=True):
-        grades = judged.get(topic.id, {})
-        ranked = rank_by_judgment(
-            rank_by_first_stage(ranking), grades, task.objectives["both"], task.aspects
-        )
-        best = [document.document_id for document in ranked if document.document_id in grades]
-        work += [(topic, document_id) for document_id in best[:depth]]
-    return work
+        counts = model.labels.summarize(prompt.name)
+        if counts is None:
+            continue
+        for problem in counts.list_problems():
+            progress.warn(f"prompt {prompt.name}: {problem}")

@@ -17,7 +17,6 @@ from touche_llm.api import rank as ranking
 from touche_llm.api import retrieve as retrieval
 from touche_llm.api.corpora import DenseCorpus, open_local_corpus
 from touche_llm.api.dataset import Dataset
-from touche_llm.api.judge import Judgments
 from touche_llm.api.language_model import LanguageModel
 from touche_llm.api.opening import open_pooling
 from touche_llm.api.progress import ForwardedProgress, Progress, default_progress
@@ -28,23 +27,24 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import ToucheWarning, UsageError, Warn
 from touche_llm.judging.grades import check_judgments
 from touche_llm.judging.queries import QueryExpander
+from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
+from touche_llm.kinds.known import get_kind
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import (
-    CROSS_ENCODER,
-    RankingPlan,
     RankingSettings,
     Step,
-    check_balance,
+    check_sides,
     list_comparison_kinds,
+    needs_scores,
     needs_texts,
     parse_steps,
 )
+from touche_llm.ranking.topics import RankingPlan
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.retrieval.dense import DenseSettings
@@ -115,30 +115,55 @@ def open_corpus(
         DataError: The corpus cannot be read, or belongs to another task.
         UsageError: None of corpus, index and search engine is given, or more than one kind of them.
     """
-    if task is None and not isinstance(file, Dataset):
-        raise UsageError("task: missing; name the task of the corpus, see `touche-llm tasks list`")
-    found = file.task if isinstance(file, Dataset) and task is None else get_task(str(task))
-    retriever = read_settings(RetrieverConfig, retriever, "retriever")
-    warn = (progress or default_progress()).warn
-    if search_engine is not None and (file is not None or index is not None):
-        raise UsageError("search_engine: it holds the documents itself; leave out file and index")
+    known_task = _find_task(file, task)
+    chosen = read_settings(RetrieverConfig, retriever, "retriever")
+    display = progress or default_progress()
     if search_engine is not None:
-        return _open_search_engine(search_engine, found, retriever, warn)
-    if retriever.kind.needs_embeddings is not (dense is not None):
+        if file is not None or index is not None:
+            raise UsageError(
+                "search_engine: it holds the documents itself; leave out file and index"
+            )
+        return _open_search_engine(search_engine, known_task, chosen, display.warn)
+
+    if chosen.kind.needs_embeddings != (dense is not None):
         raise UsageError("dense: only for the retrievers dense and hybrid, which need it")
     corpus = open_local_corpus(
-        file.id if isinstance(file, Dataset) else None if file is None else Path(file),
+        _locate_corpus(file),
         None if index is None else Path(index),
-        found,
+        known_task,
         skip_bad_lines=skip_bad_lines,
-        retriever=retriever,
-        warn=warn,
-        retriever_settings=_complete_settings(retriever, retriever_settings),
+        retriever=chosen,
+        warn=display.warn,
+        retriever_settings=_complete_settings(chosen, retriever_settings),
     )
     if dense is None:
         return corpus
+
     options = read_settings(DenseOptions, dense, "dense")
-    return DenseCorpus(corpus, options.settings, options.cache, progress or default_progress())
+    return DenseCorpus(corpus, options.settings, options.cache, display)
+
+
+def _find_task(file: Path | str | Dataset | None, name: str | None) -> Task:
+    """Return the task of a corpus: the named one, or that of a dataset.
+
+    Raises:
+        UsageError: None is named, and the corpus is no dataset; or there is no such task.
+        DataError: The task is a folder with an invalid definition.
+    """
+    if name is not None:
+        return get_task(name)
+    if isinstance(file, Dataset):
+        return file.task
+    raise UsageError("task: missing; name the task of the corpus, see `touche-llm tasks list`")
+
+
+def _locate_corpus(file: Path | str | Dataset | None) -> Path | str | None:
+    """Return the path of a corpus file, or the id of a dataset; None for no corpus."""
+    if file is None:
+        return None
+    if isinstance(file, Dataset):
+        return file.id
+    return Path(file)
 
 
 def _open_search_engine(
@@ -150,7 +175,10 @@ def _open_search_engine(
         UsageError: No search engine does.
     """
     for kind in RETRIEVERS.values():
-        if kind.open_engine is not None and kind.settings is type(settings):
+        section = kind.section
+        if section is None or kind.open_engine is None:
+            continue
+        if section.settings is type(settings):
             inputs = EngineInputs(task=task, bm25=retriever.bm25, settings=settings, warn=warn)
             return kind.open_engine(inputs)
     raise UsageError(
@@ -165,9 +193,9 @@ def _complete_settings(retriever: RetrieverConfig, settings: Section | None) -> 
     Raises:
         UsageError: The settings are of another type.
     """
-    declared = retriever.kind.settings
-    if declared is not None:
-        return read_settings(declared, settings, "retriever_settings")
+    section = retriever.kind.section
+    if section is not None:
+        return read_settings(section.settings, settings, "retriever_settings")
     if settings is not None:
         raise UsageError(
             f"retriever_settings: the retriever {retriever.name} has no settings of its own"
@@ -176,12 +204,18 @@ def _complete_settings(retriever: RetrieverConfig, settings: Section | None) -> 
 
 
 def _publish(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, ResultT]:
-    """Run a function with a display of its progress, and give its warnings to the caller at its end."""
+    """Make a stage a function of the library.
+
+    It then shows its progress, runs to its end when called, and gives its warnings to the caller.
+
+    Args:
+        function: Stage with the keyword `progress`.
+    """
 
     @wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        display = cast(Progress, options.get("progress") or default_progress())
-        progress = ForwardedProgress(display)
+        given = cast(Progress | None, options.get("progress"))
+        progress = ForwardedProgress(given or default_progress())
         options["progress"] = progress
         try:
             return concurrency.run(function(*arguments, **options))
@@ -208,8 +242,8 @@ async def retrieve(
     Args:
         topics: Topics to search for.
         corpus: Corpus to search.
-        depth: Maximum number of documents per topic; for sentence pairs, the number of sentences
-            judged at a time.
+        depth: Maximum number of documents per topic; of sentences that documents are made of, the
+            number judged at a time.
         fields: Fields of a topic that make the query: title, description, narrative, objects.
         expand_with: Model that expands the queries; None to search with the topics' own queries
             only.
@@ -221,27 +255,45 @@ async def retrieve(
         DataError: No topic has a candidate.
         PromptError: The prompt is missing or invalid.
     """
-    assert progress is not None
-    if (
-        not isinstance(topics, Sequence)
-        or not all(isinstance(topic, Topic) for topic in topics)
-        or not topics
-    ):
-        raise UsageError("topics: must be a list of one or more Topic, as read_topics returns")
+    assert progress is not None, "the decorator gives one"
+    _check_topics(topics)
     if type(depth) is not int or depth < 1:
         raise UsageError(f"depth: {depth!r:.40}: must be a whole number of 1 or more")
-    query = read_settings(RetrieverConfig, {"query": fields}, "fields").query
     if prompt is not None and expand_with is None:
         raise UsageError("prompt: only for the expansion of queries; give the model in expand_with")
+    query = read_settings(RetrieverConfig, {"query": fields}, "fields").query
     corpus.require_open()
-    expander = None
+
+    expander: QueryExpander | None = None
     if expand_with is not None:
-        given = {} if prompt is None else {"queries": prompt}
-        prompts = _load_prompts(corpus.task, ("queries",), given, ("queries",), topics, progress)
+        prompts = _load_prompts(
+            corpus.task,
+            ("queries",),
+            given={} if prompt is None else {"queries": prompt},
+            allowed=("queries",),
+            topics=topics,
+            progress=progress,
+        )
         expander = QueryExpander(ExpansionSettings(), prompts["queries"], expand_with.builder)
     return await retrieval.retrieve(
-        topics, corpus, progress, depth=depth, fields=query, expander=expander
+        topics,
+        corpus,
+        progress,
+        depth=depth,
+        fields=query,
+        expander=expander,
     )
+
+
+def _check_topics(topics: object) -> None:
+    """Raise UsageError unless these are one or more topics."""
+    if (
+        isinstance(topics, Sequence)
+        and topics
+        and all(isinstance(topic, Topic) for topic in topics)
+    ):
+        return
+    raise UsageError("topics: must be a list of one or more Topic, as read_topics returns")
 
 
 @_publish
@@ -252,11 +304,11 @@ async def judge(
     prompt: str | None = None,
     prompts: Mapping[str, str] | None = None,
     stance: StanceSettings | None = None,
-    pairs: PairSettings | None = None,
+    judging_settings: Section | None = None,
     judge_per: JudgePer = "document",
     progress: Progress | None = None,
 ) -> Judgments:
-    """Judge candidates; of sentences, make pairs and judge these.
+    """Judge candidates, or the documents that the kind of their task makes of them.
 
     Args:
         candidates: Candidates of `retrieve`, of a frame or of a run file.
@@ -264,7 +316,8 @@ async def judge(
         prompt: Judge prompt: a name or the path of a `.jinja` file; None for the task's own.
         prompts: Prompts of other purposes: objects, sentence, stance.
         stance: Settings of the stance prompt; None for the defaults.
-        pairs: Settings of sentence pairs; None for the defaults.
+        judging_settings: Settings that the kind of the task declares, as `PairSettings` for pairs
+            of sentences; None for the defaults.
         judge_per: `field` for one request for each field of the answer instead of one for each
             document.
         progress: Display of the progress; None for a bar in a terminal, else a line every ten
@@ -276,18 +329,32 @@ async def judge(
         EngineError: The engine failed; answers so far are in the cache.
         ReplayMiss: The cache of a replay lacks an answer.
     """
-    assert progress is not None
+    assert progress is not None, "the decorator gives one"
     task = candidates.task
     stance = read_settings(StanceSettings, stance, "stance")
-    pairs = read_settings(PairSettings, pairs, "pairs")
-    needed = list_judging_purposes(task, candidates.topics, stance.depth)
-    given = {**(prompts or {}), **({} if prompt is None else {"judge": prompt})}
+    judging_settings = get_kind(task).read_judging_settings(judging_settings)
     if judge_per not in get_args(JudgePer):
         raise UsageError(f"judge_per: {judge_per!r:.40}: must be {' or '.join(get_args(JudgePer))}")
-    allowed = ("judge", "objects", "sentence", "stance")
-    loaded = _load_prompts(task, needed, given, allowed, candidates.topics, progress, judge_per)
+
+    given = dict(prompts or {})
+    if prompt is not None:
+        given["judge"] = prompt
+    loaded = _load_prompts(
+        task,
+        list_judging_purposes(task, candidates.topics, stance.depth),
+        given=given,
+        allowed=("judge", "objects", "sentence", "stance"),
+        topics=candidates.topics,
+        progress=progress,
+        judge_per=judge_per,
+    )
     return await judging.judge(
-        candidates, loaded, model.builder, progress, stance=stance, pairs=pairs
+        candidates,
+        loaded,
+        model.builder,
+        progress,
+        stance=stance,
+        judging_settings=judging_settings,
     )
 
 
@@ -305,8 +372,7 @@ async def rank(
     """Rank candidates by their judgments, and the best of them by comparisons.
 
     Args:
-        candidates: Candidates to rank; for sentence pairs, the pairs of the judgments are ranked
-            instead.
+        candidates: Candidates to rank; if documents were made of them, those are ranked instead.
         judgments: Judgments of the candidates.
         steps: Steps in order: `judge`, then others with a number of documents, such as
             `pairwise:10`.
@@ -324,46 +390,73 @@ async def rank(
             does not have.
         ReplayMiss: The cache of a replay lacks an answer.
     """
-    assert progress is not None
-    task, options = candidates.task, read_settings(RankOptions, options, "options")
-    if (judged := judgments.candidates.task.name) != task.name:
+    assert progress is not None, "the decorator gives one"
+    options = read_settings(RankOptions, options, "options")
+    task = candidates.task
+    judged_task = judgments.candidates.task.name
+    if judged_task != task.name:
         raise UsageError(
-            f"judgments: of the task {judged}, not of {task.name}; give the judgments of these candidates"
+            f"judgments: of the task {judged_task}, not of {task.name}; give the judgments of these candidates"
         )
     check_judgments(judgments.judgments, task.question, "judgments")
-    parsed = read_steps(steps, task)
-    weights = {**task.objectives[options.objective], **options.weights}
-    if unknown := [name for name in weights if name not in task.weight_names]:
-        raise UsageError(
-            f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}"
-        )
+
     if judgments.sentences is None:
         topics = add_objects(candidates.topics, judgments.objects)
         judgments = replace(judgments, candidates=replace(candidates, topics=topics))
-    plan = RankingPlan(task, weights, parsed, options.settings, objective=options.objective)
+    parsed = read_steps(steps, task)
+    plan = RankingPlan(
+        task=task,
+        weights=_complete_weights(options, task),
+        steps=parsed,
+        settings=options.settings,
+        objective=options.objective,
+    )
     if needs_texts(parsed):
         plan = replace(plan, documents=judgments.candidates.documents)
-    if kinds := list_comparison_kinds(parsed):
+
+    kinds = list_comparison_kinds(parsed)
+    if kinds:
         if model is None:
             raise UsageError(
                 f"model: missing; the steps {', '.join(map(str, parsed))} compare documents"
             )
         loaded = _load_prompts(
-            task, kinds, prompts or {}, ("best", "order"), candidates.topics, progress
+            task,
+            kinds,
+            given=prompts or {},
+            allowed=("best", "order"),
+            topics=candidates.topics,
+            progress=progress,
         )
         plan = replace(plan, prompts=loaded, builder=model.builder)
+
     async with AsyncExitStack() as stack:
-        if any(step.name == CROSS_ENCODER for step in parsed):
+        if needs_scores(parsed):
             opened = open_pooling("score", options.settings.cross_encoder, options.cache)
             plan = replace(plan, reranker=await stack.enter_async_context(opened))
         return await ranking.rank(judgments, plan, progress, stance=options.stance)
+
+
+def _complete_weights(options: RankOptions, task: Task) -> dict[str, float]:
+    """Return the weights of a ranking: those of the objective, but for the given ones.
+
+    Raises:
+        UsageError: The task has no weight of a given name.
+    """
+    weights = {**task.objectives[options.objective], **options.weights}
+    unknown = [name for name in weights if name not in task.weight_names]
+    if unknown:
+        raise UsageError(
+            f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}"
+        )
+    return weights
 
 
 def read_steps(steps: Sequence[str], task: Task) -> tuple[Step, ...]:
     """Parse the steps of a ranking; raise UsageError if one is unknown or does not fit the task."""
     try:
         parsed = parse_steps(steps.split(",") if isinstance(steps, str) else steps)
-        check_balance(parsed, task.sides, "balance")
+        check_sides(parsed, task.sides, "balance")
     except ValueError as error:
         raise UsageError(f"steps: {error}") from error
     return parsed
@@ -372,22 +465,39 @@ def read_steps(steps: Sequence[str], task: Task) -> tuple[Step, ...]:
 def _load_prompts(
     task: Task,
     names: Sequence[str],
+    *,
     given: Mapping[str, str],
     allowed: Sequence[str],
     topics: list[Topic],
     progress: Progress,
     judge_per: JudgePer = "document",
 ) -> dict[str, Prompt]:
+    """Load the prompts of some purposes, and check their examples.
+
+    Args:
+        task: Task of the prompts.
+        names: Purposes that are needed.
+        given: Names or paths of prompts by purpose; the others are the task's own.
+        allowed: Purposes for which prompts may be given.
+        topics: Topics of the run, which no example may be about.
+        progress: Receives warnings.
+        judge_per: Whether a judge prompt is sent for each field of its answer.
+
+    Raises:
+        PromptError: A prompt is missing or invalid.
+        UsageError: A prompt is given for another purpose, or an example is about one of the topics.
+    """
     purposes = purposes_of(task)
     possible = [name for name in allowed if name in purposes]
-    if unknown := [name for name in given if name not in possible]:
+    unknown = [name for name in given if name not in possible]
+    if unknown:
         raise UsageError(
             f"prompts: no purpose {', '.join(unknown)} here; expected {', '.join(possible)}"
         )
-    loaded = {
-        name: load(task, purposes[name], given.get(name, name), judge_per=judge_per)
-        for name in names
-    }
+
+    loaded: dict[str, Prompt] = {}
+    for name in names:
+        loaded[name] = load(task, purposes[name], given.get(name, name), judge_per=judge_per)
     for prompt in loaded.values():
         check_examples(prompt, topics, None, progress.warn)
     return loaded

@@ -15,6 +15,7 @@ from touche_llm.engines.answer_function import FUNCTION, AnswerFunction, Functio
 from touche_llm.engines.pooling import PoolingClient, PoolingServer
 from touche_llm.engines.settings import (
     MAX_ROUND,
+    SECTIONS,
     EngineConfig,
     PoolingConfig,
     PoolingPurpose,
@@ -220,10 +221,10 @@ async def _open_server(
 ) -> _OpenedEngine:
     """Open the client of a server, after its start-up check unless that can wait."""
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
-    from touche_llm.doctor.card import Survey
     from touche_llm.doctor.checks import list_checks
     from touche_llm.doctor.examination import connect
     from touche_llm.doctor.registry import Occasion
+    from touche_llm.doctor.survey import ServerUnderTest
     from touche_llm.engines.chat import ChatServer
     from touche_llm.engines.managed import serve
 
@@ -238,9 +239,18 @@ async def _open_server(
             )
         settings = engine.model_copy(update={"model": engine.model_name, "context": context})
         with progress.stage("checking the server", len(list_checks(Occasion.START_UP))) as step:
-            facts = await connect(Survey(server, settings, sampling, schemas, progress.warn, step))
-        store_engine_info(facts, cache)
-        return facts
+            subject = ServerUnderTest(
+                server=server,
+                engine=settings,
+                sampling=sampling,
+                schemas=schemas,
+                warn=progress.warn,
+                step=step,
+            )
+            examined = await connect(subject)
+        server.dialect = examined.dialect
+        store_engine_info(examined.info, cache)
+        return examined.info
 
     server = await stack.enter_async_context(
         ChatServer(
@@ -301,10 +311,10 @@ async def _look_at_server(
 
     try:
         async with asyncio.timeout(_LOOK_SECONDS):
-            served, _ = await identify(client, settings, get_section(purpose))
+            identification = await identify(client, settings, get_section(purpose))
     except (EngineError, Transient, Rejected, TimeoutError):
         return None
-    return served
+    return identification.info
 
 
 @asynccontextmanager
@@ -336,9 +346,15 @@ async def open_pooling(
         # Imported here because the HTTP libraries are slow to load.
         from touche_llm.engines.http import HttpClient
 
-        async with HttpClient(
-            settings.url, concurrency=settings.concurrency, request_timeout=settings.request_timeout
-        ) as client:
+        section = SECTIONS[purpose]
+        connection = HttpClient(
+            settings.url,
+            concurrency=settings.concurrency,
+            request_timeout=settings.request_timeout,
+            section=section,
+            address=f"`{section}.url`",
+        )
+        async with connection as client:
             server = PoolingServer(client, purpose, settings)
 
             async def start_up() -> EngineInfo:

@@ -7,20 +7,21 @@ import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from touche_llm.api.judge import Judgments, warn_of_labels
+from touche_llm.api.judge import warn_of_labels
 from touche_llm.api.progress import Progress
 from touche_llm.data.files import check_output, open_atomic
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, StanceReading
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.runs.writing import DECIMALS, NO_STANCE_COLUMN, check_tag, write_run
 from touche_llm.errors import DataError
+from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import ChosenStance, StanceSettings, choose_label
-from touche_llm.ranking.steps import RankingPlan, rank_topics
-from touche_llm.retrieval.candidates import make_frame
+from touche_llm.ranking.topics import RankedTopics, RankingPlan, rank_topics
+from touche_llm.retrieval.candidates import Candidates, make_frame
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ class Ranking(ParsedRun):
     """Ranking of the candidates of all topics; also a run that `evaluate` measures.
 
     Attributes:
+        task: Task of the topics.
         lines: Lines of the run, topic by topic.
         labels: Stance of each document with its source, by topic and document.
         judgments: Judgments by topic and document.
+        comparisons: Comparisons behind the ranking.
         failures: Comparisons without a usable answer.
     """
 
@@ -51,9 +54,11 @@ class Ranking(ParsedRun):
     @property
     def imputed(self) -> int:
         """Number of lines without a judgment."""
-        return sum(
-            line.document_id not in self.judgments.get(line.topic_id, {}) for line in self.lines
-        )
+        count = 0
+        for line in self.lines:
+            if line.document_id not in self.judgments.get(line.topic_id, {}):
+                count += 1
+        return count
 
     def write(self, path: Path | str, *, tag: str | None = None, overwrite: bool = False) -> None:
         """Write the run as `qid stance doc rank score tag` lines, atomically.
@@ -67,9 +72,11 @@ class Ranking(ParsedRun):
             UsageError: The file exists, or the tag is not one word.
         """
         check_output(Path(path), overwrite)
-        lines: Iterable[RunLine] = self.lines
-        if tag is not None:
-            lines = (msgspec.structs.replace(line, tag=check_tag(tag)) for line in lines)
+        if tag is None:
+            write_run(Path(path), self.lines)
+            return
+        checked_tag = check_tag(tag)
+        lines = [msgspec.structs.replace(line, tag=checked_tag) for line in self.lines]
         write_run(Path(path), lines)
 
     def write_results(self, path: Path) -> None:
@@ -81,34 +88,60 @@ class Ranking(ParsedRun):
         text = io.StringIO()
         writer = csv.writer(text, delimiter="\t", lineterminator="\n")
         writer.writerow(list_result_columns(self.task))
-        for topic, document, rank, score, *others in self._list_rows():
-            writer.writerow((topic, document, rank, f"{score:.{DECIMALS}f}", *others))
+        for row in self._list_results():
+            row["score"] = f"{row['score']:.{DECIMALS}f}"
+            writer.writerow(row.values())
+
         with open_atomic(path) as stream:
             stream.write(text.getvalue().encode())
 
     def to_frame(self) -> DataFrame:
         """Return a row per line, with the columns of `results.tsv`."""
-        return make_frame(self._list_rows(), list_result_columns(self.task))
+        rows = [list(row.values()) for row in self._list_results()]
+        return make_frame(rows, list_result_columns(self.task))
 
-    def _list_rows(self) -> Iterator[tuple[Any, ...]]:
+    def _list_results(self) -> Iterator[dict[str, ResultValue]]:
+        """Yield the values of each line by column, in the order of `list_result_columns`."""
         for line in self.lines:
-            judgment = self.judgments.get(line.topic_id, {}).get(line.document_id)
-            grades = judgment.grades if judgment is not None else {}
+            row: dict[str, ResultValue] = {
+                "topic": line.topic_id,
+                "document": line.document_id,
+                "rank": line.rank,
+                "score": line.score,
+            }
             label = self.labels[line.topic_id][line.document_id]
-            shares = label.probabilities or {}
-            yield (
-                *(line.topic_id, line.document_id, line.rank, line.score),
-                *((line.stance, label.source) if self.task.stances else ()),
-                *(grades.get(name) for name in self.task.question.grades),
-                *(shares.get(stance) for stance in self.task.stances),
-            )
+            if self.task.stances:
+                row["stance"] = line.stance
+                row["stance_source"] = label.source
+
+            judgment = self.judgments.get(line.topic_id, {}).get(line.document_id)
+            grades = {} if judgment is None else judgment.grades
+            for name in self.task.question.grades:
+                row[name] = grades.get(name)
+
+            probabilities = label.probabilities or {}
+            for stance in self.task.stances:
+                row[f"p_{stance}"] = probabilities.get(stance)
+            yield row
+
+
+# Value of a line in `results.tsv`; None if it is unknown.
+ResultValue = str | int | float | None
 
 
 def list_result_columns(task: Task) -> tuple[str, ...]:
     """Return the columns of `results.tsv`; those of the stance only if the task has stances."""
-    stance = ("stance", "stance_source") if task.stances else ()
-    probabilities = (f"p_{stance}" for stance in task.stances)
-    return ("topic", "document", "rank", "score", *stance, *task.question.grades, *probabilities)
+    columns = ["topic", "document", "rank", "score"]
+    if task.stances:
+        columns += ["stance", "stance_source"]
+    columns += task.question.grades
+    columns += [f"p_{stance}" for stance in task.stances]
+    return tuple(columns)
+
+
+# Chosen stances, and judgments, by topic and document.
+Labels = Mapping[str, Mapping[str, ChosenStance]]
+JudgmentByDocument = Mapping[str, Mapping[str, Judgment]]
 
 
 async def rank(
@@ -120,78 +153,138 @@ async def rank(
 ) -> Ranking:
     """Rank the candidates of all topics.
 
-    Without settings of the stance, each has its most probable label.
+    Args:
+        judgments: Judgments, with the candidates.
+        plan: Steps of the ranking, with what they need.
+        progress: Progress of the stage, and its warnings.
+        stance: Settings of the stance; if None, each document has its most probable label.
+
+    Raises:
+        DataError: There is no candidate to rank.
+        EngineError: A server failed, or no labels can be read.
+        ReplayMiss: The cache of a replay lacks an answer.
     """
-    candidates, task = judgments.candidates, plan.task
-    by_document = judgments.by_document()
-    readings = {(reading.topic_id, reading.document_id): reading for reading in judgments.stances}
-    labels: dict[str, dict[str, ChosenStance]] = {topic_id: {} for topic_id in candidates.rankings}
-    for candidate in (
-        candidate for ranking in candidates.rankings.values() for candidate in ranking
-    ):
-        topic_id, document_id = candidate.topic_id, candidate.document_id
-        judgment, reading = (
-            by_document.get(topic_id, {}).get(document_id),
-            readings.get((topic_id, document_id)),
-        )
-        if (label := choose_label(judgment, reading, task, stance)) is not None:
-            labels[topic_id][document_id] = label
+    judgment_by_document = judgments.by_document()
+    labels = _choose_labels(judgments, judgment_by_document, plan.task, stance)
     _warn_of_thresholds(judgments, stance, progress)
-    stances = {
-        topic: {document: label.label for document, label in found.items()}
-        for topic, found in labels.items()
-    }
-    # If documents are compared, the progress counts the comparisons.
-    counts = plan.clients[0].counts if plan.clients else None
-    with progress.stage("ranking", len(candidates.topics), counts) as done:
-        lines, comparisons, failures = await rank_topics(
-            candidates.topics, candidates.rankings, by_document, stances, plan, done
-        )
-    for client in plan.clients:
-        client.raise_on_misses()
-    if plan.builder is not None:
-        plan.builder.model.raise_on_unread()
-        warn_of_labels(plan.builder.model, plan.prompts, progress)
-    if not lines:
+
+    candidates = judgments.candidates
+    ranked = await _rank_topics(candidates, judgment_by_document, labels, plan, progress)
+    _check_answers(plan, progress)
+    if not ranked.lines:
         raise DataError(
             f"{candidates.source}: no candidate to rank for the chosen topics; judge them first"
         )
-    rankings: dict[str, list[Candidate]] = {}
-    for line in lines:
-        rankings.setdefault(line.topic_id, []).append(
-            Candidate(line.topic_id, line.document_id, line.rank, line.score)
-        )
+
     ranking = Ranking(
-        rankings,
-        {
-            (line.topic_id, line.document_id): line.stance
-            for line in lines
-            if line.stance != NO_STANCE_COLUMN
-        },
-        task,
-        lines,
-        labels,
-        by_document,
-        comparisons,
-        failures,
+        rankings=_group_lines(ranked.lines),
+        stances=_list_stances(ranked.lines),
+        task=plan.task,
+        lines=ranked.lines,
+        labels=labels,
+        judgments=judgment_by_document,
+        comparisons=ranked.comparisons,
+        failures=ranked.failures,
         chosen_topics=[topic.id for topic in candidates.topics],
     )
     _warn_of_unjudged(ranking, judgments, progress)
     return ranking
 
 
-def _warn_of_unjudged(ranking: Ranking, judgments: Judgments, progress: Progress) -> None:
-    imputed, task = ranking.imputed, ranking.task
-    limit = task.documents_per_topic.max
-    # Candidates without a stance are left out if the task has no label for an unknown one.
-    omitted = sum(min(len(found), limit) for found in judgments.candidates.list_rankings()) - len(
-        ranking.lines
-    )
-    if imputed:
-        progress.warn(
-            f"{imputed} of {len(ranking.lines)} documents have no judgment: first-stage order"
-            + (f", stance {task.unknown_stance}" if task.stances else "")
+def _choose_labels(
+    judgments: Judgments,
+    judgment_by_document: JudgmentByDocument,
+    task: Task,
+    settings: StanceSettings | None,
+) -> dict[str, dict[str, ChosenStance]]:
+    """Choose the stance of each candidate; those without one have no entry."""
+    readings = {(reading.topic_id, reading.document_id): reading for reading in judgments.stances}
+
+    labels: dict[str, dict[str, ChosenStance]] = {}
+    for topic_id, candidates in judgments.candidates.rankings.items():
+        labels[topic_id] = {}
+        for candidate in candidates:
+            document_id = candidate.document_id
+            judgment = judgment_by_document.get(topic_id, {}).get(document_id)
+            reading = readings.get((topic_id, document_id))
+            label = choose_label(judgment, reading, task, settings)
+            if label is not None:
+                labels[topic_id][document_id] = label
+    return labels
+
+
+async def _rank_topics(
+    candidates: Candidates,
+    judgment_by_document: JudgmentByDocument,
+    labels: Labels,
+    plan: RankingPlan,
+    progress: Progress,
+) -> RankedTopics:
+    """Rank the candidates with a stance of all topics, and show the progress."""
+    stances: dict[str, dict[str, str]] = {}
+    for topic_id, chosen in labels.items():
+        stances[topic_id] = {document_id: label.label for document_id, label in chosen.items()}
+
+    # If documents are compared, the progress counts the comparisons.
+    counts = plan.clients[0].counts if plan.clients else None
+    with progress.stage("ranking", len(candidates.topics), counts) as done:
+        return await rank_topics(
+            candidates.topics,
+            candidates.rankings,
+            judgment_by_document,
+            stances,
+            plan,
+            done,
         )
+
+
+def _check_answers(plan: RankingPlan, progress: Progress) -> None:
+    """Raise an error if answers are missing or cannot be read, and warn of labels that say nothing.
+
+    Raises:
+        EngineError: The labels of no answer to a prompt can be read.
+        ReplayMiss: The cache of a replay lacks an answer.
+    """
+    for client in plan.clients:
+        client.raise_on_misses()
+    if plan.builder is not None:
+        plan.builder.model.labels.raise_on_unread()
+        warn_of_labels(plan.builder.model, plan.prompts, progress)
+
+
+def _group_lines(lines: Iterable[RunLine]) -> dict[str, list[Candidate]]:
+    """Return the documents of lines by topic, best first."""
+    rankings: dict[str, list[Candidate]] = {}
+    for line in lines:
+        candidate = Candidate(line.topic_id, line.document_id, line.rank, line.score)
+        rankings.setdefault(line.topic_id, []).append(candidate)
+    return rankings
+
+
+def _list_stances(lines: Iterable[RunLine]) -> dict[tuple[str, str], str]:
+    """Return the stances of lines by topic and document."""
+    return {
+        (line.topic_id, line.document_id): line.stance
+        for line in lines
+        if line.stance != NO_STANCE_COLUMN
+    }
+
+
+def _warn_of_unjudged(ranking: Ranking, judgments: Judgments, progress: Progress) -> None:
+    """Warn of documents without a judgment, and of those that are left out for lack of a stance."""
+    task = ranking.task
+    imputed = ranking.imputed
+    if imputed:
+        effect = f", stance {task.unknown_stance}" if task.stances else ""
+        progress.warn(
+            f"{imputed} of {len(ranking.lines)} documents have no judgment: first-stage order{effect}"
+        )
+
+    expected_lines = 0
+    for candidates in judgments.candidates.list_rankings():
+        expected_lines += min(len(candidates), task.documents_per_topic.max)
+    # Candidates without a stance are left out if the task has no label for an unknown one.
+    omitted = expected_lines - len(ranking.lines)
     if omitted:
         progress.warn(
             f"{omitted} documents have no judgment and are left out, since {task.name} has no such stance"
@@ -202,14 +295,15 @@ def _warn_of_thresholds(
     judgments: Judgments, settings: StanceSettings | None, progress: Progress
 ) -> None:
     """Warn if the thresholds of the stance do not fit the answers that they are applied to."""
-    if settings is None or not settings.thresholds:
+    if settings is None or not settings.thresholds or not settings.calibrated_for:
         return
     answers: Collection[Judgment | StanceReading] = (
         judgments.stances if settings.depth else judgments.judgments
     )
-    prompts = {answer.prompt for answer in answers}
-    if settings.calibrated_for and prompts - {settings.calibrated_for}:
+    other_prompts = {answer.prompt for answer in answers} - {settings.calibrated_for}
+    if other_prompts:
+        prompts = sorted({answer.prompt for answer in answers})
         progress.warn(
             f"the thresholds of the stance were fitted on answers to {settings.calibrated_for}, and these are answers "
-            f"to {', '.join(sorted(prompts))}: fit them anew"
+            f"to {', '.join(prompts)}: fit them anew"
         )

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from touche_llm.api.corpora import LocalCorpus
 from touche_llm.api.progress import Progress
-from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
+from touche_llm.data.records import Candidate, Objects, Queries, Topic
 from touche_llm.errors import shorten
-from touche_llm.ranking.fusion import fuse_candidates
-from touche_llm.retrieval.corpus import Corpus
-from touche_llm.retrieval.sentences import select_distinct
-from touche_llm.retrieval.settings import QueryField
-from touche_llm.text.analysis import Analyzer
-
-if TYPE_CHECKING:
-    pass
+from touche_llm.judging.outcomes import Outcomes
 from touche_llm.judging.queries import QueryExpander, find_queries
+from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
+from touche_llm.retrieval.corpus import Corpus
+from touche_llm.retrieval.settings import QueryField
 
 
 def add_objects(topics: list[Topic], found: Iterable[Objects]) -> list[Topic]:
@@ -39,39 +34,94 @@ async def retrieve(
 ) -> Candidates:
     """Retrieve the candidates of each topic.
 
-    At most `depth` documents per topic are found; if pairs are made, that many sentences are judged
-    at a time.
+    Args:
+        topics: Topics to search for.
+        corpus: Corpus to search.
+        progress: Display of the progress.
+        depth: Maximum number of documents per topic; of sentences that documents are made of, the
+            number judged at a time.
+        fields: Fields of a topic that make the query.
+        expander: Expander of the queries; None to search with the topics' own queries only.
+
+    Raises:
+        NoCandidates: No topic has a candidate.
+        EngineError: A server failed.
+        ReplayMiss: The cache of a replay lacks an answer.
     """
-    queries: Sequence[Queries] = ()
-    failures: Sequence[Failure] = ()
+    expansion: Outcomes[Queries] = Outcomes(results=[], failures=[])
     if expander is not None:
-        model = expander.builder.model
-        with progress.stage("finding queries", len(topics), model.counts) as done:
-            queries, failures = await find_queries(topics, expander.prompt, expander.builder, done)
-        model.raise_on_misses()
+        expansion = await _expand_queries(topics, expander, progress)
+
     with progress.stage("retrieving", len(topics)) as done:
         rankings = await corpus.search(topics, fields, depth, done)
-    if expander is not None and queries:
-        other = {expanded.topic_id: expanded.queries for expanded in queries}
-        additional = [
-            replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())
-        ]
-        further = iter(await corpus.search(additional, ("title",), depth, lambda: None))
-        for place, topic in enumerate(topics):
-            if others := [next(further) for _ in other.get(topic.id, ())]:
-                weights = [1.0, *(expander.settings.weight for _ in others)]
-                rankings[place] = fuse_candidates(
-                    [rankings[place], *others], weights, expander.settings.k
-                )
-        rankings = _cut(rankings, corpus, depth)
+    if expander is not None and expansion.results:
+        rankings = await _add_rankings(rankings, topics, corpus, depth, expansion, expander)
     if not any(rankings):
         raise NoCandidates(corpus.empty)
-    found = normalise_rankings(rankings)
+
     candidates = Candidates(
-        corpus.task, topics, corpus, found, depth, queries=queries, failures=failures
+        task=corpus.task,
+        topics=topics,
+        corpus=corpus,
+        rankings=normalise_rankings(rankings),
+        depth=depth,
+        queries=expansion.results,
+        failures=expansion.failures,
     )
     warn_of_empty(candidates, progress)
     return candidates
+
+
+async def _expand_queries(
+    topics: list[Topic],
+    expander: QueryExpander,
+    progress: Progress,
+) -> Outcomes[Queries]:
+    """Return the additional queries that the model writes for the topics."""
+    model = expander.builder.model
+    with progress.stage("finding queries", len(topics), model.counts) as done:
+        outcomes = await find_queries(topics, expander.prompt, expander.builder, done)
+    model.raise_on_misses()
+    return outcomes
+
+
+async def _add_rankings(
+    rankings: list[list[Candidate]],
+    topics: list[Topic],
+    corpus: Corpus,
+    depth: int,
+    expansion: Outcomes[Queries],
+    expander: QueryExpander,
+) -> list[list[Candidate]]:
+    """Search with the additional queries, and fuse their rankings with those of the topics.
+
+    Args:
+        rankings: Candidates of each topic by its own query.
+        topics: Topics of the rankings.
+        corpus: Corpus to search.
+        depth: Maximum number of documents per topic.
+        expansion: Additional queries, of one topic at least.
+        expander: Weight of an additional query, and constant of the fusion.
+    """
+    queries_by_topic = {queries.topic_id: queries.queries for queries in expansion.results}
+    variants: list[Topic] = []
+    for topic in topics:
+        for query in queries_by_topic.get(topic.id, ()):
+            variants.append(replace(topic, title=query))
+    found = await corpus.search(variants, ("title",), depth, lambda: None)
+
+    found_by_topic: dict[str, list[list[Candidate]]] = defaultdict(list)
+    for variant, ranking in zip(variants, found, strict=True):
+        found_by_topic[variant.id].append(ranking)
+
+    fused: list[list[Candidate]] = []
+    for topic, ranking in zip(topics, rankings, strict=True):
+        others = found_by_topic[topic.id]
+        if others:
+            weights = [1.0, *(expander.settings.weight for _ in others)]
+            ranking = fuse_candidates([ranking, *others], weights, expander.settings.k)
+        fused.append(corpus.limit(ranking, depth))
+    return fused
 
 
 def warn_of_empty(candidates: Candidates, progress: Progress) -> None:
@@ -87,15 +137,3 @@ def warn_of_empty(candidates: Candidates, progress: Progress) -> None:
 def list_empty(candidates: Candidates) -> list[str]:
     """Return the ids of the topics without candidates."""
     return [topic.id for topic in candidates.topics if not candidates.rankings.get(topic.id)]
-
-
-def _cut(rankings: list[list[Candidate]], corpus: Corpus, depth: int) -> list[list[Candidate]]:
-    """Return fused rankings, cut to the depth or, if pairs are made, to distinct sentences."""
-    if isinstance(corpus, LocalCorpus) and corpus.sentences is not None:
-        # The ranking of one query has no near-duplicates, but two queries can find the same text.
-        analyzer = Analyzer()
-        return [
-            select_distinct(ranking, corpus.store.parts, corpus.sentences, analyzer)
-            for ranking in rankings
-        ]
-    return [ranking[:depth] for ranking in rankings]

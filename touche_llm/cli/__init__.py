@@ -22,6 +22,7 @@ from touche_llm.errors import (
     ExtensionError,
     ToucheError,
     describe_os_error,
+    lacks_memory,
     to_printable,
 )
 
@@ -97,7 +98,7 @@ def _describe_error(error: Exception) -> str | None:
         case UnicodeEncodeError():
             # Arguments were checked; what is left are names in folders, and of the current folder.
             return to_printable(f"{error.object:.200}: not UTF-8; rename the file or folder")
-        case MemoryError():
+        case _ if lacks_memory(error):
             return "out of memory; close other programs or raise the limit (`ulimit -v`), and run the command again"
         case _:
             return _describe_sqlite_error(error)
@@ -135,8 +136,6 @@ def main() -> None:
             error.message if is_help else f"error: {describe_parser_error(error)}", file=sys.stderr
         )
         sys.exit(error.exit_code)
-    except typer.Abort:
-        sys.exit("error: aborted")
     except Exception as error:
         if (
             isinstance(error, OSError)

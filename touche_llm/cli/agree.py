@@ -38,6 +38,13 @@ from touche_llm.tasks.task import Task
 
 # Head of the column of a measure whose name is too long for one.
 _HEADS = {AgreementName.QUADRATIC_KAPPA: "quadratic", AgreementName.AUC: "AUC of 1+"}
+_OUTCOME_HEADS = {
+    PairOutcome.BOTH: "both",
+    PairOutcome.PEOPLE: "people's",
+    PairOutcome.JUDGE: "judge's",
+    PairOutcome.REVERSED: "reversed",
+    PairOutcome.NEITHER: "neither",
+}
 # Up to so many judges have their tables of labels, probabilities and systems printed.
 _MAX_DETAILED = 3
 Row = dict[str, object]
@@ -133,7 +140,7 @@ def agree(
     else:
         print_rows(output, study.to_rows())
     sys.stdout.flush()
-    for note in study.notes:
+    for note in (*study.notes, *study.interval_notes):
         CommandProgress().warn(note)
 
 
@@ -170,6 +177,13 @@ def _show_aspect(study: AspectStudy) -> None:
         for agreement in study.agreements:
             _show_confusion(agreement)
             _show_probabilities(agreement)
+    else:
+        show_lines(
+            [
+                f"tables of labels and probabilities: of up to {_MAX_DETAILED} judges, or with --format json",
+                "",
+            ]
+        )
     _show_differences(study)
     if study.orders:
         _show_orders(study.orders)
@@ -285,7 +299,7 @@ def _show_errors(agreements: Sequence[Agreement]) -> None:
     show_table(
         columns,
         rows,
-        title=f"{agreements[0].aspect}: mean error of the expected grade, and by people's grade",
+        title=f"{agreements[0].aspect}: mean error of the expected grade, at each grade of people",
         below=_describe_grades(comparable[0]),
     )
     print()
@@ -293,9 +307,7 @@ def _show_errors(agreements: Sequence[Agreement]) -> None:
 
 def _describe_grades(agreement: Agreement) -> list[str]:
     """Return the number of documents with each grade of people."""
-    counts = [
-        f"{estimate.n:,} of grade {grade}" for grade, estimate in agreement.error_by_grade.items()
-    ]
+    counts = [f"{estimate.n:,} at {grade}" for grade, estimate in agreement.error_by_grade.items()]
     return [f"documents by people's grade: {', '.join(counts)}"]
 
 
@@ -390,7 +402,7 @@ def _show_orders(orders: Sequence[SystemOrder]) -> None:
     """Print how far each judge orders the systems as people do."""
     first = orders[0]
     columns = [Column("judge", is_text=True), Column("tau", digits=3), Column("tau_ap", digits=3)]
-    columns += [Column(str(outcome), value=outcome.name) for outcome in PairOutcome]
+    columns += [Column(head, value=outcome.name) for outcome, head in _OUTCOME_HEADS.items()]
     columns += [Column("documents", drop=2), Column("topics", drop=1)]
     rows: list[Row] = []
     for order in orders:
@@ -408,7 +420,10 @@ def _show_orders(orders: Sequence[SystemOrder]) -> None:
         columns,
         rows,
         title=f"{first.measure}: order of {len(first.by_people)} systems, and significant pairs of them",
-        below=[f"tau and tau_ap have no interval: {first.topics} topics carry none"],
+        below=[
+            f"tau and tau_ap have no interval: {first.topics} topics carry none",
+            "people's, judge's: pairs that differ by the grades of one of them alone",
+        ],
     )
     print()
     if len(orders) <= _MAX_DETAILED:

@@ -11,15 +11,16 @@ import typer
 from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.failures import FAILURES_EXIT
-from touche_llm.cli.interrupts import run_requests, until_interrupted
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_result, print_rows, say
+from touche_llm.cli.requests import run_requests
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import check_output
 from touche_llm.engines.batch_files import build_run_batch_command
 from touche_llm.engines.ray_engine import RayJob
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import UsageError
+from touche_llm.interrupts import run_until_interrupted
 from touche_llm.runs.batch import REQUESTS, export_requests, import_responses
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.record import StageName
@@ -109,7 +110,7 @@ def ray(
     settings = s.read_section(EngineConfig, given, "engine")
     job = RayJob.from_settings(settings, responses.with_name(f"{responses.name}.log"))
     work = job.answer_file(requests, responses)
-    count = until_interrupted(work, lambda: f"{responses} is not written")
+    count = run_until_interrupted(work, f"{responses} is not written")
     print_result(
         output,
         f"responses: {responses} ({count:,} requests)",
@@ -131,7 +132,7 @@ def import_(
     progress = CommandProgress()
     with RunDirectory(out).lock("batch import", progress.warn):
         work = import_responses(out, responses, progress)
-        done = until_interrupted(work, lambda: "import the same files again")
+        done = run_until_interrupted(work, "import the same files again")
     rows = [
         {"outcome": kind, "count": len(texts), "example": texts[0]}
         for kind, texts in done.problems.items()

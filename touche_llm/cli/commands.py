@@ -139,7 +139,7 @@ _TASKS = GroupEntry(
 )
 _CACHE = GroupEntry(
     "cache",
-    "Export and import the entries of an answer cache as cassettes.",
+    "Export and import the entries of an answer cache as cassettes, and remove entries.",
     (
         CommandEntry(
             "export",
@@ -150,6 +150,11 @@ _CACHE = GroupEntry(
             "import",
             "touche_llm.cli.cache.import_",
             "Add the entries of a cassette to a cache: all of them, or none if one does not fit.",
+        ),
+        CommandEntry(
+            "forget",
+            "touche_llm.cli.cache.forget",
+            "Remove entries from a cache, damaged ones too, so that the next run requests them again.",
         ),
     ),
 )

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from touche_llm.cli.interrupts import run_requests
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, print_rows, say, show_table
+from touche_llm.cli.requests import run_requests
 from touche_llm.config.configuration import Config
+from touche_llm.kinds.known import get_kind
 from touche_llm.runs.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.runs.record import StageName
 from touche_llm.runs.stages import describe_known_failures
@@ -31,10 +32,9 @@ def show_cost(
     notes = []
     if result.has_unknown_queries:
         notes.append("Documents that only queries of the model find are not counted.")
-    if get_task(config.task).sentence_question is not None and "judge" in stages:
-        notes.append(
-            "The number of sentences and pairs depends on the answers too; here every sentence takes a side."
-        )
+    kind = get_kind(get_task(config.task))
+    if kind.dry_run_note is not None and "judge" in stages:
+        notes.append(kind.dry_run_note)
     print_costs(output, config, result, notes)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from touche_llm.data.files import shorten_path
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import find_qrels, read_qrels
 from touche_llm.integrations.tira import detect_input
+from touche_llm.interrupts import run_until_interrupted
 from touche_llm.runs import directory as run_directory
 from touche_llm.runs import stages as pipeline
 from touche_llm.runs.directory import RunDirectory
@@ -69,7 +69,9 @@ def demo(
     for name in names:
         folder, known, config = out / name, TASKS[name], sample_config(name, out / name, {})
         # Its notes advise on models and corpora, which are invented here.
-        asyncio.run(pipeline.run_all(config, folder, SilentProgress(), overwrite=overwrite))
+        run_until_interrupted(
+            pipeline.run_all(config, folder, SilentProgress(), overwrite=overwrite)
+        )
         topics = read_run_topics(folder, config)
         print(f"{known.title}\n")
         show_rankings(list_rows(folder, config, known, topics, top=3), known, topics)

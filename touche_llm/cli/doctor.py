@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from touche_llm.cli import options as s
-from touche_llm.cli.interrupts import until_interrupted
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, say, show_lines
-from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
+from touche_llm.interrupts import run_until_interrupted
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.prompts.purposes import load_named
 from touche_llm.runs.context import list_schemas
 from touche_llm.tasks import DEFAULT_TASK, get_task
+
+if TYPE_CHECKING:  # takes a while to load
+    from touche_llm.doctor.examination import Examination
 
 
 @s.takes_settings(
@@ -43,12 +45,11 @@ def doctor(
     """
     engine = s.read_section(EngineConfig, {**given, "engine.base_url": url}, "engine")
     sampling = s.read_section(SamplingConfig, given, "sampling")
-    checks, failure = until_interrupted(
-        _examine(engine, sampling, thorough), lambda: "nothing was stored"
-    )
-    if failure is not None and not any(check.is_ok for check in checks):
+    examination = run_until_interrupted(_examine(engine, sampling, thorough), "nothing was stored")
+    failure = examination.result if isinstance(examination.result, EngineError) else None
+    if failure is not None and not any(check.is_ok for check in examination.checks):
         raise failure
-    checks = [replace(check, remedy=s.name_options(check.remedy)) for check in checks]
+    checks = [replace(check, remedy=s.name_options(check.remedy)) for check in examination.checks]
     emit(output, [asdict(check) for check in checks], _CHECKS)
     if output is Format.TABLE:
         show_lines(f"{check.name}: {check}" for check in checks if not check.is_ok)
@@ -69,13 +70,13 @@ _CHECKS = (
 
 async def _examine(
     engine: EngineConfig, sampling: SamplingConfig, is_thorough: bool
-) -> tuple[list[ServerCheck], EngineError | None]:
-    """Return the checks of a server, and the error that ended them early."""
+) -> Examination:
+    """Examine a server."""
     # Imported here because the HTTP libraries are slow to load.
-    from touche_llm.doctor.card import Survey
     from touche_llm.doctor.checks import list_checks
     from touche_llm.doctor.examination import examine
     from touche_llm.doctor.registry import Occasion
+    from touche_llm.doctor.survey import ServerUnderTest
     from touche_llm.engines.chat import ChatServer
 
     async with ChatServer(
@@ -83,15 +84,19 @@ async def _examine(
         concurrency=engine.concurrency,
         request_timeout=engine.request_timeout,
         chat_template_kwargs=sampling.chat_template_kwargs,
+        address="URL",
+        patience=1,
     ) as server:
-        server.address, server.patience = "URL", 1
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
         schemas, progress = list_schemas([prompt]), CommandProgress()
         occasion = Occasion.THOROUGH if is_thorough else Occasion.DOCTOR
         with progress.stage("checking the server", len(list_checks(occasion))) as step:
-            survey = Survey(server, engine, sampling, schemas, progress.warn, step)
-            try:
-                await examine(survey, occasion)
-            except EngineError as error:
-                return survey.checks, error
-            return survey.checks, None
+            subject = ServerUnderTest(
+                server=server,
+                engine=engine,
+                sampling=sampling,
+                schemas=schemas,
+                warn=progress.warn,
+                step=step,
+            )
+            return await examine(subject, occasion)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
@@ -26,7 +26,7 @@ from touche_llm.cli.output import (
     show_table,
 )
 from touche_llm.data.files import check_output
-from touche_llm.data.measure import MeasureName
+from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.errors import ToucheError, UsageError, describe_os_error, shorten
 from touche_llm.evaluation.calibration import (
     fit_thresholds,
@@ -68,16 +68,19 @@ def rank_among_published(
     placed: list[dict[str, Any]] = []
     for measure, table in tables.items():
         for row in rows:
-            if row["measure"] != measure or isnan(row["value"]):
-                continue
-            coverage = evaluations_by_run[row["run"]].coverage(table.measure)
-            if not coverage.left_out:
+            evaluation = evaluations_by_run[row["run"]]
+            if row["measure"] == measure and _can_place(row["value"], evaluation, table):
                 placed.append({**row, **_describe_place(table, row["value"])})
     if not placed:
         raise UsageError(
             f"--leaderboard: published are {', '.join(map(str, tables))} over all judged topics, not measured here"
         )
     return placed
+
+
+def _can_place(value: float, evaluation: Evaluation, table: Table) -> bool:
+    """Return whether a value is defined, and over all judged topics as the published ones are."""
+    return not isnan(value) and not evaluation.coverage(table.measure).left_out
 
 
 def _describe_place(table: Table, value: float) -> dict[str, Any]:
@@ -96,7 +99,8 @@ def _describe_place(table: Table, value: float) -> dict[str, Any]:
     }
 
 
-def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
+def _show_places(rows: Rows) -> None:
+    """Print the rows of `rank_among_published`."""
     show_table(_PLACES, rows)
     sources = list(dict.fromkeys(row["source"] for row in rows))
     show_lines(
@@ -167,20 +171,26 @@ def evaluate(
     measured = m.given_runs(runs, qrels, known)
     evaluations = m.evaluate_runs(measured, qrels, m.find_recall_depth(measured))
     _record(measured, evaluations, known, files)
+
     notes = [*m.list_fitted(measured, qrels), *_describe_judging(measured, evaluations)]
-    show: Callable[[Rows, Sequence[Evaluation]], None]
     if per_topic:
-        rows, show = _list_topics(evaluations), _show_topics
+        rows = _list_topics(evaluations)
     else:
-        rows, show = summarize(evaluations), show_summary
+        rows = summarize(evaluations)
         notes += describe_intervals(rows)
-        if leaderboard:
-            rows, show = rank_among_published(known, rows, evaluations), _show_places
-    if output is Format.TABLE:
-        show(rows, evaluations)
-        show_lines(m.describe_qrels(files))
-    else:
+    if leaderboard:
+        rows = rank_among_published(known, rows, evaluations)
+
+    if output is not Format.TABLE:
         print_rows(output, rows)
+    else:
+        if per_topic:
+            _show_topics(rows, evaluations)
+        elif leaderboard:
+            _show_places(rows)
+        else:
+            show_summary(rows, evaluations)
+        show_lines(m.describe_qrels(files))
     m.print_notes(qrels, evaluations, measured, *notes)
 
 
@@ -207,9 +217,10 @@ def _record(
 def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation]) -> list[str]:
     """Return notes on runs with another share of judged documents than their first stage, which comes before them."""
     notes: list[str] = []
-    for each, baseline, evaluation in zip(given, evaluations, evaluations[1:], strict=False):
-        if each.first_stage:
-            notes += describe_judging(evaluation, baseline)
+    for place, run in enumerate(given):
+        if run.first_stage:
+            first_stage, reranked = evaluations[place : place + 2]
+            notes += describe_judging(reranked, first_stage)
     return notes
 
 
@@ -242,7 +253,7 @@ def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n", drop=1)]
     columns.append(Column("judged@k", value=_get_judged_share, digits=3))
     # Their shares are in the column beside the other measures.
-    shown = [row for row in rows if row["measure"].name is not MeasureName.JUDGED]
+    shown = [row for row in rows if row["measure"].name != MeasureName.JUDGED]
     m.show_aspects(shown, columns, evaluations)
     show_lines((m.JUDGED_LEGEND,))
 
@@ -252,7 +263,7 @@ def _get_judged_share(row: Mapping[str, Any]) -> float | None:
     return row["judged"] if row["measure"].label is None else None
 
 
-# The first measures of an aspect are the usual ones; rows for other programs have all.
+# As many as fit beside each other; rows for other programs have all measures.
 _MAX_SHOWN_MEASURES = 6
 
 
@@ -261,26 +272,33 @@ def _show_topics(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     measures = list(evaluations[-1].estimates)
     for aspect in dict.fromkeys(measure.aspect for measure in measures):
         of_aspect = [measure for measure in measures if measure.aspect == aspect]
-        shown = of_aspect[:_MAX_SHOWN_MEASURES]
-        columns = [Column(measure.short_text, value=str(measure)) for measure in shown]
-
         for evaluation in evaluations:
-            coverage = describe_coverage([evaluation], aspect)
-            if not coverage:
-                # A first stage labels nothing.
-                continue
-            measured = [
-                row
-                for row in rows
-                if row["run"] == evaluation.name and not isnan(row[str(shown[0])])
-            ]
-            show_table(
-                [Column("topic"), *columns],
-                measured,
-                title=f"{aspect}: {evaluation.name}",
-                below=coverage,
-            )
-            print()
+            rows_of_run = [row for row in rows if row["run"] == evaluation.name]
+            _show_topics_of_run(rows_of_run, evaluation, of_aspect)
+
+
+def _show_topics_of_run(rows: Rows, evaluation: Evaluation, measures: Sequence[Measure]) -> None:
+    """Print the rows of a run by the measures of one aspect; name measures that do not fit."""
+    aspect = measures[0].aspect
+    below = describe_coverage([evaluation], aspect)
+    if not below:
+        # A first stage labels nothing.
+        return
+
+    shown = measures[:_MAX_SHOWN_MEASURES]
+    left_out = measures[_MAX_SHOWN_MEASURES:]
+    if left_out:
+        names = ", ".join(measure.short_text for measure in left_out)
+        below.append(f"further measures, with --format json or tsv: {names}")
+
+    columns = [Column(measure.short_text, value=str(measure)) for measure in shown]
+    show_table(
+        [Column("topic"), *columns],
+        [row for row in rows if not isnan(row[str(shown[0])])],
+        title=f"{aspect}: {evaluation.name}",
+        below=below,
+    )
+    print()
 
 
 @s.takes_settings("dataset")
@@ -326,15 +344,15 @@ def compare(
         check_number(len(kept))
     qrels = select_topics(qrels, [each.run for each in kept])
     evaluations = m.evaluate_runs(kept, qrels, m.find_recall_depth(measured))
-    frame, remarks = compare_runs(evaluations[0], evaluations[1:])
-    notes = [*m.list_fitted(kept, qrels), *remarks]
+    comparison = compare_runs(evaluations[0], evaluations[1:])
+    notes = [*m.list_fitted(kept, qrels), *comparison.notes]
     page = ""
     if html is not None:
         folders = [each.folder for each in kept]
-        found = gather_comparison(evaluations, folders, known, files, frame, notes, _TOP)
+        found = gather_comparison(evaluations, folders, known, files, comparison.rows, notes, _TOP)
         size = write_page(render(found), html)
         page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
-    rows = frame.to_dict("records")
+    rows = comparison.rows.to_dict("records")
     if output is Format.TABLE:
         _show_changes(rows, evaluations)
         show_lines(m.describe_qrels(files))

@@ -14,10 +14,11 @@ from touche_llm.data.files import check_output, is_word
 from touche_llm.data.runs.reading import read_run
 from touche_llm.data.runs.writing import write_run
 from touche_llm.errors import UsageError, shorten
-from touche_llm.ranking.fusion import FusionSettings
-from touche_llm.ranking.run_fusion import fuse_runs
+from touche_llm.ranking.fusion import FusionFormula
+from touche_llm.ranking.run_fusion import FusedRun, fuse_runs
 from touche_llm.runs.overview import find_run_file
 from touche_llm.tasks import TASK_HELP
+from touche_llm.tasks.task import Task
 
 
 def fuse(
@@ -69,8 +70,6 @@ def fuse(
     A document has the stance of the first run that gives it one.
     """
     known = find_run_task(task, runs)
-    settings = FusionSettings(method=method, k=k)
-    weights = weight or [1.0] * len(runs)
     if len(runs) < 2:
         raise UsageError(f"{runs[0]}: one run cannot be fused; name two or more")
     if not is_word(tag):
@@ -79,27 +78,43 @@ def fuse(
         raise UsageError(
             f"--depth {depth}: {known.name} allows at most {known.documents_per_topic.max} documents a topic; give less"
         )
-    runs = [find_run_file(run) for run in runs]
-    check_output(out, overwrite, runs)
-    labels = known.stances if known is not None else None
-    read = [read_run(run, labels) for run in runs]
-    fused = fuse_runs(read, weights, settings, task=known, depth=depth, tag=tag)
+    run_files = [find_run_file(run) for run in runs]
+    check_output(out, overwrite, run_files)
+
+    labels = None if known is None else known.stances
+    fused = fuse_runs(
+        [read_run(file, labels) for file in run_files],
+        weight or [1.0] * len(runs),
+        FusionFormula(method=method, k=k),
+        task=known,
+        depth=depth,
+        tag=tag,
+    )
     write_run(out, fused.lines)
-    topics = {line.topic_id for line in fused.lines}
+    _report_exceptions(fused, known, output)
+
+    topic_count = len({line.topic_id for line in fused.lines})
+    row = {
+        "file": out,
+        "lines": len(fused.lines),
+        "topics": topic_count,
+        "partial_topics": len(fused.partial),
+        "disagreeing": fused.disagreeing,
+        "imputed": fused.imputed,
+        "left_out": fused.left_out,
+    }
+    print_result(output, f"run: {out} ({len(fused.lines):,} lines, {topic_count:,} topics)", row)
+
+
+def _report_exceptions(fused: FusedRun, task: Task | None, output: Format) -> None:
+    """Say how many topics lack a run, and how many documents have no or several stances."""
+    unknown_stance = "" if task is None else task.unknown_stance
     counts = {
         f"topics that only some of the runs have ({shorten(fused.partial)})": len(fused.partial),
         "documents with different stances, the first run's kept": fused.disagreeing,
-        f"documents without a stance, labelled {known.unknown_stance if known is not None else ''}": fused.imputed,
+        f"documents without a stance, labelled {unknown_stance}": fused.imputed,
         "documents without a stance, left out because the task has no label for them": fused.left_out,
     }
     for what, count in counts.items():
         if count:
             say(output, f"{what}: {count:,}")
-    row = {
-        "file": out,
-        "lines": len(fused.lines),
-        "topics": len(topics),
-        "partial_topics": len(fused.partial),
-    }
-    row |= {"disagreeing": fused.disagreeing, "imputed": fused.imputed, "left_out": fused.left_out}
-    print_result(output, f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)", row)

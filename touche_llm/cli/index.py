@@ -8,10 +8,10 @@ from typing import Any
 
 from touche_llm.api.corpora import DenseCorpus, open_local_corpus
 from touche_llm.cli import options as s
-from touche_llm.cli.interrupts import until_interrupted
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Format, FormatOption, print_result
 from touche_llm.errors import UsageError
+from touche_llm.interrupts import run_until_interrupted
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.retrieval.first_stages import RETRIEVERS, SECTIONS, RetrieverConfig
@@ -20,9 +20,18 @@ from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 
 
+def _list_indexed_sections() -> list[str]:
+    """Return the names of the sections of first stages that have something to index."""
+    sections: list[str] = []
+    for retriever in RETRIEVERS.values():
+        if retriever.can_index and retriever.section is not None:
+            sections.append(retriever.section.name)
+    return sections
+
+
 @s.takes_settings(
     *("task", "dataset", "corpus", "index", "skip_bad_lines", "retriever"),
-    *(retriever.section for retriever in RETRIEVERS.values() if retriever.can_index),
+    *_list_indexed_sections(),
     without=("retriever.query",),
 )
 def index(
@@ -51,7 +60,7 @@ def index(
     problem = retriever.kind.find_problem(task)
     if retriever.kind.load_corpus is not None:
         _check_load(retriever, given)
-    if problem:
+    if problem is not None:
         raise UsageError(f"--retriever {retriever.name}: {problem}")
 
     if retriever.kind.load_corpus is not None:
@@ -78,7 +87,8 @@ def _check_sections(
     """
     for name in (*given, *values):
         section = name.partition(".")[0]
-        is_own = section == retriever.kind.section
+        own = retriever.kind.section
+        is_own = own is not None and section == own.name
         if not is_own and (name in values or section in SECTIONS):
             flag = "--set " if name in values else ""
             raise UsageError(f"{flag}{name}: not used with --retriever {retriever.name}")
@@ -86,10 +96,10 @@ def _check_sections(
 
 def _read_own_settings(retriever: RetrieverConfig, given: Mapping[str, Any]) -> Any:
     """Return the settings that the retriever declares; None if it declares none."""
-    kind = retriever.kind
-    if kind.settings is None:
+    section = retriever.kind.section
+    if section is None:
         return None
-    return s.read_section(kind.settings, given, kind.section)
+    return s.read_section(section.settings, given, section.name)
 
 
 def _store(
@@ -115,9 +125,7 @@ def _store(
             opened.open_first_stages()
         if retriever.kind.needs_embeddings:
             work = DenseCorpus(opened, settings, CacheConfig(mode=CacheMode.OFF), progress).embed()
-            until_interrupted(
-                work, lambda: "the vectors so far are stored; the same command resumes"
-            )
+            run_until_interrupted(work, "the vectors so far are stored; the same command resumes")
         store = opened.store
         documents = len(store)
         sentences = len(store.parts)
@@ -139,7 +147,7 @@ def _check_load(retriever: RetrieverConfig, given: s.GivenSettings) -> None:
         raise UsageError(
             f"--retriever {retriever.name}: stores the index itself; leave out --index"
         )
-    if method and given.get("retriever.method", method) != method:
+    if method is not None and given.get("retriever.method", method) != method:
         raise UsageError(f"--retriever {retriever.name}: scores as --bm25-method {method}")
     if "dataset" in given:
         raise UsageError(
@@ -164,9 +172,9 @@ def _load(
         settings=settings,
         warn=CommandProgress().warn,
     )
-    loaded = until_interrupted(
+    loaded = run_until_interrupted(
         load_corpus(inputs, corpus, given.get("skip_bad_lines", False)),
-        lambda: "the documents so far are stored; the same command resumes",
+        "the documents so far are stored; the same command resumes",
     )
     sentence = f"{loaded.documents:,} documents of {corpus} are in {loaded.place}"
     row = {"corpus": corpus, "documents": loaded.documents, **loaded.columns}

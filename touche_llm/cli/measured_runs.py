@@ -20,6 +20,7 @@ from touche_llm.data.runs import reading
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, read_qrels
+from touche_llm.kinds.known import get_kind
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import find_known_qrels, find_run_directory, read_run
 from touche_llm.tasks import TASK_HELP, get_task
@@ -173,7 +174,7 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task) -> list[Given]:
             own_stage = replace(
                 reading.read_run(directory.candidates_file), chosen_topics=run.chosen_topics
             )
-            runs.append(Given(f"{name} ({task.before_judging})", own_stage, folder, True))
+            runs.append(Given(f"{name} ({get_kind(task).before_judging})", own_stage, folder, True))
         runs.append(Given(name, run, folder, fitted_on=fitted_on))
     return runs
 

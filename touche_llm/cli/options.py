@@ -128,7 +128,7 @@ class SettingOption:
         )
 
 
-def _split_pairs(option: SettingOption, text: str) -> GivenSettings:
+def _split_numbers(option: SettingOption, text: str) -> GivenSettings:
     """Return the settings in a text as `judge=512,stance=0`, by dotted name."""
     found: GivenSettings = {}
     for pair in text.split(","):
@@ -239,7 +239,7 @@ def _collect(options: Sequence[SettingOption], values: Mapping[str, Any]) -> Giv
         value = values[option.parameter_name]
         if value is not None and value != []:
             given |= (
-                _split_pairs(option, value) if option.option.is_pairs else {option.setting: value}
+                _split_numbers(option, value) if option.option.is_split else {option.setting: value}
             )
     return given
 

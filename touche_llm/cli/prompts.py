@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,8 @@ from touche_llm.cli.prompts_trial import NameArgument
 from touche_llm.data.records import Topic
 from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import UsageError, to_printable
+from touche_llm.interrupts import run_until_interrupted
+from touche_llm.kinds.known import get_kind
 from touche_llm.llm.answer_schema import get_labels
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check
 from touche_llm.prompts.leakage import check_examples
@@ -138,6 +139,8 @@ def check_(
     """
     folder, file = given.get("prompts.folder"), given.get("topics")
     tasks = [*TASKS.values()] if not (task or names or file) else [get_task(task or DEFAULT_TASK)]
+    for checked_task in tasks:
+        get_kind(checked_task)  # raises errors of the definition
     found = (
         [find_prompt(tasks[0], name, folder) for name in names]
         if names
@@ -164,7 +167,7 @@ def check_(
 def _check_entry(found: CatalogEntry, topics: list[Topic], file: Path | None) -> CheckedPrompt:
     if found.loaded is None:
         return CheckedPrompt([Finding("error", found.error)])
-    checked = asyncio.run(check(found.task, *found.loaded, topics))
+    checked = run_until_interrupted(check(found.task, *found.loaded, topics))
     try:
         check_examples(found.loaded[1], topics, file, lambda _: None)
     except UsageError as error:

@@ -15,7 +15,6 @@ from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.costs import print_costs
 from touche_llm.cli.failures import FAILURES_EXIT, print_failures
-from touche_llm.cli.interrupts import run_requests
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import (
     Column,
@@ -26,6 +25,7 @@ from touche_llm.cli.output import (
     show_lines,
     show_table,
 )
+from touche_llm.cli.requests import run_requests
 from touche_llm.config.configuration import Config
 from touche_llm.data.files import check_output
 from touche_llm.data.measure import Measure, MeasureName

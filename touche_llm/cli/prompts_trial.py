@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,14 @@ from touche_llm.api.opening import open_client
 from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.failures import FAILURES_EXIT
-from touche_llm.cli.interrupts import run_requests
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows, say, show_lines
+from touche_llm.cli.requests import run_requests
 from touche_llm.config.origins import LoadedConfig
 from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.interrupts import run_until_interrupted
 from touche_llm.judging.requests import RequestBuilder, make_request_builder
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.protocol import EngineInfo
@@ -97,7 +97,7 @@ def render(
     config = loaded.config
     with loaded.origins.locate_errors(), RunContext(config, CommandProgress()) as run:
         purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
-        rendered = asyncio.run(_render(run, purpose, prompt, documents))
+        rendered = run_until_interrupted(_render(run, purpose, prompt, documents))
         trials = rendered.trials
         if documents and not (rendered.engine_info.engine or config.engine.context):
             run.progress.warn(
@@ -277,7 +277,7 @@ def _list_lines(trial: Trial) -> Iterator[str]:
             how = f"by the probabilities of all labels, not {stance.answered} as written"
             yield f"  stance: {trial.values[STANCE]} {how}: docs/explanation/stance.md"
         return
-    for attempt in trial.result.attempts:
+    for attempt in trial.attempts:
         yield f"  no usable answer ({attempt.kind}): {attempt.reason}"
         yield from [f"    came back: {attempt.text}"] * bool(attempt.text)
 
@@ -310,7 +310,7 @@ def _make_rows(
         row |= {"prompt": prompt.label, "topic": subject.topic.id, "cached": trial.is_cached}
         row |= {"documents": " ".join(trial.ids) or None}
         if not isinstance(trial.result, AnsweredRequest):
-            last = trial.result.attempts[-1]
+            last = trial.attempts[-1]
             rows.append(row | {"failure": last.kind, "answer": last.text})
             continue
         answer = trial.result.answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from touche_llm.cli import shared_options as o
 from touche_llm.cli.output import Format, FormatOption, print_result, print_rows, say
 from touche_llm.data.files import recover
 from touche_llm.errors import UsageError
+from touche_llm.interrupts import run_until_interrupted
 from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import Recording, record
 from touche_llm.regression.result import CheckResult, LabelDifference, RankDifference, format_result
@@ -48,7 +48,7 @@ def record_(
     recover(target.parent)
     _check_target(target, overwrite)
     config = load_finished_run(run_dir)
-    made = asyncio.run(record(config, run_dir, target))
+    made = run_until_interrupted(record(config, run_dir, target))
     print_result(output, _describe(target, made), {"folder": target, **asdict(made)})
     if made.note:
         say(output, f"note: {target}: {made.note}")
@@ -76,7 +76,7 @@ def check_(
     """
     results: dict[str, CheckResult] = {}
     for folder in find_snapshots(root, names or []):
-        result = asyncio.run(check_folder(folder))
+        result = run_until_interrupted(check_folder(folder))
         say(output, format_result(folder.name, result))
         results[folder.name] = result
 

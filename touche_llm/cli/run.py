@@ -13,9 +13,9 @@ from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.costs import show_cost
 from touche_llm.cli.failures import FAILURES_EXIT, print_failures
-from touche_llm.cli.interrupts import run_requests
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows, say, show_lines
+from touche_llm.cli.requests import run_requests
 from touche_llm.config.configuration import Config
 from touche_llm.data.records import Failure
 from touche_llm.runs import directory as run_directory

@@ -6,7 +6,6 @@ import asyncio
 import sys
 import webbrowser
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +21,7 @@ from touche_llm.data.files import check_output
 from touche_llm.data.measure import Measure
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.interrupts import run_until_interrupted
 from touche_llm.runs.directory import REPORT, RunDirectory, is_page
 from touche_llm.runs.overview import COMPLETE, TOTALS, RunOverview, find_runs, read_overview
 from touche_llm.tasks import get_task
@@ -204,8 +204,7 @@ def lab(
     workplace = Workplace(
         LabInputs(root, config_file, settings, qrels_files), CommandProgress().warn
     )
-    with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(workplace, port, should_open=not stay_closed))
+    run_until_interrupted(_serve(workplace, port, should_open=not stay_closed))
 
 
 async def _serve(workplace: Workplace, port: int, *, should_open: bool) -> None:

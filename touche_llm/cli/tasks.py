@@ -15,8 +15,9 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.show import show_facts
-from touche_llm.data.files import open_atomic
+from touche_llm.data.files import replace_folder
 from touche_llm.errors import UsageError
+from touche_llm.kinds.known import get_kind
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.parts import TASK_FILE
 from touche_llm.tasks.published import check_file, read_published, read_tables
@@ -78,7 +79,7 @@ def data(
     rows = []
     with CommandProgress().stage("checking files", len(files)) as step:
         for file in files:
-            rows.append(check_file(file))
+            rows.append(check_file(file)._asdict())
             step()
     emit(output, rows, _CHECKED)
     problems = [f"{row['file']}: {row['problem']}" for row in rows if row["problem"]]
@@ -89,7 +90,6 @@ def data(
 
 
 EXAMPLE = SAMPLES / "example"
-# The definition comes last, so that a folder that has it is complete.
 EXAMPLE_FILES = (
     "judge.jinja",
     "topics.xml",
@@ -143,22 +143,36 @@ def new(
     name = _choose_name(folder)
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: exists and is not an empty folder; give another FOLDER")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in EXAMPLE_FILES:
-        text = (EXAMPLE / file).read_text(encoding="utf-8")
-        if file == TASK_FILE:
-            text = text.replace(f"\nname: {EXAMPLE.name}\n", f"\nname: {name}\n")
-        with open_atomic(folder / file) as stream:
-            stream.write(text.encode())
+    if folder.absolute().resolve() == Path.cwd():
+        raise UsageError(f"{folder}: the current folder would be replaced; give another FOLDER")
+
+    # A killed command leaves the complete folder or none.
+    with replace_folder(folder, own=()) as building:
+        for file in EXAMPLE_FILES:
+            (building / file).write_bytes(_read_example(file, name))
     if output is not Format.TABLE:
         print_rows(output, [{"task": name, "file": folder / file} for file in EXAMPLE_FILES])
+    for line in _describe_next_steps(folder, name):
+        say(output, line)
+
+
+def _read_example(file: str, name: str) -> bytes:
+    """Return a file of the example, whose task is named `name`."""
+    text = (EXAMPLE / file).read_text(encoding="utf-8")
+    if file == TASK_FILE:
+        text = text.replace(f"\nname: {EXAMPLE.name}\n", f"\nname: {name}\n")
+    return text.encode()
+
+
+def _describe_next_steps(folder: Path, name: str) -> list[str]:
+    """Return the lines about a new task: its files, and the commands to run it and to change it."""
     topics, corpus, answers, qrels = (
         shlex.quote(str(folder / file)) for file in EXAMPLE_FILES[1:5]
     )
     # Without `./` the path would be read as a task of the project or an option.
     is_misread = str(folder) in TASKS or str(folder).startswith("-")
     place = shlex.quote(f"./{folder}" if is_misread else str(folder))
-    for line in (
+    return [
         f"{folder}: the task {name}, with {', '.join(EXAMPLE_FILES)}",
         "Its answers were invented; run it with them, then measure it with the example's judgments:",
         f"    touche-llm run --task {place} --topics {topics} --corpus {corpus} --cache {answers} --cache-mode replay "
@@ -167,8 +181,7 @@ def new(
         f"Then change {TASK_FILE} and judge.jinja there, and check them:",
         f"    touche-llm tasks show {place}",
         f"    touche-llm prompts check --task {place}",
-    ):
-        say(output, line)
+    ]
 
 
 def _choose_name(folder: Path) -> str:
@@ -179,6 +192,7 @@ def _choose_name(folder: Path) -> str:
 
 
 def _make_row(task: Task) -> dict[str, Any]:
+    kind = get_kind(task)
     # An objective can be for an aspect that the task does not have.
     objectives = {
         name: of for name, of in task.objectives.items() if name in (*task.weights, *task.aspects)
@@ -189,6 +203,9 @@ def _make_row(task: Task) -> dict[str, Any]:
         "title": task.title,
         "folder": task.folder,
         "other_templates": " ".join(map(str, task.shared_folders)) or None,
+        "kind": kind.name,
+        "ranks": kind.help,
+        "reference": kind.reference,
         "features": " ".join(task.features) or None,
         "aspects": _join(task.aspects),
         "qrels_scales": _join(task.qrels_scales),

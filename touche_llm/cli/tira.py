@@ -17,7 +17,7 @@ from touche_llm.config.files import index_folder, load_with_origins
 from touche_llm.config.origins import DEFAULT, OriginKind, ValueOrigin
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import TiraInput, detect_input
-from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
+from touche_llm.text.quoting import CHATNOIR_KEY_VARIABLE
 
 # Where vLLM and its libraries write by default, and what keeps them from using the network.
 _WRITES = {
@@ -146,10 +146,10 @@ def _list_settings(found: TiraInput, model: str | None, cache: Path) -> dict[str
         settings["index"] = cache / "index" / index_folder(found.corpus).name
         return settings
 
-    if not os.environ.get(API_KEY_VARIABLE):
+    if not os.environ.get(CHATNOIR_KEY_VARIABLE):
         raise UsageError(
-            f"{found.topics.parent}: no corpus; add one as published or as corpus.jsonl, or set {API_KEY_VARIABLE} to "
-            "search ChatNoir"
+            f"{found.topics.parent}: no corpus; add one as published or as corpus.jsonl, or set "
+            f"{CHATNOIR_KEY_VARIABLE} to search ChatNoir"
         )
     settings["retriever.name"] = "chatnoir"
     settings["chatnoir.cache"] = cache / "chatnoir.sqlite"

@@ -6,27 +6,29 @@ See `config.files` for files.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
+from pydantic.fields import FieldInfo
 
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import ExtensionError, list_fields
 from touche_llm.judging.stance_labels import StanceSettings
+from touche_llm.kinds.known import KINDS, get_kind
+from touche_llm.kinds.pairs.settings import PairSettings
+from touche_llm.kinds.registry import Kind
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
-from touche_llm.pairs.settings import PairSettings
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.ranking.steps import (
-    BALANCE,
-    FUSION,
     JUDGE,
-    METHODS,
+    STEPS,
     RankingSettings,
     Step,
-    check_balance,
+    check_sides,
     parse_steps,
 )
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
@@ -35,13 +37,16 @@ from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
 from touche_llm.retrieval.first_stages import SECTIONS, RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import ExpansionSettings, to_texts
-from touche_llm.settings.section import AnswerKey, Option, Scope, Section
+from touche_llm.settings.section import AnswerKey, NamedSection, Option, Scope, Section
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.parts import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task
 
+DeclarationT = TypeVar("DeclarationT")
+
 
 def _require_one_word(tag: str) -> str:
+    """Return a tag; raise ValueError unless it is one printable word."""
     if tag.split() != [tag] or not tag.isprintable():
         raise ValueError("must be one word: a run line has six columns")
     return tag
@@ -61,7 +66,7 @@ class ActorConfig(Section):
 
 
 class BaseConfig(Section):
-    """The configuration of a run without the sections of first stages of other packages."""
+    """The configuration of a run without the sections that other packages declare."""
 
     task: Annotated[
         str,
@@ -179,8 +184,7 @@ class BaseConfig(Section):
         AfterValidator(lambda texts: tuple(map(str, parse_steps(texts)))),
         Option(
             "--rank",
-            f"Steps, as judge,pairwise:10; each ranks the best N so far: {', '.join((JUDGE, *METHODS))}, "
-            f"{FUSION}, {BALANCE}",
+            f"Steps, as judge,pairwise:10; each ranks the best N so far: {', '.join((JUDGE, *STEPS))}",
             "Ranking",
             metavar="STEPS",
             is_text=True,
@@ -194,7 +198,7 @@ class BaseConfig(Section):
     expansion: Annotated[ExpansionSettings, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = (
         ExpansionSettings()
     )
-    # Only for tasks that rank pairs of sentences.
+    # Only for tasks of the kind `pairs`.
     sentences: Annotated[SentenceSettings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT] = None
     pairs: Annotated[PairSettings | None, Scope.JUDGE, AnswerKey.STAYS_OUT] = None
     # Only with ChatNoir as first stage.
@@ -214,30 +218,16 @@ class BaseConfig(Section):
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
+        """Raise ValueError unless the settings fit the task and each other."""
         task = get_task(self.task)
-        if self.sentences is None and self.depth > task.documents_per_topic.max:
+        kind = get_kind(task)
+        self._check_length(task, kind)
+        self._check_weights(task)
+        check_sides(self.steps, task.sides, "rank")
+        self._check_kind_sections(task, kind)
+        if self.depth > self.first_stage_depth:
             raise ValueError(
-                f"depth: {task.name} takes at most {task.documents_per_topic.max} documents per topic"
-            )
-        for name in self.weights:
-            if name not in task.weight_names:
-                raise ValueError(
-                    f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}"
-                )
-        if not sum(self.weights.values()):
-            raise ValueError(
-                f"weights: {', '.join(self.weights)} are all 0; give at least one above 0"
-            )
-        check_balance(self.steps, task.sides, "rank")
-        if task.sentence_question is None and (self.sentences or self.pairs):
-            raise ValueError(f"sentences, pairs: {task.name} does not rank pairs of sentences")
-        if self.sentences and self.depth > self.sentences.pool:
-            raise ValueError(
-                f"depth: more than the {self.sentences.pool} sentences of sentences.pool"
-            )
-        if self.pairs and self.pairs.most > task.documents_per_topic.max:
-            raise ValueError(
-                f"pairs.most: {task.name} takes at most {task.documents_per_topic.max} pairs per topic"
+                f"depth: more than the {self.first_stage_depth} {kind.candidate_noun} of {kind.pool_setting}"
             )
         self._check_first_stage(task)
         self._check_stance(task)
@@ -247,25 +237,66 @@ class BaseConfig(Section):
             )
         return self
 
+    def _check_length(self, task: Task, kind: Kind) -> None:
+        """Raise ValueError if rankings may be longer than the task allows."""
+        length = self._get_number(kind.length_setting)
+        longest = task.documents_per_topic.max
+        if length is not None and length > longest:
+            raise ValueError(
+                f"{kind.length_setting}: {task.name} takes at most {longest} {kind.noun} per topic"
+            )
+
+    def _check_weights(self, task: Task) -> None:
+        """Raise ValueError if the task lacks the name of a weight, or all are 0."""
+        for name in self.weights:
+            if name not in task.weight_names:
+                raise ValueError(
+                    f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}"
+                )
+        if sum(self.weights.values()) == 0:
+            raise ValueError(
+                f"weights: {', '.join(self.weights)} are all 0; give at least one above 0"
+            )
+
+    def _check_kind_sections(self, task: Task, kind: Kind) -> None:
+        """Raise ValueError if a section of another kind of task has settings."""
+        for other in KINDS.values():
+            sections = [name for name in other.sections if name not in kind.sections]
+            if any(getattr(self, name) is not None for name in sections):
+                raise ValueError(
+                    f"{', '.join(sections)}: {task.name} is of the kind {kind.name}, not {other.name}; "
+                    "leave the section out"
+                )
+
+    def _get_number(self, setting: str) -> int | None:
+        """Return the value of a setting by its dotted name; None if its section is missing."""
+        section, _, name = setting.rpartition(".")
+        settings = getattr(self, section) if section else self
+        if settings is None:
+            return None
+        number: int = getattr(settings, name)
+        return number
+
     def _check_first_stage(self, task: Task) -> None:
         """Raise ValueError if the retriever cannot search the documents, or has the settings of another one."""
         name = self.retriever.name
         chosen = self.retriever.kind
         problem = chosen.find_problem(task)
-        if problem:
+        if problem is not None:
             raise ValueError(f"retriever.name: {problem}")
         if chosen.has_documents and (self.corpus or self.index):
             problem = f"{name} has its own documents; leave out corpus and index"
             if chosen.load_corpus is not None:
                 problem += f" (`touche-llm index --retriever {name}` loads a corpus there)"
             raise ValueError(f"retriever.name: {problem}")
-        if chosen.bm25_method not in ("", self.retriever.method):
+        if chosen.bm25_method not in (None, self.retriever.method):
             raise ValueError(
                 f"retriever.method: {name} scores like {chosen.bm25_method}; use {chosen.bm25_method}"
             )
+        needed = None if chosen.section is None else chosen.section.name
         for section in SECTIONS:
             has_section = getattr(self, section) is not None
-            if has_section is not (section == chosen.section):
+            if has_section != (section == needed):
                 raise ValueError(
                     f"{section}: settings of a retriever that is not the chosen one; see `retriever.name`"
                 )
@@ -274,14 +305,13 @@ class BaseConfig(Section):
         """Raise ValueError if the task has no stances to choose, no prompt for them, or no label of a threshold."""
         if self.stance is None:
             return
+        if not task.stances:
+            raise ValueError(f"stance: {task.name} has no stances; leave the section out")
         if not task.no_stances:
-            why = (
-                f"every document of {task.name} takes a side"
-                if task.stances
-                else f"{task.name} has no stances"
+            raise ValueError(
+                f"stance: every document of {task.name} takes a side; leave the section out"
             )
-            raise ValueError(f"stance: {why}; leave the section out")
-        if self.stance.depth and task.stance_question is None:
+        if self.stance.depth and "stance" not in task.questions:
             raise ValueError(f"stance.depth: {task.name} has no stance prompt; leave it out")
         for label in self.stance.thresholds:
             if label not in task.no_stances:
@@ -293,8 +323,7 @@ class BaseConfig(Section):
     @property
     def retriever_settings(self) -> Any:
         """The section of the chosen first stage; None if it has none."""
-        section = self.retriever.kind.section
-        return getattr(self, section) if section else None
+        return self._get_section(self.retriever.kind.section)
 
     @property
     def has_chosen_topics(self) -> bool:
@@ -303,15 +332,33 @@ class BaseConfig(Section):
 
     @property
     def first_stage_depth(self) -> int:
-        """Number of documents, or of sentences if pairs are made of them, that the first stage finds per topic."""
-        return self.depth if self.sentences is None else self.sentences.pool
+        """Number of candidates per topic that the first stage finds."""
+        pool = self._get_number(get_kind(get_task(self.task)).pool_setting)
+        return self.depth if pool is None else pool
+
+    @property
+    def search_settings(self) -> Section | None:
+        """The section that the kind of the task declares for its search; None if it declares none."""
+        return self._get_section(get_kind(get_task(self.task)).search_section)
+
+    @property
+    def judging_settings(self) -> Section | None:
+        """The section that the kind of the task declares for its judging; None if it declares none."""
+        return self._get_section(get_kind(get_task(self.task)).judging_section)
+
+    def _get_section(self, section: NamedSection | None) -> Section | None:
+        """Return a section that a first stage or a kind of task declares; None if it declares none."""
+        if section is None:
+            return None
+        settings: Section | None = getattr(self, section.name)
+        return settings
 
     @property
     def fitted_on(self) -> tuple[str, ...]:
         """Topics that the stance thresholds were fitted on; none if there are no thresholds."""
-        return (
-            self.stance.calibrated_on if self.stance is not None and self.stance.thresholds else ()
-        )
+        if self.stance is None or not self.stance.thresholds:
+            return ()
+        return self.stance.calibrated_on
 
     @property
     def criterion(self) -> str:
@@ -329,21 +376,70 @@ class BaseConfig(Section):
         return parse_steps(self.rank)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeclaredSection:
+    """A section that a first stage or a kind of task declares.
+
+    Attributes:
+        name: Name of the section.
+        settings: Type of the section.
+        scope: What its settings decide.
+        owner: What declares it, for messages.
+    """
+
+    name: str
+    settings: type[Section]
+    scope: Scope
+    owner: str
+
+
+def _list_declared_sections() -> list[_DeclaredSection]:
+    """Return the sections that first stages and kinds of task declare; several may share one."""
+    sections: list[_DeclaredSection] = []
+    for name, settings in SECTIONS.items():
+        sections.append(
+            _DeclaredSection(
+                name=name,
+                settings=settings,
+                scope=Scope.RETRIEVE,
+                owner="a first stage",
+            )
+        )
+    for kind in KINDS.values():
+        of_search = (kind.search_section, Scope.RETRIEVE)
+        of_judging = (kind.judging_section, Scope.JUDGE)
+        for section, scope in (of_search, of_judging):
+            if section is not None:
+                sections.append(
+                    _DeclaredSection(
+                        name=section.name,
+                        settings=section.settings,
+                        scope=scope,
+                        owner=f"the kind of task {kind.name}",
+                    )
+                )
+    return sections
+
+
 def _make_config_type() -> type[BaseConfig]:
-    """Return the type of a configuration, with a section for each first stage that has settings.
+    """Return the type of a configuration, with the sections of first stages and kinds of task.
 
     Raises:
         ExtensionError: A section has the name of another setting.
     """
     fields: dict[str, Any] = {}
-    for section, settings in SECTIONS.items():
-        known = BaseConfig.model_fields.get(section)
-        if known is None:
-            kind = Annotated[settings | None, Scope.RETRIEVE, AnswerKey.STAYS_OUT]  # type: ignore[valid-type]
-            fields[section] = (kind, None)
-        elif settings not in get_args(known.annotation):
+    declared: dict[str, type[Section]] = {}
+    for section in _list_declared_sections():
+        own_field = BaseConfig.model_fields.get(section.name)
+        if own_field is not None:
+            is_same = section.settings in get_args(own_field.annotation)
+        else:
+            is_same = declared.setdefault(section.name, section.settings) is section.settings
+            annotation = Annotated[section.settings | None, section.scope, AnswerKey.STAYS_OUT]  # type: ignore[name-defined]
+            fields[section.name] = (annotation, None)
+        if not is_same:
             raise ExtensionError(
-                f"{section}: section of a first stage with the name of another setting; name it otherwise"
+                f"{section.name}: section of {section.owner} with the name of another setting; name it otherwise"
             )
     return create_model(
         "Config",
@@ -363,15 +459,22 @@ else:
 def find_settings(scope: Scope) -> tuple[str, ...]:
     """Return the dotted names of the settings of a scope, and of the sections that have it themselves."""
     scopes: dict[str, Scope] = {}
-    own: set[str] = set()
+    declared: set[str] = set()
     for name, field in list_fields(Config):
-        given = next((item for item in field.metadata if isinstance(item, Scope)), None)
-        scopes[name] = given or scopes.get(name.rpartition(".")[0], Scope.RANK)
-        own |= {name} if given else set()
-    sections = {name.rpartition(".")[0] for name in scopes}
-    return tuple(
-        name for name in scopes if scopes[name] is scope and (name in own or name not in sections)
-    )
+        own_scope = _find_declaration(field, Scope)
+        if own_scope is not None:
+            declared.add(name)
+        # A setting without a scope has that of its section.
+        section_scope = scopes.get(_get_section_name(name), Scope.RANK)
+        scopes[name] = own_scope or section_scope
+
+    sections = {_get_section_name(name) for name in scopes}
+    found: list[str] = []
+    for name, scope_of_name in scopes.items():
+        is_listed = name in declared or name not in sections
+        if scope_of_name is scope and is_listed:
+            found.append(name)
+    return tuple(found)
 
 
 def list_key_declarations() -> dict[str, AnswerKey | None]:
@@ -381,10 +484,24 @@ def list_key_declarations() -> dict[str, AnswerKey | None]:
     """
     declarations: dict[str, AnswerKey | None] = {}
     for name, field in list_fields(Config):
-        own = next((item for item in field.metadata if isinstance(item, AnswerKey)), None)
-        declarations[name] = own or declarations.get(name.rpartition(".")[0])
-    sections = {name.rpartition(".")[0] for name in declarations}
+        of_section = declarations.get(_get_section_name(name))
+        declarations[name] = _find_declaration(field, AnswerKey) or of_section
+
+    sections = {_get_section_name(name) for name in declarations}
     return {name: found for name, found in declarations.items() if name not in sections}
+
+
+def _find_declaration(field: FieldInfo, kind: type[DeclarationT]) -> DeclarationT | None:
+    """Return what a field declares with `Annotated` by an object of this type; None for nothing."""
+    for item in field.metadata:
+        if isinstance(item, kind):
+            return item
+    return None
+
+
+def _get_section_name(name: str) -> str:
+    """Return the dotted name of the section of a setting; empty for one of the top level."""
+    return name.rpartition(".")[0]
 
 
 def is_one_of(name: str, places: Collection[str]) -> bool:
@@ -403,12 +520,17 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def _list_prompt_purposes(scope: Scope) -> tuple[str, ...]:
+    """Return the purposes of the prompts of a scope."""
+    purposes: list[str] = []
+    for name in find_settings(scope):
+        section, _, purpose = name.rpartition(".")
+        if section == "prompts" and purpose != "folder":
+            purposes.append(purpose)
+    return tuple(purposes)
+
+
 # Purposes of the prompts that a stage may use. Those of the ranking depend on its steps.
 PURPOSES: Mapping[str, tuple[str, ...]] = {
-    scope: tuple(
-        purpose
-        for name in find_settings(scope)
-        if (purpose := name.removeprefix("prompts.")) != name and purpose != "folder"
-    )
-    for scope in (Scope.RETRIEVE, Scope.JUDGE)
+    scope: _list_prompt_purposes(scope) for scope in (Scope.RETRIEVE, Scope.JUDGE)
 }

@@ -8,16 +8,18 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from touche_llm.config.configuration import Config, flatten, is_one_of
 from touche_llm.config.origins import ARGUMENT, LoadedConfig, OriginKind, Origins, ValueOrigin
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError, describe_first_problem
-from touche_llm.pairs.settings import PairSettings
+from touche_llm.kinds.known import KINDS, get_kind
+from touche_llm.kinds.registry import Kind
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.retrieval.first_stages import RETRIEVERS, SECTIONS
+from touche_llm.retrieval.registry import Retriever
 from touche_llm.settings.section import set_values
 from touche_llm.settings.yaml_text import read_yaml, to_yaml
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
@@ -26,6 +28,22 @@ from touche_llm.tasks.task import Task
 # Names in the folder of a run.
 CONFIG = "config.yaml"
 METADATA = "ir-metadata.yml"
+
+
+def _list_declared_paths() -> list[str]:
+    """Return the settings of first stages and kinds of task that are files or folders."""
+    sections = dict(SECTIONS)
+    for kind in KINDS.values():
+        sections.update(kind.sections)
+
+    paths: list[str] = []
+    for section, settings in sections.items():
+        for name, field in settings.model_fields.items():
+            if Path in (field.annotation, *get_args(field.annotation)):
+                paths.append(f"{section}.{name}")
+    return paths
+
+
 # Settings that are files or folders. The folder of a task has a copy in the folder of a run.
 _PATHS = (
     *(
@@ -38,19 +56,20 @@ _PATHS = (
         "prompts.folder",
     ),
     *(f"prompts.{purpose}" for purpose in PromptsConfig.model_fields if purpose != "folder"),
-    *(
-        f"{section}.{name}"
-        for section, settings in SECTIONS.items()
-        for name, field in settings.model_fields.items()
-        if Path in (field.annotation, *get_args(field.annotation))
-    ),
+    *_list_declared_paths(),
 )
+
+
+# Max characters of the name of a corpus in that of its index folder: at four bytes each, the folder's
+# name stays below the 255 bytes that a name may have.
+_MAX_INDEX_NAME = 60
 
 
 def index_folder(corpus: Path) -> Path:
     """Return the default index folder of a corpus: below the current folder, one for each corpus file."""
     place = hashlib.sha256(os.fsencode(corpus.absolute())).hexdigest()[:8]
-    return Path(".touche-llm/index") / f"{corpus.name.split('.')[0]}-{place}"
+    title = corpus.name.split(".")[0][:_MAX_INDEX_NAME]
+    return Path(".touche-llm/index") / f"{title}-{place}"
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
@@ -222,25 +241,44 @@ def _complete_dataset(values: dict[str, Any], given_origins: Origins, file: Path
 
 
 def _complete_first_stage(values: dict[str, Any], source: str) -> None:
-    """Add the settings of the chosen retriever, and the default index of a corpus that no search engine holds."""
-    retriever = values.get("retriever")
-    name = retriever.get("name") if isinstance(retriever, dict) else None
-    chosen = RETRIEVERS.get(name) if isinstance(name, str) else None
-    if chosen is not None and chosen.section:
-        values[chosen.section] = values.get(chosen.section) or {}
-    if isinstance(retriever, dict) and chosen is not None and chosen.bm25_method:
-        retriever.setdefault("method", chosen.bm25_method)
-    if not (chosen is not None and chosen.has_documents) and not values.get("index"):
-        if isinstance(values.get("dataset"), str):
-            values["index"] = dataset_index(values["dataset"])
-            return
-        if not values.get("corpus"):
-            topics = "" if values.get("topics") else "the topics (`topics: FILE`), and "
-            raise UsageError(
-                f"{source}: give {topics}the corpus (`corpus: FILE`), an index of it (`index: FOLDER`) or, "
-                "for web documents, `retriever.name: chatnoir`; or give `dataset: ID` for both"
-            )
-        values["index"] = index_folder(Path(str(values["corpus"])))
+    """Add what the chosen retriever needs: its section, its variant of BM25, and an index on disk.
+
+    Raises:
+        UsageError: There is no corpus, and the retriever has no documents of its own.
+    """
+    settings = values.get("retriever")
+    chosen: Retriever | None = None
+    if isinstance(settings, dict):
+        name = settings.get("name")
+        chosen = RETRIEVERS.get(name) if isinstance(name, str) else None
+        if chosen is not None and chosen.bm25_method is not None:
+            settings.setdefault("method", chosen.bm25_method)
+
+    if chosen is not None and chosen.section is not None:
+        section = chosen.section.name
+        values[section] = values.get(section) or {}
+
+    has_own_documents = chosen is not None and chosen.has_documents
+    if not has_own_documents and not values.get("index"):
+        values["index"] = _find_default_index(values, source)
+
+
+def _find_default_index(values: Mapping[str, Any], source: str) -> Path:
+    """Return the default folder of the index of a dataset or a corpus.
+
+    Raises:
+        UsageError: There is neither of them.
+    """
+    if isinstance(values.get("dataset"), str):
+        return dataset_index(values["dataset"])
+    if values.get("corpus"):
+        return index_folder(Path(str(values["corpus"])))
+
+    topics = "" if values.get("topics") else "the topics (`topics: FILE`), and "
+    raise UsageError(
+        f"{source}: give {topics}the corpus (`corpus: FILE`), an index of it (`index: FOLDER`) or, "
+        "for web documents, `retriever.name: chatnoir`; or give `dataset: ID` for both"
+    )
 
 
 def _complete_weights(
@@ -262,18 +300,26 @@ def _complete_weights(
 
 
 def _complete_sections(values: dict[str, Any], task: Task) -> None:
-    """Add the sections that the task has, and the limits of a ranking that its own limit is below."""
+    """Add the sections that the task has, and its maximum length of a ranking."""
     if task.no_stances:
         values["stance"] = values.get("stance") or {}
-    if task.sentence_question is not None:
-        for section in ("sentences", "pairs"):
-            values[section] = values.get(section) or {}
-        if isinstance(values["pairs"], dict):
-            values["pairs"].setdefault(
-                "most", min(PairSettings().most, task.documents_per_topic.max)
-            )
-    elif values.get("depth") is None:
-        values["depth"] = min(Config.model_fields["depth"].default, task.documents_per_topic.max)
+    kind = get_kind(task)
+    for section in kind.sections:
+        values[section] = values.get(section) or {}
+    _complete_length(values, task, kind)
+
+
+def _complete_length(values: dict[str, Any], task: Task, kind: Kind) -> None:
+    """Add the maximum length of a ranking: the default, or the task's maximum if that is less."""
+    section, _, name = kind.length_setting.rpartition(".")
+    target = values
+    settings: type[BaseModel] = Config
+    if section:
+        target = values[section]
+        settings = kind.sections[section]
+    # Another value than a section of names is an error when the configuration is made.
+    if isinstance(target, dict) and target.get(name) is None:
+        target[name] = min(settings.model_fields[name].default, task.documents_per_topic.max)
 
 
 def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:

@@ -124,7 +124,7 @@ class DatasetDocuments:
 
     def identify(self) -> dict[str, Any]:
         """Return the SHA-256 of the documents that were read, for the manifest of a store."""
-        return {"size": 0, "mtime_ns": 0, "sha256": self._digest.hexdigest()}
+        return {"size": 0, "mtime_ns": 0, "samples": "", "sha256": self._digest.hexdigest()}
 
     def read(self, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
         """Yield `(number, document)` for each document, one in memory at a time.

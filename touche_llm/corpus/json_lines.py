@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from touche_llm.data.files import (
     ID_FORM,
     MAX_LINE,
+    check_regular,
     is_word,
     parse_json_object,
     read_file_state,
@@ -27,12 +28,13 @@ Reader = Callable[[Path, OnBadLine | None], Iterator[tuple[int, Document]]]
 
 
 class StoreManifest(Model):
-    """Source of a store; `size` and `mtime_ns` avoid hashing an unchanged corpus."""
+    """Source of a store; `size`, `mtime_ns` and `samples` avoid hashing an unchanged corpus."""
 
-    format: Literal[4] = 4
+    format: Literal[5] = 5
     corpus: str
     size: int
     mtime_ns: int
+    samples: str
     sha256: str
     documents: int
     parts: int
@@ -63,8 +65,9 @@ class CorpusFile:
 
     def check(self) -> None:
         """Raise DataError if there is no file."""
-        if not self.path.is_file():
+        if not self.path.exists() or self.path.is_dir():
             raise DataError(f"{self.path}: no such corpus file")
+        check_regular(self.path)
 
     def has_changed(self, manifest: StoreManifest) -> bool:
         """Return whether the content differs.
@@ -80,7 +83,7 @@ class CorpusFile:
         return self.reader(self.path, on_bad_line)
 
     def identify(self) -> dict[str, Any]:
-        """Return size, time and SHA-256 of the file, for the manifest of a store."""
+        """Return size, time, samples and SHA-256 of the file, for the manifest of a store."""
         return {**read_file_state(self.path), "sha256": sha256(self.path)}
 
 
@@ -89,11 +92,13 @@ def hash_if_changed(manifest: StoreManifest, corpus: Path) -> str:
 
     The file from which a store was built is not hashed again.
     """
-    same_place = manifest.corpus == str(corpus.absolute())
-    if same_place and read_file_state(corpus) == {
+    is_same_place = manifest.corpus == str(corpus.absolute())
+    state = {
         "size": manifest.size,
         "mtime_ns": manifest.mtime_ns,
-    }:
+        "samples": manifest.samples,
+    }
+    if is_same_place and read_file_state(corpus) == state:
         return manifest.sha256
     return sha256(corpus)
 

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,13 @@ class TextTable:
     _indexed = "text"
 
 
+class PartPlace(NamedTuple):
+    """Place of a part in a store: the row of its document, and its own."""
+
+    document: int
+    row: int
+
+
 class Parts(TextTable):
     """Parts of the documents of a store: the sentences of its arguments."""
 
@@ -104,13 +111,14 @@ class Parts(TextTable):
         )
         return Document(part_id, *self._get_row(query, part_id))
 
-    def locate(self, part_id: str) -> tuple[int, int]:
-        """Return the rows of a part's document and of the part.
+    def locate(self, part_id: str) -> PartPlace:
+        """Return the place of a part in the store.
 
-        Raises DataError if it is unknown.
+        Raises:
+            DataError: The store has no such part.
         """
         document, row = self._get_row("SELECT document, row FROM parts WHERE id = ?", part_id)
-        return document, row
+        return PartPlace(document, row)
 
     def load_parents(self) -> NDArray[np.int64]:
         """Return the row of the document of each part; memory-mapped.

@@ -17,11 +17,15 @@ import re
 import secrets
 import shutil
 import sqlite3
+import stat
+import tempfile
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeGuard, TypeVar, cast
 from urllib.parse import quote
@@ -31,6 +35,7 @@ import orjson
 from touche_llm.data.records import JsonRecord, Malformed
 from touche_llm.data.sqlite import add_path
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, shorten
+from touche_llm.interrupts import removals
 
 # Max bytes of a line of JSON: an answer with logprobs has a few kilobytes, a web page a few
 # hundred.
@@ -43,19 +48,52 @@ ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
 RecordT = TypeVar("RecordT", bound=JsonRecord)
 
 
+def check_regular(path: Path) -> None:
+    """Raise OSError for a pipe, a socket or a device: some end only once, others never.
+
+    Files are read several times: to recognize them, to hash them and for their content.
+    """
+    mode = path.stat().st_mode
+    # Opening a folder raises an error of its own.
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        problem = "not a regular file; write its content to a file, and give that one"
+        raise OSError(errno.EINVAL, problem, str(path))
+
+
+# Bytes of a file name, and the longest suffix of the files that SQLite writes beside a database.
+_MAX_NAME = 255
+_SQLITE_SUFFIX = "-journal"
+
+
+def check_database_file(path: Path) -> None:
+    """Raise OSError if SQLite cannot use a file, which need not exist, and would not say why."""
+    if path.exists():
+        check_regular(path)
+    max_bytes = _MAX_NAME - len(_SQLITE_SUFFIX)
+    if len(os.fsencode(path.name)) > max_bytes:
+        problem = f"file name too long; SQLite adds suffixes to it, so give one of at most {max_bytes} bytes"
+        raise OSError(errno.ENAMETOOLONG, problem, str(path))
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; raise OSError as `check_regular`."""
+    check_regular(path)
+    return path.open("rb")
+
+
 def open_maybe_gzip(path: Path) -> IO[bytes]:
-    """Open a file for reading; gzip is detected by the first bytes, not by the name."""
-    with path.open("rb") as stream:
+    """Open a regular file for reading; gzip is detected by the first bytes, not by the name."""
+    with open_regular(path) as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
 
 
 def read_bounded(path: Path, limit: int, error: type[ToucheError] = DataError) -> bytes:
-    """Read a file of at most `limit` bytes.
+    """Read a regular file of at most `limit` bytes.
 
     Raise OSError, or an error of the given type if it is longer.
     """
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         content = stream.read(limit + 1)
     if len(content) > limit:
         raise error(f"{path}: larger than {limit:,} bytes; give another file")
@@ -196,15 +234,42 @@ def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> No
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as stream:
+    """Return the SHA-256 of a regular file, in hexadecimal."""
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read_file_state(path: Path) -> dict[str, int]:
-    """Return `size` and `mtime_ns`, the time of the last change, of a file."""
+# A file is sampled at so many places, in blocks of so many bytes: 1 MiB in all.
+_SAMPLES = 256
+_SAMPLE_BYTES = 4096
+
+
+def read_file_state(path: Path) -> dict[str, Any]:
+    """Return `size`, `mtime_ns` (the time of the last change) and `samples` of a file.
+
+    `samples` is the SHA-256 of blocks that are evenly spaced, from the first bytes to the last; of
+    the whole file if it has at most 1 MiB. Time and size alone do not show another file that was
+    copied with the time of the first.
+    """
     status = path.stat()
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return {
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "samples": _hash_samples(path, status.st_size),
+    }
+
+
+def _hash_samples(path: Path, size: int) -> str:
+    if size <= _SAMPLES * _SAMPLE_BYTES:
+        return sha256(path)
+
+    digest = hashlib.sha256()
+    last_start = size - _SAMPLE_BYTES
+    with path.open("rb") as stream:
+        for number in range(_SAMPLES):
+            stream.seek(last_start * number // (_SAMPLES - 1))
+            digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -273,6 +338,8 @@ _MARKER = f"lock-{_HOST[:200]}"
 _NEW = "new"
 _OLD = "old"
 _REMOVED = "removed"
+# Temporary folders of this process.
+_own_folders: set[Path] = set()
 
 
 @contextmanager
@@ -294,7 +361,38 @@ def open_scratch(path: Path) -> Iterator[Path]:
             # What is still there is left to `recover`.
             with suppress(OSError):
                 _clear(scratch)
+            _own_folders.discard(scratch)
             os.close(lock)
+
+
+def _remove_own_folders() -> None:
+    """Remove the temporary folders of this process, as far as possible."""
+    for scratch in list(_own_folders):
+        # What is still there is left to `recover`.
+        with suppress(OSError):
+            _clear(scratch)
+        # Without a marker, it was being created or removed.
+        with suppress(OSError):
+            scratch.rmdir()
+
+
+removals.append(_remove_own_folders)
+
+
+@contextmanager
+def open_private_folder() -> Iterator[Path]:
+    """Yield a folder that only this user can read, and remove it at the end of the block.
+
+    It lies in the system's folder for temporary files.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="touche-llm-"))
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    removals.append(remove)
+    try:
+        yield folder
+    finally:
+        remove()
+        removals.remove(remove)
 
 
 def recover(folder: Path) -> None:
@@ -328,6 +426,8 @@ def _create_scratch(parent: Path) -> tuple[Path, int]:
     """
     while True:
         scratch = parent / f".touche-llm-{secrets.token_hex(8)}"
+        # Before it exists, so that an interrupt at any time removes it.
+        _own_folders.add(scratch)
         scratch.mkdir()
         marker = scratch / _MARKER
         try:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class MeasureName(StrEnum):
-    """What a measure computes; the label ones are computed for one label of the stance."""
+    """Names of the package's measures; the label ones are computed for one label of the stance."""
 
     NDCG = "nDCG"
     TOUCHE_NDCG = "touche_nDCG"
@@ -23,26 +23,8 @@ class MeasureName(StrEnum):
     LABEL_RECALL = "recall"
 
 
-# Measures without their aspect, for any cutoff K and any label.
-_KNOWN_FORMS = (
-    "nDCG@K",
-    "touche_nDCG@K",
-    "P@K",
-    "R@K",
-    "judged@K",
-    "judged",
-    "kappa",
-    "Spearman",
-    "macro-F1@K",
-    "macro-F1",
-    "accuracy@K",
-    "accuracy",
-    "precision LABEL",
-    "recall LABEL",
-)
-_NAMES = "|".join(map(re.escape, MeasureName))
 _TEXT = re.compile(
-    rf"(?P<aspect>\S+) (?P<name>{_NAMES})(?:@(?P<cutoff>[1-9][0-9]{{0,8}}))?(?: (?P<label>\S+))?"
+    r"(?P<aspect>\S+) (?P<name>[^\s@]+)(?:@(?P<cutoff>[1-9][0-9]{0,8}))?(?: (?P<label>\S+))?"
 )
 
 
@@ -52,36 +34,34 @@ class Measure:
 
     Attributes:
         aspect: Graded aspect of the task, or `stance`.
-        name: What is computed.
+        name: Name of what is computed.
         cutoff: Number of first documents of each topic that count; None for all.
         label: Label that is measured alone; None for measures of all labels and of grades.
     """
 
     aspect: str
-    name: MeasureName
+    name: str
     cutoff: int | None = None
     label: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Measure:
-        """Parse the text of a measure.
+        """Parse the text of a measure, whether or not one of its name is known.
 
         Raises:
-            ValueError: The text is none of a measure; the message lists the known ones.
+            ValueError: The text is none of a measure.
         """
         found = _TEXT.fullmatch(text)
         if found is None:
-            raise _make_error(text)
-
-        measure = cls(
+            raise ValueError(
+                f"{text!r:.60} is no measure; expected an aspect and a name, as `relevance nDCG@5`"
+            )
+        return cls(
             aspect=found["aspect"],
-            name=MeasureName(found["name"]),
+            name=found["name"],
             cutoff=None if found["cutoff"] is None else int(found["cutoff"]),
             label=found["label"],
         )
-        if measure._form not in _KNOWN_FORMS:
-            raise _make_error(text)
-        return measure
 
     def __str__(self) -> str:
         return f"{self.aspect} {self.short_text}"
@@ -97,7 +77,7 @@ class Measure:
         return Measure(self.aspect, MeasureName.JUDGED, self.cutoff)
 
     @property
-    def _form(self) -> str:
+    def form(self) -> str:
         """Its text without the aspect, with `K` for the cutoff and `LABEL` for the label."""
         return _format_measure(
             self.name,
@@ -106,18 +86,14 @@ class Measure:
         )
 
 
-def _format_measure(name: MeasureName, cutoff: int | str | None, label: str | None) -> str:
+def _format_measure(name: str, cutoff: int | str | None, label: str | None) -> str:
+    """Return the text of a measure without its aspect."""
     text = str(name)
     if cutoff is not None:
         text += f"@{cutoff}"
     if label is not None:
         text += f" {label}"
     return text
-
-
-def _make_error(text: str) -> ValueError:
-    known = ", ".join(_KNOWN_FORMS)
-    return ValueError(f"{text!r:.60} is no measure; expected an aspect and one of {known}")
 
 
 # Cutoff of the headline measures, and of the stances that are measured at the top.

@@ -19,15 +19,21 @@ class Malformed(ValueError):
 
     def __init__(self, problem: str) -> None:
         # Names from the text may have any length, and the location comes last: cut the middle.
-        super().__init__(problem if len(problem) <= 400 else f"{problem[:200]} … {problem[-197:]}")
+        if len(problem) > 400:
+            problem = f"{problem[:200]} … {problem[-197:]}"
+        super().__init__(problem)
 
 
 class JsonRecord(Protocol):
-    """Record of either kind."""
+    """Record that is stored as a line of JSON, of pydantic or of msgspec."""
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """Parse a record; raises Malformed."""
+        """Parse a record.
+
+        Raises:
+            Malformed: The content is no JSON of this form.
+        """
 
     def to_json(self) -> bytes:
         """Return the record as one line, without line feed."""
@@ -40,7 +46,11 @@ class Model(BaseModel):
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """Parse a record; raises Malformed."""
+        """Parse a record.
+
+        Raises:
+            Malformed: The content is no JSON of this form.
+        """
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:
@@ -49,7 +59,8 @@ class Model(BaseModel):
     def to_json(self) -> bytes:
         """Return the record as one line, without line feed.
 
-        Raise DataError if a path is not UTF-8.
+        Raises:
+            DataError: A path is not UTF-8.
         """
         try:
             return self.model_dump_json().encode()
@@ -65,7 +76,11 @@ class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """Parse a record; raises Malformed."""
+        """Parse a record.
+
+        Raises:
+            Malformed: The content is no JSON of this form.
+        """
         return decode_json(content, cls)
 
     def to_json(self) -> bytes:
@@ -79,7 +94,15 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 def decode_json(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> ValueT:
-    """Decode JSON as a value of the type `form`; raises Malformed."""
+    """Decode JSON as a value of a type.
+
+    Args:
+        content: JSON.
+        form: Type of the value, as msgspec knows it.
+
+    Raises:
+        Malformed: The content is no JSON of this type.
+    """
     try:
         return msgspec.json.decode(content, type=form)
     # msgspec raises the last two for text that is not UTF-8 and for deep nesting.
@@ -88,7 +111,15 @@ def decode_json(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> Value
 
 
 def convert_plain(value: object, form: type[ValueT]) -> ValueT:
-    """Convert a value of plain types, as a YAML file has it, to the type `form`; raises Malformed."""
+    """Convert a value of plain types, as a YAML file has it, to a type.
+
+    Args:
+        value: Value to convert.
+        form: Type to convert to, as msgspec knows it.
+
+    Raises:
+        Malformed: The value is not of this form.
+    """
     try:
         return msgspec.convert(value, form)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -97,7 +128,11 @@ def convert_plain(value: object, form: type[ValueT]) -> ValueT:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Information need; `objects` are the two things compared, or None."""
+    """Information need.
+
+    Attributes:
+        objects: The two things that are compared; None if the topic names none.
+    """
 
     id: str
     title: str
@@ -190,9 +225,19 @@ class Reading(JsonStruct, frozen=True, kw_only=True):
     shared: float | None = None
 
     @property
+    def label(self) -> str:
+        """Label in the text of the answer, as `probabilities` names it."""
+        return str(self.answered)
+
+    @property
+    def is_grade(self) -> bool:
+        """Whether the labels are grades."""
+        return isinstance(self.answered, int)
+
+    @property
     def shares(self) -> dict[str, float]:
         """Probabilities of the labels; without logprobs, 1 for the label in the text."""
-        return self.probabilities or {str(self.answered): 1.0}
+        return self.probabilities or {self.label: 1.0}
 
 
 class Cut(JsonStruct, frozen=True, kw_only=True):
@@ -214,7 +259,20 @@ class Cut(JsonStruct, frozen=True, kw_only=True):
     only_boilerplate: bool = False
 
 
-class Judgment(JsonStruct, frozen=True, kw_only=True):
+class _JudgmentFields(JsonStruct, frozen=True, kw_only=True):
+    """Fields of a judgment that have the same form in memory and in files."""
+
+    topic_id: str
+    document_id: str
+    grades: dict[str, Grade]
+    stance: str
+    readings: dict[str, Reading] = {}
+    source: Literal["probabilities", "value", "inherited"]
+    cut: Cut | None = None
+    prompt: str
+
+
+class Judgment(_JudgmentFields, frozen=True, kw_only=True):
     """Judgment of one document for one topic.
 
     Attributes:
@@ -225,32 +283,80 @@ class Judgment(JsonStruct, frozen=True, kw_only=True):
         source: "inherited" for a pair that was not judged or whose answer is unusable: it has the
             mean grades and the side of its sentences.
         cut: Truncation of the document, if any; the shortest of several.
-        key: Key of the answer in the cache; None if there are several.
-        keys: Keys of the answers to the requests for each field; left out if one request was about
-            all.
+        answer_keys: Keys of the answers in the cache: one, or one for each field of a prompt that
+            requests each by itself; none for an inherited judgment.
         sample: Index of the sample whose answer was usable; the highest of several.
-        thoughts: Keys of the thoughts before the answers; left out if the model did not reason.
+        thought_keys: Keys of the thoughts before the answers; none if the model did not reason.
     """
 
-    topic_id: str
-    document_id: str
-    grades: dict[str, Grade]
-    stance: str
-    readings: dict[str, Reading] = {}
-    source: Literal["probabilities", "value", "inherited"]
-    cut: Cut | None = None
-    prompt: str
+    answer_keys: list[str] = []
+    sample: int = 0
+    thought_keys: list[str] = []
+
+    @classmethod
+    def from_json(cls, content: bytes | str) -> Self:
+        """Parse a line of `judgments.jsonl`.
+
+        Raises:
+            Malformed: The content is no judgment.
+        """
+        line = _JudgmentLine.from_json(content)
+        return cls(
+            topic_id=line.topic_id,
+            document_id=line.document_id,
+            grades=line.grades,
+            stance=line.stance,
+            readings=line.readings,
+            source=line.source,
+            cut=line.cut,
+            prompt=line.prompt,
+            answer_keys=line.list_answer_keys(),
+            sample=line.sample,
+            thought_keys=line.thoughts or [],
+        )
+
+    def to_json(self) -> bytes:
+        """Return the judgment as a line of `judgments.jsonl`, without line feed."""
+        has_one_answer = len(self.answer_keys) == 1
+        has_several_answers = len(self.answer_keys) > 1
+        line = _JudgmentLine(
+            topic_id=self.topic_id,
+            document_id=self.document_id,
+            grades=self.grades,
+            stance=self.stance,
+            readings=self.readings,
+            source=self.source,
+            cut=self.cut,
+            prompt=self.prompt,
+            key=self.answer_keys[0] if has_one_answer else None,
+            keys=self.answer_keys if has_several_answers else msgspec.UNSET,
+            sample=self.sample,
+            thoughts=self.thought_keys or msgspec.UNSET,
+        )
+        return line.to_json()
+
+
+class _JudgmentLine(_JudgmentFields, frozen=True, kw_only=True):
+    """Judgment as a line of `judgments.jsonl`.
+
+    Attributes:
+        key: Key of the answer; null if there are several, or none.
+        keys: Keys of the answers; left out unless there are several.
+        thoughts: Keys of the thoughts; left out if there are none.
+    """
+
     key: str | None = None
     keys: list[str] | msgspec.UnsetType = msgspec.UNSET
     sample: int = 0
     thoughts: list[str] | msgspec.UnsetType = msgspec.UNSET
 
-    @property
-    def answer_keys(self) -> list[str]:
-        """Keys of all answers; empty for an inherited judgment."""
-        if not isinstance(self.keys, msgspec.UnsetType):
+    def list_answer_keys(self) -> list[str]:
+        """Return the keys of all answers."""
+        if self.keys is not msgspec.UNSET:
             return self.keys
-        return [] if self.key is None else [self.key]
+        if self.key is not None:
+            return [self.key]
+        return []
 
 
 class Comparison(JsonStruct, frozen=True, kw_only=True):
@@ -289,7 +395,10 @@ class Objects(JsonStruct, frozen=True, kw_only=True):
 class Queries(JsonStruct, frozen=True, kw_only=True):
     """Additional queries that the model wrote for a topic.
 
-    `key` is the key of the answer in the cache.
+    Attributes:
+        queries: Queries, in the order of the answer.
+        prompt: Prompt of the request.
+        key: Key of the answer in the cache.
     """
 
     topic_id: str
@@ -298,13 +407,13 @@ class Queries(JsonStruct, frozen=True, kw_only=True):
     key: str
 
 
-class StanceReading(JsonStruct, frozen=True, kw_only=True):
+class StanceReading(JsonStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Stance of one document for one topic, from the stance prompt.
 
     Attributes:
         prompt: Prompt of the requests.
-        keys: Keys of the answers in the cache.
-        thoughts: Keys of the thoughts before them; left out if the model did not reason.
+        answer_keys: Keys of the answers in the cache, one for each order of the objects.
+        thought_keys: Keys of the thoughts before them; none if the model did not reason.
         probabilities: By label of the task, the mean over all orders; 0 and 1 if `source` is
             "value".
         source: "value" if the engine sent no logprobs, else "probabilities".
@@ -317,12 +426,17 @@ class StanceReading(JsonStruct, frozen=True, kw_only=True):
     source: Literal["probabilities", "value"]
     orders: Annotated[int, msgspec.Meta(ge=1)]
     prompt: str
-    keys: list[str]
-    thoughts: list[str] | msgspec.UnsetType = msgspec.UNSET
+    answer_keys: list[str] = msgspec.field(name="keys")
+    thought_keys: list[str] = msgspec.field(default_factory=list, name="thoughts")
 
 
 class UserLabels(JsonStruct, frozen=True, kw_only=True):
-    """Labels of a document by the user of a run: grades by aspect and the stance, and a note."""
+    """Labels of a document by the user of a run.
+
+    Attributes:
+        labels: Grades by aspect, and the stance.
+        note: Note of the user; empty if there is none.
+    """
 
     topic_id: str
     document_id: str
@@ -331,7 +445,14 @@ class UserLabels(JsonStruct, frozen=True, kw_only=True):
 
 
 class Attempt(JsonStruct, frozen=True, kw_only=True):
-    """Unusable answer: the kind of failure, the reason and the shortened text."""
+    """Unusable answer.
+
+    Attributes:
+        sample: Index of the sample.
+        kind: Kind of the failure.
+        reason: Reason, in words.
+        text: Beginning of the answer; empty if there was none.
+    """
 
     sample: int
     kind: str
@@ -342,8 +463,12 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
 class Failure(JsonStruct, frozen=True, kw_only=True):
     """Request without usable answer.
 
-    `document_id` is None for a request about a topic; ids of several documents are separated by
-    spaces.
+    Attributes:
+        document_id: Id of the document, ids of several separated by spaces, or None for a request
+            about a topic.
+        kind: Kind of the last attempt's failure.
+        prompt: Prompt of the request.
+        attempts: Attempts to get an answer.
     """
 
     topic_id: str

@@ -149,6 +149,8 @@ def describe_opening_error(
 
 
 _ADVICE = {
+    sqlite3.SQLITE_CORRUPT: "; export what is readable of an answer cache with `touche-llm cache export`, and import "
+    "it into a new one",
     sqlite3.SQLITE_FULL: "; free some space and run the same command again",
     sqlite3.SQLITE_IOERR: ": the disk is full or failing, or the limit on the size of a file (`ulimit -f`) is reached",
     sqlite3.SQLITE_CANTOPEN: ": no right to write there, or too many open files (`ulimit -n`)",

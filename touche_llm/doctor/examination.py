@@ -1,77 +1,176 @@
-"""Examination of a server: requests that show what it can do, and whether a run is possible."""
+"""Examination of a server: what it can do, and whether a run is possible."""
 
 from __future__ import annotations
 
-from touche_llm.doctor.card import Survey
-from touche_llm.doctor.checks import list_checks, system_message
+from dataclasses import dataclass, replace
+
+from touche_llm.doctor.checks import label_tokens, list_checks, system_message
 from touche_llm.doctor.registry import CHECKS, Check, Occasion
+from touche_llm.doctor.survey import ServerUnderTest, Survey
+from touche_llm.engines.chat import Dialect
+from touche_llm.engines.dialects import (
+    EnforcedSchema,
+    Logprobs,
+    ProbeClient,
+    TokenCount,
+    find_constraint_parameter,
+    find_counter,
+    find_min_alternatives,
+    make_vllm_dialect,
+    read_logprobs,
+)
 from touche_llm.engines.identification import ServerCheck, describe_failure, identify
 from touche_llm.errors import EngineError, Rejected, Transient
 from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import EMPTY_CHAT, place_system_message
 
 
-async def connect(survey: Survey) -> EngineInfo:
-    """Get model and context from a server.
+@dataclass(frozen=True, slots=True)
+class ExaminedServer:
+    """What a run has to know about a server.
 
-    Raise EngineError if it lacks something that a run needs.
+    Attributes:
+        info: Description of the engine.
+        dialect: Dialect in which the server is sent requests.
     """
-    await examine(survey)
-    server = survey.server
-    for check in survey.checks:
+
+    info: EngineInfo
+    dialect: Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Result of the examination of a server.
+
+    Attributes:
+        checks: Results of the checks, in order.
+        result: What was found out about the server, or the error that ended the examination.
+        top_logprobs: Number of alternatives to request; 0 if log-probabilities cannot be read.
+    """
+
+    checks: list[ServerCheck]
+    result: ExaminedServer | EngineError
+    top_logprobs: int = 0
+
+
+async def connect(subject: ServerUnderTest) -> ExaminedServer:
+    """Find out how to send requests to a server, and check that it can do what a run needs.
+
+    Raises:
+        EngineError: The server is unreachable, serves other models, or lacks something that a run
+            needs.
+    """
+    examination = await examine(subject)
+    if isinstance(examination.result, EngineError):
+        raise examination.result
+
+    base_url = subject.server.base_url
+    for check in examination.checks:
         if check.is_blocking:
-            raise EngineError(f"{server.base_url}: {check}")
-        if _should_warn(survey, check):
-            survey.warn(f"{server.base_url}: {check.name}: {check}")
-    return survey.info
+            raise EngineError(f"{base_url}: {check}")
+        if _should_warn(check, examination.top_logprobs):
+            subject.warn(f"{base_url}: {check.name}: {check}")
+    return examination.result
 
 
-def _should_warn(survey: Survey, result: ServerCheck) -> bool:
+def _should_warn(result: ServerCheck, top_logprobs: int) -> bool:
     """Return whether the start-up warns of a result that does not block."""
-    if result.is_ok is None and survey.top_logprobs:
+    if result.is_ok is None and top_logprobs:
         check = CHECKS.by_name.get(result.name)
         return check is not None and check.warns_if_unknown
     return result.is_ok is False
 
 
-async def examine(survey: Survey, occasion: Occasion = Occasion.START_UP) -> None:
-    """Find out what a server can do; the survey has the results.
+async def examine(subject: ServerUnderTest, occasion: Occasion = Occasion.START_UP) -> Examination:
+    """Find out what a server can do.
 
     Checks that need the schema or instructions are left out if the server lacks these. Checks
-    beyond those of the start-up need schemas of answers with labels alone. EngineError is raised if
-    the server is unreachable or serves other models.
+    beyond those of the start-up need schemas of answers with labels alone.
     """
-    server = survey.server
+    checks: list[ServerCheck] = []
     try:
-        survey.info, context = await identify(server, survey.engine, "engine")
-        server.choose(survey.info.model)
-        if waiting := await server.count_waiting():
-            survey.warn(f"{server.base_url}: the server is busy: {waiting:,} requests wait")
-        survey.checks = [
-            ServerCheck("server", True, survey.info.engine),
-            ServerCheck("model", True, survey.info.model),
-            context,
-        ]
-        for check in list_checks(occasion):
-            if _is_possible(survey, check):
-                survey.checks += await _make_check(survey, check)
-            survey.step()
-        overhead = 0
-        if not survey.is_blocked():
-            chat = place_system_message(EMPTY_CHAT, survey.sampling.system_message)
-            overhead = await server.counter.count_tokens(chat)
+        info = await _identify(subject, checks)
+        survey = await _make_survey(subject, info)
+        await _make_checks(survey, occasion, checks)
+        info = await _complete_info(survey, checks)
     except (Transient, Rejected) as error:
-        raise describe_failure(server, error, is_known=bool(survey.checks)) from error
-    fingerprint = survey.probe and survey.probe.system_fingerprint
-    serving = survey.info.serving | ({"fingerprint": fingerprint} if fingerprint else {})
-    survey.info = survey.info.model_copy(update={"overhead": overhead, "serving": serving})
+        failure = describe_failure(subject.server, error, is_known=bool(checks))
+        failure.__cause__ = error
+        return Examination(checks, failure)
+    except EngineError as error:
+        return Examination(checks, error)
+    return Examination(checks, ExaminedServer(info, survey.dialect), survey.top_logprobs)
 
 
-def _is_possible(survey: Survey, check: Check) -> bool:
+async def _identify(subject: ServerUnderTest, checks: list[ServerCheck]) -> EngineInfo:
+    """Return what a server says of itself, and add it to the results of the checks."""
+    server = subject.server
+    identification = await identify(server, subject.engine, "engine")
+    info = identification.info
+    if waiting := await server.count_waiting():
+        subject.warn(f"{server.base_url}: the server is busy: {waiting:,} requests wait")
+    checks += [
+        ServerCheck("server", True, info.engine),
+        ServerCheck("model", True, info.model),
+        identification.context_check,
+    ]
+    return info
+
+
+async def _make_survey(subject: ServerUnderTest, info: EngineInfo) -> Survey:
+    """Find out the dialect of a server, and what else its replies to test requests show.
+
+    Raises:
+        Rejected: The server refuses all requests.
+        Transient: There is no reply, or it is malformed.
+    """
+    sampling = subject.sampling
+    client = ProbeClient(subject.server, info.model, sampling)
+    dialect = make_vllm_dialect(subject.server, info.model)
+
+    schema = await find_constraint_parameter(client, dialect)
+    if isinstance(schema, EnforcedSchema):
+        dialect = replace(dialect, constraint_parameter=schema.parameter)
+
+    token_count = await find_counter(client, subject.engine.tokenizer)
+    if isinstance(token_count, TokenCount):
+        dialect = replace(dialect, counter=token_count.counter)
+
+    logprobs = None
+    if isinstance(schema, EnforcedSchema) and sampling.logprobs:
+        logprobs = read_logprobs(schema, sampling.top_logprobs)
+
+    has_labels = bool(label_tokens.list_labelled_schemas(subject.schemas))
+    if isinstance(logprobs, Logprobs) and has_labels:
+        min_alternatives = await find_min_alternatives(client, dialect, logprobs)
+        dialect = replace(dialect, min_alternatives=min_alternatives)
+
+    return Survey(
+        subject=subject,
+        info=info,
+        dialect=dialect,
+        schema=schema,
+        token_count=token_count,
+        logprobs=logprobs,
+    )
+
+
+async def _make_checks(survey: Survey, occasion: Occasion, results: list[ServerCheck]) -> None:
+    """Make the checks of an occasion that the server allows, and add their results."""
+    for check in list_checks(occasion):
+        if _is_possible(check, survey, results):
+            results += await _make_check(survey, check)
+        survey.subject.step()
+
+
+def _is_possible(check: Check, survey: Survey, results: list[ServerCheck]) -> bool:
     """Return whether the server can do what a check needs."""
     if not check.needs_answers:
         return True
-    return survey.probe is not None and not survey.is_blocked(system_message.CHECK.name)
+    if not isinstance(survey.schema, EnforcedSchema):
+        return False
+    blocking = {result.name for result in results if result.is_blocking}
+    return system_message.CHECK.name not in blocking
 
 
 async def _make_check(survey: Survey, check: Check) -> list[ServerCheck]:
@@ -87,3 +186,19 @@ async def _make_check(survey: Survey, check: Check) -> list[ServerCheck]:
         if check.occasion is Occasion.START_UP:
             raise
         return [ServerCheck(check.name, None, f"could not be checked: {error}")]
+
+
+async def _complete_info(survey: Survey, results: list[ServerCheck]) -> EngineInfo:
+    """Return the description of a server with the tokens of its chat template and its fingerprint."""
+    overhead = 0
+    is_blocked = any(result.is_blocking for result in results)
+    if not is_blocked:
+        chat = place_system_message(EMPTY_CHAT, survey.sampling.system_message)
+        overhead = await survey.dialect.counter.count_tokens(chat)
+
+    serving = dict(survey.info.serving)
+    if isinstance(survey.schema, EnforcedSchema):
+        fingerprint = survey.schema.reply.system_fingerprint
+        if fingerprint:
+            serving["fingerprint"] = fingerprint
+    return survey.info.model_copy(update={"overhead": overhead, "serving": serving})

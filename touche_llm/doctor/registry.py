@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from touche_llm.doctor.card import Survey
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.extensions import Registry
 

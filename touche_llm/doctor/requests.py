@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from touche_llm.doctor.card import Survey
+from touche_llm.doctor.survey import Survey
 from touche_llm.llm.answer_schema import count_alternatives
 from touche_llm.llm.request import Message, Request
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from touche_llm.engines.recorder import EstimatingTokenizer, estimate_tokens
+from touche_llm.engines.label_tokens import make_label_token
+from touche_llm.engines.token_estimates import EstimatingTokenizer, estimate_tokens
 from touche_llm.errors import UsageError
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import list_fields
@@ -86,19 +87,18 @@ def _make_label_tokens(answer: FunctionAnswer, request: Request) -> list[Token]:
     """Return one token for each label in the text, with all probable labels as alternatives.
 
     A value that is no label has no token: parsing the text says what is wrong with it.
+
+    Raises:
+        UsageError: The probabilities do not fit the request.
     """
-    layout = request.layout
-    labels: dict[str, set[str]] = {}
-    for name, schema in list_fields(request.schema).items():
-        if "enum" in schema:
-            labels[name] = {layout.spell_value(label) for label in schema["enum"]}
+    labels = _spell_labels(request)
     for name in answer.probabilities:
         if name not in labels:
             raise _refuse(request, f"{name!r:.80} is no field with labels", ", ".join(labels))
 
     content = answer.text.encode("utf-8", errors="replace")
     tokens: list[Token] = []
-    for name, (start, end) in layout.find_values(answer.text).items():
+    for name, (start, end) in request.layout.find_values(answer.text).items():
         value = content[start:end].decode("utf-8", errors="replace")
         if value not in labels.get(name, ()):
             continue
@@ -106,36 +106,53 @@ def _make_label_tokens(answer: FunctionAnswer, request: Request) -> list[Token]:
         if name in answer.probabilities:
             shares = _spell_shares(answer.probabilities[name], request, name, labels[name])
         if value not in shares:
-            raise _refuse(
-                request, f"{name}: {value} has no probability", "that of the label in the text too"
-            )
-        # With the character after the value, no label is the beginning of another.
-        after = content[end : end + 1].decode("utf-8", errors="replace")
-        top = [(label + after, math.log(share)) for label, share in shares.items()]
-        token = Token(at=start, token=value + after, logprob=math.log(shares[value]), top=top)
-        tokens.append(token)
+            problem = f"{name}: {value} has no probability"
+            raise _refuse(request, problem, "that of the label in the text too")
+        tokens.append(make_label_token(answer.text, (start, end), shares))
     return tokens
+
+
+def _spell_labels(request: Request) -> dict[str, set[str]]:
+    """Return the labels of each field that has labels, as they are written."""
+    labels: dict[str, set[str]] = {}
+    for name, schema in list_fields(request.schema).items():
+        if "enum" in schema:
+            labels[name] = {request.layout.spell_value(label) for label in schema["enum"]}
+    return labels
 
 
 def _spell_shares(
     probabilities: LabelShares, request: Request, name: str, allowed: Collection[str]
 ) -> dict[str, float]:
-    """Return the probabilities above 0 of a field's labels, by label as it is written."""
+    """Return the probabilities above 0 of a field's labels, by label as it is written.
+
+    Args:
+        probabilities: Probabilities by label, from the function.
+        request: Request that was answered.
+        name: Name of the field.
+        allowed: Labels of the field, as they are written.
+
+    Raises:
+        UsageError: A label or a probability is impossible, or they add up to more than 1.
+    """
     shares: dict[str, float] = {}
     for label, share in probabilities.items():
-        written = request.layout.spell_value(label)
-        if written not in allowed:
+        spelling = request.layout.spell_value(label)
+        if spelling not in allowed:
             raise _refuse(request, f"{name}: no label {label!r:.80}", ", ".join(sorted(allowed)))
         if not 0.0 <= share <= 1.0:
-            raise _refuse(request, f"{name}: {written}: {share!r:.80}", "a probability from 0 to 1")
+            problem = f"{name}: {spelling}: {share!r:.80}"
+            raise _refuse(request, problem, "a probability from 0 to 1")
         if share > 0.0:
-            shares[written] = float(share)
+            shares[spelling] = float(share)
+
     if math.fsum(shares.values()) > 1.0 + _ROUNDING:
         raise _refuse(request, f"{name}: the probabilities add up to more than 1", "at most 1")
     return shares
 
 
 def _refuse(request: Request, problem: str, expected: str) -> UsageError:
+    """Return the error of probabilities that do not fit a request."""
     return UsageError(
         f"answers: {request.origin.location}: the function returned probabilities that do not fit: "
         f"{problem}; expected {expected}"

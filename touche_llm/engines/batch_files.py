@@ -15,9 +15,10 @@ from touche_llm.data.records import JsonStruct, Malformed, decode_json
 from touche_llm.engines.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion
 from touche_llm.engines.http import extract_message
 from touche_llm.engines.managed import build_start_options, to_flags
-from touche_llm.errors import DataError, Rejected, Transient, to_printable
+from touche_llm.errors import BrokenReply, DataError, Rejected, Transient, to_printable
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
+from touche_llm.text.quoting import quote
 
 _MAX_KIND = 40
 # Status codes that the request did not cause.
@@ -134,12 +135,21 @@ def _read_line(place: str, line: _Line, model: str) -> Reply:
     try:
         read_completion(answer)
     except Transient as transient:
-        kind = f"finish_{answer.choices[0].finish_reason}" if answer.choices else "no_choices"
-        return Reply(place, _miss(transient.reason), to_printable(kind)[:_MAX_KIND])
+        return Reply(place, _miss(transient.reason), _describe_ending(answer))
     if answer.model != model:
-        reason = f"the answer is of the model {answer.model!r:.120}, not of {model}"
+        other = quote(str(answer.model), 120)
+        reason = f"the answer is of the model {other!r}, not of {model}"
         return Reply(place, _miss(to_printable(reason)), "other_model")
     return Reply(place, answer)
+
+
+def _describe_ending(answer: ChatReply) -> str:
+    """Return the kind of an incomplete answer, to count it."""
+    try:
+        choice = answer.select_choice()
+    except BrokenReply:
+        return "no_choice"
+    return to_printable(f"finish_{choice.finish_reason}")[:_MAX_KIND]
 
 
 def _miss(reason: str) -> Transient:

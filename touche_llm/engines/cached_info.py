@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from touche_llm.engines.settings import SECTIONS, EngineConfig, PoolingConfig, PoolingPurpose
 from touche_llm.errors import UsageError
 from touche_llm.llm.answer_key import hash_content
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.protocol import EngineInfo
-
-if TYPE_CHECKING:
-    pass
 
 # Settings of an engine of chats or of a pooling model.
 ModelSettings = EngineConfig | PoolingConfig
@@ -92,7 +87,7 @@ def find_fitting_engines(
     settings: ModelSettings, cache: Cache, purpose: PoolingPurpose | None
 ) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configured model, revision and context."""
-    known = [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))]
+    known = [cache.read(entry, EngineInfo) for entry in cache.find(name_kind(purpose))]
     model = get_configured_name(settings)
     models = sorted({info.model for info in known})
     if model is None and len(models) > 1:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from touche_llm.data.records import Count, Malformed, decode_json
+from touche_llm.engines.connections import to_line
 from touche_llm.engines.http import HttpClient
 from touche_llm.errors import BrokenReply, MissingLogprobs, Rejected
 from touche_llm.llm.answer import Token
@@ -16,8 +18,9 @@ from touche_llm.llm.label_probabilities import LOGPROB_ROUNDING, overlaps
 from touche_llm.llm.protocol import Completion, TokenCounter
 from touche_llm.llm.request import Message, Request, to_prompt
 
-# Fields of a request's body of which one makes a server enforce a JSON schema.
-DELIVERIES = ("structured_outputs", "response_format")
+# Parameters of a request of which one makes a server enforce a JSON schema.
+ConstraintParameter = Literal["structured_outputs", "response_format"]
+CONSTRAINT_PARAMETERS: tuple[ConstraintParameter, ...] = get_args(ConstraintParameter)
 CHAT_PATH = "/v1/chat/completions"
 # Alternatives below e^-25 change no stored probability; masked tokens have -9999.
 _MIN_LOGPROB = -25.0
@@ -30,6 +33,14 @@ class _Alternative(msgspec.Struct, gc=False):
 
 
 class _Token(msgspec.Struct, gc=False):
+    """Token of a reply.
+
+    Attributes:
+        token: Text, which can lack white space or parts of a character.
+        spelled: Bytes; None if the server sends none.
+        top_logprobs: JSON of the most probable tokens at its place.
+    """
+
     token: str
     logprob: float
     spelled: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = msgspec.field(
@@ -40,11 +51,19 @@ class _Token(msgspec.Struct, gc=False):
 
     @property
     def alternatives(self) -> list[tuple[str, float]]:
-        """The most probable tokens at its place; raises Malformed."""
-        return [
-            (each.token, each.logprob)
-            for each in decode_json(self.top_logprobs, list[_Alternative])
-        ]
+        """Texts and log-probabilities of the most probable tokens at its place.
+
+        Raises:
+            Malformed: They are no alternatives.
+        """
+        alternatives = decode_json(self.top_logprobs, list[_Alternative])
+        return [(alternative.token, alternative.logprob) for alternative in alternatives]
+
+    @property
+    def spelling(self) -> bytes:
+        """Bytes without white space, which some tokenizers have in tokens but not in their texts."""
+        content = bytes(self.spelled or ()) or self.token.encode("utf-8", "replace")
+        return content.translate(None, _WHITE_SPACE)
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -60,12 +79,16 @@ class _Message(msgspec.Struct, gc=False):
 
 class _Choice(msgspec.Struct, gc=False):
     message: _Message
+    index: int | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
     @property
     def tokens(self) -> list[_Token]:
-        return (self.logprobs and self.logprobs.content) or []
+        """Tokens with log-probabilities; empty without any."""
+        if self.logprobs is None:
+            return []
+        return self.logprobs.content or []
 
 
 class _PromptDetails(msgspec.Struct, gc=False):
@@ -80,7 +103,10 @@ class _Usage(msgspec.Struct, gc=False):
 
     @property
     def cached_tokens(self) -> int | None:
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+        """Prompt tokens taken from the prefix cache; None if not reported."""
+        if self.prompt_tokens_details is None:
+            return None
+        return self.prompt_tokens_details.cached_tokens
 
 
 class ChatReply(msgspec.Struct, gc=False):
@@ -91,9 +117,37 @@ class ChatReply(msgspec.Struct, gc=False):
     usage: _Usage = msgspec.field(default_factory=_Usage)
     system_fingerprint: str | None = None
 
+    def select_choice(self) -> _Choice:
+        """Return the choice with index 0, or the only one if it has no index.
 
-def build_chat_body(request: Request, delivery: str = DELIVERIES[0]) -> dict[str, Any]:
-    """Return the body of a request to `CHAT_PATH`, with the schema in the field that the server knows."""
+        Raises:
+            BrokenReply: There is no such choice, or several.
+        """
+        if not self.choices:
+            raise BrokenReply("the reply has no choices")
+
+        has_lone_choice = len(self.choices) == 1 and self.choices[0].index is None
+        if has_lone_choice:
+            return self.choices[0]
+
+        firsts = [choice for choice in self.choices if choice.index == 0]
+        if len(firsts) != 1:
+            indexes = to_line(", ".join(str(choice.index) for choice in self.choices))
+            raise BrokenReply(
+                f"the reply has choices with the index {indexes}; expected one with index 0"
+            )
+        return firsts[0]
+
+
+def build_chat_body(
+    request: Request, constraint_parameter: ConstraintParameter = "structured_outputs"
+) -> dict[str, Any]:
+    """Return the body of a request to `CHAT_PATH`.
+
+    Args:
+        request: Request to send.
+        constraint_parameter: Parameter in which the server takes the schema.
+    """
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": request.model,
@@ -103,18 +157,7 @@ def build_chat_body(request: Request, delivery: str = DELIVERIES[0]) -> dict[str
         "chat_template_kwargs": request.chat_template_kwargs,
     }
     if request.schema:
-        # llama.cpp and LM Studio refuse `"items": false`. Without it, `maxItems` closes the array,
-        # and the reader refuses more elements; the key keeps it.
-        schema = {
-            name: value
-            for name, value in request.schema.items()
-            if (name, value) != ("items", False)
-        }
-        strict = {
-            "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": schema, "strict": True},
-        }
-        body[delivery] = strict if delivery == "response_format" else {"json": schema}
+        body[constraint_parameter] = _build_constraint(request.schema, constraint_parameter)
     if sampling.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
     if request.stop:
@@ -122,32 +165,43 @@ def build_chat_body(request: Request, delivery: str = DELIVERIES[0]) -> dict[str
     return body
 
 
+def _build_constraint(schema: Mapping[str, Any], parameter: ConstraintParameter) -> dict[str, Any]:
+    """Return the value of a constraint parameter that makes a server enforce a schema."""
+    sent_schema = dict(schema)
+    if sent_schema.get("items") is False:
+        # llama.cpp and LM Studio refuse it. Without it, `maxItems` closes the array, and the reader
+        # refuses more elements; the key keeps it.
+        del sent_schema["items"]
+
+    if parameter == "structured_outputs":
+        return {"json": sent_schema}
+    named_schema = {"name": "answer", "schema": sent_schema, "strict": True}
+    return {"type": "json_schema", "json_schema": named_schema}
+
+
 def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completion:
     """Return the completion in a reply, with the tokens of its values if their layout is given.
 
     Raises:
-        BrokenReply: The reply is incomplete; MissingLogprobs if it has no log-probabilities in
-            spite of a layout.
+        BrokenReply: The reply is incomplete, or it is unclear which of its choices counts;
+            MissingLogprobs if it has no log-probabilities in spite of a layout.
     """
-    if not reply.choices:
-        raise BrokenReply("the reply has no choices")
-    choice = reply.choices[0]
+    choice = reply.select_choice()
     if choice.finish_reason not in ("stop", "length", "content_filter"):
-        raise BrokenReply(f"the answer ended with {choice.finish_reason!r}")
-    text = choice.message.content or ""
-    is_answer = choice.finish_reason == "stop" and not choice.message.refusal and text.strip()
-    if (
-        layout is not None
-        and is_answer
-        and all(bytes(token.top_logprobs) == b"[]" for token in choice.tokens)
-    ):
+        reason = to_line(str(choice.finish_reason))
+        raise BrokenReply(f"the answer ended with {reason!r}")
+    if layout is not None and _is_answer(choice) and not _has_alternatives(choice):
         raise MissingLogprobs(
             "log-probabilities were requested, but none came; set sampling.logprobs to false if the server sends none"
         )
-    try:
-        tokens = _align_tokens(choice.tokens, text, layout)
-    except Malformed as error:
-        raise BrokenReply(f"malformed alternatives: {error}") from error
+
+    text = choice.message.content or ""
+    tokens: list[Token] = []
+    if layout is not None:
+        try:
+            tokens = _align_tokens(choice.tokens, text, layout)
+        except Malformed as error:
+            raise BrokenReply(f"malformed alternatives: {error}") from error
     return Completion(
         text=text,
         finish_reason=choice.finish_reason,
@@ -161,49 +215,75 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
     )
 
 
-def _align_tokens(sent: Sequence[_Token], text: str, layout: Layout | None) -> list[Token]:
+def _is_answer(choice: _Choice) -> bool:
+    """Return whether a model ended its answer, rather than refused or was cut off."""
+    if choice.finish_reason != "stop" or choice.message.refusal:
+        return False
+    text = choice.message.content or ""
+    return bool(text.strip())
+
+
+def _has_alternatives(choice: _Choice) -> bool:
+    """Return whether any token came with alternatives."""
+    return any(bytes(token.top_logprobs) != b"[]" for token in choice.tokens)
+
+
+def _align_tokens(tokens: Sequence[_Token], text: str, layout: Layout) -> list[Token]:
     """Return the tokens of the values, with their offsets in the answer.
 
-    Empty if they do not spell the text.
+    White space is not compared. Tokens before the answer (reasoning), after it (the end token) and
+    of white space alone are left out.
 
-    White space is not compared: some tokenizers have it in their tokens but not in the tokens'
-    texts. Tokens before the answer (reasoning), after it (the end token) and of white space alone
-    are left out. A log-probability that rounding raised above 0 becomes 0; see `check_logprobs` for
-    others.
+    Args:
+        tokens: Tokens of the completion.
+        text: Text of the answer.
+        layout: Layout of the answer.
+
+    Returns:
+        Tokens in order; none if they do not spell the text.
+
+    Raises:
+        Malformed: The alternatives of a token of a value are none.
     """
-    if layout is None:
-        return []
     content = text.encode("utf-8", "replace")
-    places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
-    pieces = [
-        (bytes(token.spelled or ()) or token.token.encode("utf-8", "replace")).translate(
-            None, _WHITE_SPACE
-        )
-        for token in sent
-    ]
-    start = b"".join(pieces).rfind(content.translate(None, _WHITE_SPACE))
-    if start < 0 or not places:
+    offsets = [offset for offset, byte in enumerate(content) if byte not in _WHITE_SPACE]
+    spellings = [token.spelling for token in tokens]
+    start = b"".join(spellings).rfind(content.translate(None, _WHITE_SPACE))
+    if start < 0 or not offsets:
         return []
-    found: list[Token] = []
+
     spans = layout.find_values(text).values()
-    at = -start
-    for token, piece in zip(sent, pieces, strict=True):
-        if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
-            top = [
-                (text, _clip_rounding(logprob))
-                for text, logprob in token.alternatives
-                if logprob > _MIN_LOGPROB
-            ]
-            found.append(
-                Token(
-                    at=places[at], token=token.token, logprob=_clip_rounding(token.logprob), top=top
-                )
-            )
-        at += len(piece)
-    return found
+    aligned: list[Token] = []
+    # Bytes of the answer, without white space, before the token; negative before the answer.
+    position = -start
+    for token, spelling in zip(tokens, spellings, strict=True):
+        is_in_answer = 0 <= position < len(offsets)
+        if spelling and is_in_answer and overlaps(offsets[position], token.token, spans):
+            aligned.append(_make_token(token, offsets[position]))
+        position += len(spelling)
+    return aligned
+
+
+def _make_token(token: _Token, offset: int) -> Token:
+    """Return a token of a reply as it is stored, with the offset of its first byte in the answer.
+
+    Raises:
+        Malformed: Its alternatives are none.
+    """
+    top: list[tuple[str, float]] = []
+    for text, logprob in token.alternatives:
+        if logprob > _MIN_LOGPROB:
+            top.append((text, _clip_rounding(logprob)))
+    return Token(
+        at=offset,
+        token=token.token,
+        logprob=_clip_rounding(token.logprob),
+        top=top,
+    )
 
 
 def _clip_rounding(logprob: float) -> float:
+    """Return 0 for a log-probability that rounding raised above it; see `check_logprobs` for others."""
     return 0.0 if 0.0 < logprob <= LOGPROB_ROUNDING else logprob
 
 
@@ -231,7 +311,15 @@ class VllmTokenCounter(TokenCounter):
     def __init__(
         self, client: HttpClient, model: str, chat_template_kwargs: Mapping[str, Any]
     ) -> None:
-        self._client, self._model = client, model
+        """Make the counter of a model.
+
+        Args:
+            client: Client of the server.
+            model: Name of the model.
+            chat_template_kwargs: Switches of the chat template.
+        """
+        self._client = client
+        self._model = model
         self._chat_template_kwargs = dict(chat_template_kwargs)
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
@@ -241,7 +329,8 @@ class VllmTokenCounter(TokenCounter):
             **to_prompt(messages),
             "chat_template_kwargs": self._chat_template_kwargs,
         }
-        return (await self._client.post("/tokenize", body, _Count)).count
+        reply = await self._client.post("/tokenize", body, _Count)
+        return reply.count
 
     async def render(
         self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]
@@ -252,18 +341,18 @@ class VllmTokenCounter(TokenCounter):
             **to_prompt(messages),
             "chat_template_kwargs": dict(chat_template_kwargs),
         }
-        return await self._decode((await self._client.post("/tokenize", body, _Tokens)).tokens)
+        reply = await self._client.post("/tokenize", body, _Tokens)
+        return await self._decode(reply.tokens)
 
     async def _encode(self, text: str) -> list[int]:
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        return (await self._client.post("/tokenize", body, _Tokens)).tokens
+        reply = await self._client.post("/tokenize", body, _Tokens)
+        return reply.tokens
 
     async def _decode(self, tokens: list[int]) -> str:
-        return (
-            await self._client.post(
-                "/detokenize", {"model": self._model, "tokens": tokens}, _Prompt
-            )
-        ).prompt
+        body = {"model": self._model, "tokens": tokens}
+        reply = await self._client.post("/detokenize", body, _Prompt)
+        return reply.prompt
 
 
 class TextTokenCounter(VllmTokenCounter):
@@ -274,9 +363,9 @@ class TextTokenCounter(VllmTokenCounter):
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of tokens of a text, with those that the model adds."""
         text = "".join(message.content for message in messages)
-        return (
-            await self._client.post("/tokenize", {"model": self._model, "prompt": text}, _Count)
-        ).count
+        body = {"model": self._model, "prompt": text}
+        reply = await self._client.post("/tokenize", body, _Count)
+        return reply.count
 
 
 class LlamaCppTokenCounter(VllmTokenCounter):
@@ -286,43 +375,53 @@ class LlamaCppTokenCounter(VllmTokenCounter):
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
-        return len(
-            await self._tokenize(
-                await self.render(messages, self._chat_template_kwargs), is_prompt=True
-            )
-        )
+        prompt = await self.render(messages, self._chat_template_kwargs)
+        return len(await self._tokenize(prompt, is_prompt=True))
 
     async def render(
         self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]
     ) -> str:
         """Return the text of a prompt with these switches of the chat template."""
         body = {**to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
-        return (await self._client.post("/apply-template", body, _Prompt)).prompt
+        reply = await self._client.post("/apply-template", body, _Prompt)
+        return reply.prompt
 
     async def _encode(self, text: str) -> list[int]:
         return await self._tokenize(text, is_prompt=False)
 
     async def _tokenize(self, text: str, *, is_prompt: bool) -> list[int]:
         """Return the tokens of a text, with those that the model adds to a prompt if it is one."""
-        return (
-            await self._client.post(
-                "/tokenize", {"content": text, "add_special": is_prompt}, _Tokens
-            )
-        ).tokens
+        body = {"content": text, "add_special": is_prompt}
+        reply = await self._client.post("/tokenize", body, _Tokens)
+        return reply.tokens
 
     async def _decode(self, tokens: list[int]) -> str:
-        return (await self._client.post("/detokenize", {"tokens": tokens}, _Content)).content
+        reply = await self._client.post("/detokenize", {"tokens": tokens}, _Content)
+        return reply.content
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a server wants its requests, where servers differ; `engines.dialects` finds it out.
+
+    Attributes:
+        constraint_parameter: Parameter with which the server enforces a schema.
+        counter: Counter of tokens that works with the server.
+        min_alternatives: Number of alternatives to request in place of fewer, since the server
+            shows all labels only among so many.
+    """
+
+    constraint_parameter: ConstraintParameter
+    counter: TokenCounter
+    min_alternatives: int = 0
 
 
 class ChatServer(HttpClient):
-    """Engine that sends requests to a server.
-
-    Use as an asynchronous context manager, and see `doctor.examination.connect`.
+    """Engine that sends requests to a server. Use as an asynchronous context manager.
 
     Attributes:
-        delivery: Field with which the server enforces a schema.
-        alternatives: Number of alternatives to request in place of fewer, if the server needs more
-            to show the labels.
+        chat_template_kwargs: Switches of the chat template, for counts of tokens.
+        dialect: Dialect of the server; None until `doctor.examination.connect` has found it.
     """
 
     def __init__(
@@ -332,46 +431,62 @@ class ChatServer(HttpClient):
         concurrency: int,
         request_timeout: float,
         chat_template_kwargs: Mapping[str, Any],
+        address: str = "`engine.base_url`",
+        patience: int = 12,
     ) -> None:
         """Initialise the client like an `HttpClient`; nothing is sent yet."""
-        super().__init__(base_url, concurrency=concurrency, request_timeout=request_timeout)
+        super().__init__(
+            base_url,
+            concurrency=concurrency,
+            request_timeout=request_timeout,
+            address=address,
+            patience=patience,
+        )
         self.chat_template_kwargs = dict(chat_template_kwargs)
-        self.delivery = DELIVERIES[0]
-        self.alternatives = 0
-        self.choose("")
+        self.dialect: Dialect | None = None
 
-    def choose(self, model: str) -> None:
-        """Send requests to this model, and count tokens with the server."""
-        self.model = model
-        self.counter: TokenCounter = VllmTokenCounter(self, model, self.chat_template_kwargs)
+    @property
+    def counter(self) -> TokenCounter:
+        """Counter of tokens of the dialect, which must be known."""
+        return self._get_dialect().counter
 
     async def complete(self, request: Request) -> Completion:
-        """Return the completion of a request.
+        """Return the completion of a request in the dialect, which must be known.
 
-        Raise as `post` does, and EngineError if another model answers.
+        Raises:
+            EngineError: Another model answers than before.
+            Rejected: The server refuses the request.
+            Transient: There is no reply, or it is malformed.
         """
         layout = request.layout if request.sampling.top_logprobs else None
-        return read_completion(await self.exchange(request), layout)
+        return read_completion(await self.exchange(request, self._get_dialect()), layout)
 
-    async def exchange(self, request: Request) -> ChatReply:
-        """Return the unprocessed reply to a request."""
-        body = build_chat_body(request, self.delivery)
+    async def exchange(self, request: Request, dialect: Dialect) -> ChatReply:
+        """Return the unprocessed reply to a request in a dialect; raise as `complete` does."""
+        body = build_chat_body(request, dialect.constraint_parameter)
         if request.sampling.top_logprobs:
-            body["top_logprobs"] = max(request.sampling.top_logprobs, self.alternatives)
+            body["top_logprobs"] = max(request.sampling.top_logprobs, dialect.min_alternatives)
         reply = await self.post(CHAT_PATH, body, ChatReply)
-        self.check_model(reply.model, self.model)
+        self.check_model(reply.model, request.model)
         return reply
 
-    async def render(
-        self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]
-    ) -> str | None:
-        """Return the text of a prompt as the server renders it.
+    def _get_dialect(self) -> Dialect:
+        assert self.dialect is not None, "connect to the server first"
+        return self.dialect
 
-        None if the server does not show it.
-        """
-        try:
-            return await self.counter.render(messages, chat_template_kwargs)
-        except (BrokenReply, Rejected) as error:
-            if isinstance(error, Rejected) and error.status != 404:
-                raise
-            return None
+
+async def render_prompt(counter: TokenCounter, request: Request) -> str | None:
+    """Return the text of a prompt as the server renders it; None if the server does not show it.
+
+    Raises:
+        Rejected: The chat template refuses the messages.
+        Transient: There is no reply.
+    """
+    try:
+        return await counter.render(request.messages, request.chat_template_kwargs)
+    except BrokenReply:
+        return None
+    except Rejected as error:
+        if error.status != 404:
+            raise
+        return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from touche_llm.text.quoting import quote
 
 if TYPE_CHECKING:  # takes a while to load
     import aiohttp
@@ -22,24 +23,19 @@ def parse_retry_after(header: str | None) -> float | None:
 
 
 def to_line(text: str) -> str:
-    """Return the beginning of an untrusted text on one line."""
-    return " ".join(text[:_MAX_QUOTED].split())
+    """Return the beginning of an untrusted text on one line, with keys masked."""
+    return " ".join(quote(text, _MAX_QUOTED).split())
 
 
-def describe_connection_error(
-    error: Exception, seconds: float, clean: Callable[[str], str] = to_line
-) -> str:
-    """Return why a request of aiohttp, with a limit in seconds, got no reply.
-
-    `clean` shortens a server's text.
-    """
+def describe_connection_error(error: Exception, seconds: float) -> str:
+    """Return why a request of aiohttp, with a limit in seconds, got no reply."""
     import aiohttp
 
     if isinstance(error, TimeoutError):
         return f"no answer within {seconds:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect ({error.strerror or error})"
-    return f"the connection broke: {type(error).__name__}: {clean(str(error))}"
+    return f"the connection broke: {type(error).__name__}: {to_line(str(error))}"
 
 
 async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -8,6 +8,7 @@ import re
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import aiohttp
@@ -20,12 +21,19 @@ from touche_llm.engines.connections import (
     read_body,
     to_line,
 )
-from touche_llm.errors import BrokenReply, EngineError, Rejected, Transient, Unreachable
+from touche_llm.errors import (
+    BrokenReply,
+    EngineError,
+    FailureKind,
+    OversizedReply,
+    Rejected,
+    Transient,
+    Unreachable,
+)
+from touche_llm.text.quoting import MODEL_KEY_VARIABLE
 
 # Open files besides the connections: the cache, the index, outputs.
 _OTHER_FILES = 128
-# The server reads its key from the same variable. The key is never written to a file.
-API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
 _QUEUE = re.compile(r"^vllm:num_requests_waiting(?:\{[^}]*\})? (\d[\d.e+]*)", re.MULTILINE)
 # Max bytes of a reply of another form, such as a web page, that an error quotes.
@@ -55,16 +63,30 @@ class HttpClient:
         patience: How many times its limit a request may take while requests wait at vLLM.
     """
 
-    section, address, patience = "engine", "`engine.base_url`", 12
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        concurrency: int,
+        request_timeout: float,
+        section: str = "engine",
+        address: str = "`engine.base_url`",
+        patience: int = 12,
+    ) -> None:
+        """Initialise the client of a server; nothing is sent yet.
 
-    def __init__(self, base_url: str, *, concurrency: int, request_timeout: float) -> None:
-        """Initialise the client of an address, with or without `/v1` or `/v1/chat/completions`.
-
-        Nothing is sent yet.
-
-        A request fails if no request of the client got a reply for `request_timeout` seconds, and
-        none wait at vLLM.
+        Args:
+            base_url: Address, with or without `/v1` or `/v1/chat/completions`.
+            concurrency: Max number of requests at a time.
+            request_timeout: Seconds without a reply to any request of the client after which a
+                request fails, unless requests wait at vLLM.
+            section: Section of the settings of the server, for messages.
+            address: Where its address is given, for messages.
+            patience: How many times its limit a request may take while requests wait at vLLM.
         """
+        self.section = section
+        self.address = address
+        self.patience = patience
         self.base_url = base_url.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1")
         allow_open_files(concurrency + _OTHER_FILES)
         self._slots = asyncio.Semaphore(concurrency)
@@ -73,7 +95,8 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
         # Name of the model in the first reply; it can be an alias of the requested name.
         self._reply_model: str | None = None
-        self._key = os.environ.get(API_KEY_VARIABLE, "").strip()
+        # The server reads its key from the same variable. The key is never written to a file.
+        self._key = os.environ.get(MODEL_KEY_VARIABLE, "").strip()
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -110,8 +133,10 @@ class HttpClient:
         """
         self._reply_model = self._reply_model or reply_model
         if reply_model not in (None, self._reply_model):
+            first = to_line(str(self._reply_model))
+            other = to_line(str(reply_model))
             raise EngineError(
-                f"{self.base_url}: {reply_model!r:.200} answers now, {self._reply_model!r:.200} answered before; its "
+                f"{self.base_url}: {other!r} answers now, {first!r} answered before; its "
                 f"answers are not stored under the name {requested!r}; serve one model and run the same command "
                 "again, or keep the new answers separate with `engine.revision`"
             )
@@ -161,6 +186,23 @@ class HttpClient:
     async def _call(
         self, method: str, path: str, body: bytes | None, reply: type[ReplyT]
     ) -> ReplyT:
+        raw = await self._send(method, path, body)
+        if raw.status < 300:
+            return _decode(raw, path, reply)
+        if raw.status < 400:
+            problem = f"a redirect to {to_line(raw.location)!r}; give the server's own address with {self.address}"
+        else:
+            problem = _describe_refusal(raw.content)
+
+        if raw.status in (408, 429) or raw.status >= 500:
+            raise Transient("server_error", f"HTTP {raw.status}: {problem}", raw.retry_after)
+        raise Rejected(raw.status, f"HTTP {raw.status} from {path}: {problem}")
+
+    async def _send(self, method: str, path: str, body: bytes | None) -> _RawReply:
+        """Send a request once.
+
+        Raise Transient without a complete reply, or EngineError for no URL.
+        """
         assert self._session is not None, "use the client as an asynchronous context manager"
         try:
             # A redirect would send the prompts and the key to another server.
@@ -170,14 +212,12 @@ class HttpClient:
                     method, self.base_url + path, data=body, allow_redirects=False
                 ) as response,
             ):
-                content = await read_body(response, _MAX_BODY)
-                if len(content) > _MAX_BODY:
-                    raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
-                status, retry_after = (
-                    response.status,
-                    parse_retry_after(response.headers.get("Retry-After")),
+                return _RawReply(
+                    status=response.status,
+                    content=await read_body(response, _MAX_BODY),
+                    retry_after=parse_retry_after(response.headers.get("Retry-After")),
+                    location=response.headers.get("Location", ""),
                 )
-                location = response.headers.get("Location", "")
         except aiohttp.InvalidURL as error:
             raise EngineError(
                 f"{self.base_url}: not a URL; give {self.address} like http://127.0.0.1:8000"
@@ -186,28 +226,43 @@ class HttpClient:
             reason = describe_connection_error(error, self._seconds)
             if isinstance(error, aiohttp.ClientConnectorError):
                 raise Unreachable("server_error", reason) from error
-            raise Transient(
-                "timeout" if isinstance(error, TimeoutError) else "server_error", reason
-            ) from error
-        if status < 300:
-            try:
-                return decode_json(content, reply)
-            except Malformed as error:
-                raise BrokenReply(
-                    f"malformed reply from {path}: {error}: {_quote(content)!r}"
-                ) from error
-        if status < 400:
-            problem = f"a redirect to {location!r:.200}; give the server's own address with {self.address}"
-        else:
-            # Servers echo a key that they refuse, and messages are printed.
-            content = content.replace(self._key.encode(), b"[key]") if self._key else content
-            try:
-                problem = extract_message(orjson.loads(content))
-            except orjson.JSONDecodeError:
-                problem = _quote(content)
-        if status in (408, 429) or status >= 500:
-            raise Transient("server_error", f"HTTP {status}: {problem}", retry_after)
-        raise Rejected(status, f"HTTP {status} from {path}: {problem}")
+            kind: FailureKind = "timeout" if isinstance(error, TimeoutError) else "server_error"
+            raise Transient(kind, reason) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _RawReply:
+    """Reply of a server.
+
+    Attributes:
+        status: HTTP status.
+        content: Body, cut after `_MAX_BODY` bytes and one more.
+        retry_after: Seconds to wait before a retry, as the server requests.
+        location: Target of a redirect; empty for other replies.
+    """
+
+    status: int
+    content: bytes
+    retry_after: float | None
+    location: str
+
+
+def _decode(raw: _RawReply, path: str, reply: type[ReplyT]) -> ReplyT:
+    if len(raw.content) > _MAX_BODY:
+        problem = f"the reply from {path} has more than {_MAX_BODY:,} bytes"
+        raise OversizedReply(raw.status, f"{problem}; shorten the document, or check the server")
+    try:
+        return decode_json(raw.content, reply)
+    except Malformed as error:
+        quoted = _quote(raw.content)
+        raise BrokenReply(f"malformed reply from {path}: {error}: {quoted!r}") from error
+
+
+def _describe_refusal(content: bytes) -> str:
+    try:
+        return extract_message(orjson.loads(content))
+    except orjson.JSONDecodeError:
+        return _quote(content)
 
 
 def extract_message(error: Any) -> str:
@@ -219,4 +274,4 @@ def extract_message(error: Any) -> str:
 
 
 def _quote(content: bytes) -> str:
-    return to_line(content[:_MAX_QUOTED].decode("utf-8", errors="replace"))
+    return to_line(content.decode("utf-8", errors="replace"))[:_MAX_QUOTED]

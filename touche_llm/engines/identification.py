@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from touche_llm.data.records import Count
-from touche_llm.engines.http import API_KEY_VARIABLE, HttpClient
+from touche_llm.engines.connections import to_line
+from touche_llm.engines.http import HttpClient
 from touche_llm.engines.settings import EngineConfig, PoolingConfig
 from touche_llm.errors import BrokenReply, EngineError, Rejected, Transient
 from touche_llm.llm.protocol import EngineInfo
+from touche_llm.text.quoting import MODEL_KEY_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,25 @@ class ServerCheck:
         return "; ".join(filter(None, (self.value, self.remedy)))
 
 
-# Where servers report their versions, by the owner that they give their models, with their names.
-_VERSION_PATHS = {
-    "vllm": ("vllm", "/version"),
-    "llamacpp": ("llama.cpp", "/props"),
-    "sglang": ("sglang", "/get_server_info"),
-    "library": ("ollama", "/api/version"),
+@dataclass(frozen=True, slots=True)
+class _ServerKind:
+    """A program that serves models.
+
+    Attributes:
+        name: Name of the program.
+        version_path: Where it reports its version.
+    """
+
+    name: str
+    version_path: str
+
+
+# By the owner that the programs give their models.
+_SERVER_KINDS = {
+    "vllm": _ServerKind("vllm", "/version"),
+    "llamacpp": _ServerKind("llama.cpp", "/props"),
+    "sglang": _ServerKind("sglang", "/get_server_info"),
+    "library": _ServerKind("ollama", "/api/version"),
 }
 
 
@@ -67,77 +83,180 @@ class _Version(msgspec.Struct):
     default_generation_settings: _Generation = msgspec.field(default_factory=_Generation)
 
 
+@dataclass(frozen=True, slots=True)
+class Identification:
+    """What a server says of itself and of a model, before it is checked.
+
+    Attributes:
+        info: Description of the engine, without the tokens of its chat template; an unknown context
+            is 0.
+        context_check: Check of the context, which blocks if the context is unknown, or if the
+            configured one is longer than the served one.
+    """
+
+    info: EngineInfo
+    context_check: ServerCheck
+
+
 async def identify(
     server: HttpClient, settings: EngineConfig | PoolingConfig, section: str
-) -> tuple[EngineInfo, ServerCheck]:
-    """Return what a server says of itself and of the configured model, or of its only one, before it is checked.
+) -> Identification:
+    """Return what a server says of itself and of the configured model, or of its only one.
 
-    An unknown context is 0. The check blocks then, and if the configured context is longer than the
-    served one. Raises EngineError if it does not serve the model, or several; Transient or Rejected
-    as a request does.
+    Args:
+        server: Client of the server.
+        settings: Settings of the engine or of the pooling model.
+        section: Section of these settings, for messages.
+
+    Raises:
+        EngineError: The server does not serve the model, or several if none is configured.
+        Rejected: The server refuses a request.
+        Transient: There is no reply.
     """
-    by_name = {served.id: served for served in (await server.get("/v1/models", _ModelList)).data}
-    name = next(iter(by_name)) if settings.model is None and len(by_name) == 1 else settings.model
-    if name is None or name not in by_name:
-        other = "" if name is None else f", not {name!r}"
-        names = ", ".join(by_name) or "no model"
-        raise EngineError(
-            f"{server.base_url}: serves {names}{other}; choose one with `{section}.model`"
-        )
-    model = by_name[name]
+    model_list = await server.get("/v1/models", _ModelList)
+    models = {served.id: served for served in model_list.data}
+    model = _choose_model(models, settings.model, server.base_url, section)
+    program = await _identify_program(server, model)
+
+    served_context = _get_context(model, models) or program.context
+    info = EngineInfo(
+        model=model.id,
+        revision=settings.revision,
+        context=settings.context or served_context or 0,
+        overhead=0,
+        engine=program.title,
+        serving=_describe_origin(model),
+    )
+    return Identification(
+        info=info,
+        context_check=_check_context(info, settings.context, served_context, section),
+    )
+
+
+def _choose_model(
+    models: Mapping[str, _ServedModel], configured: str | None, base_url: str, section: str
+) -> _ServedModel:
+    """Return the configured model, or the only one if none is configured.
+
+    Raises:
+        EngineError: The server does not serve the model, or several if none is configured.
+    """
+    if configured is None and len(models) == 1:
+        return next(iter(models.values()))
+    if configured is not None and configured in models:
+        return models[configured]
+
+    other = "" if configured is None else f", not {configured!r}"
+    names = to_line(", ".join(models)) or "no model"
+    raise EngineError(f"{base_url}: serves {names}{other}; choose one with `{section}.model`")
+
+
+def _get_context(model: _ServedModel, models: Mapping[str, _ServedModel]) -> int | None:
+    """Return the context of a model in tokens; None if the list of models has none."""
+    if model.max_model_len:
+        return model.max_model_len
     # vLLM does not report the context of an adapter, which is that of the adapted model.
-    served = model.max_model_len or by_name.get(model.parent or "", model).max_model_len
-    known = _VERSION_PATHS.get(model.owned_by or "")
-    title = known[0] if known else "unknown server"
-    for kind, path in [known] if known else _VERSION_PATHS.values():
+    adapted = models.get(model.parent or "")
+    return None if adapted is None else adapted.max_model_len
+
+
+def _describe_origin(model: _ServedModel) -> dict[str, str]:
+    """Return where a model comes from, as far as the server reports it, by name."""
+    origin: dict[str, str] = {}
+    if model.root and model.root != model.id:
+        origin["root"] = model.root
+    if model.parent:
+        origin["base model"] = model.parent
+    return origin
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A program that serves models, as it identifies itself.
+
+    Attributes:
+        title: Name and version, as far as they are known.
+        context: Context in tokens, if it reports one.
+    """
+
+    title: str
+    context: int | None = None
+
+
+async def _identify_program(server: HttpClient, model: _ServedModel) -> _Program:
+    """Return the program that serves a model.
+
+    Raises:
+        Transient: There is no reply.
+    """
+    kind = _SERVER_KINDS.get(model.owned_by or "")
+    candidates = list(_SERVER_KINDS.values()) if kind is None else [kind]
+    for candidate in candidates:
         try:
-            version = await server.get(path, _Version)
+            reply = await server.get(candidate.version_path, _Version)
         except (Rejected, BrokenReply):
             continue
-        if number := version.version or version.build_info:
-            served, title = served or version.default_generation_settings.n_ctx, f"{kind} {number}"
-            break
-    facts = {"root": model.root if model.root != name else None, "base model": model.parent}
-    wanted = settings.context
-    info = EngineInfo(
-        model=name,
-        revision=settings.revision,
-        context=wanted or served or 0,
-        overhead=0,
-        engine=title,
-        serving={fact: value for fact, value in facts.items() if value},
-    )
+        version = reply.version or reply.build_info
+        if version:
+            context = reply.default_generation_settings.n_ctx
+            return _Program(f"{candidate.name} {to_line(version)}", context)
+    return _Program("unknown server" if kind is None else kind.name)
+
+
+def _check_context(
+    info: EngineInfo, configured: int | None, served: int | None, section: str
+) -> ServerCheck:
+    """Check whether the context is known, and not longer than the served one.
+
+    Args:
+        info: Description of the engine.
+        configured: Configured context in tokens.
+        served: Context that the server reports.
+        section: Section of the settings, for messages.
+    """
     if not info.context:
-        problem, remedy = (
-            f"does not report the context length of {name}",
-            f"give it (`{section}.context`)",
+        return ServerCheck(
+            name="context",
+            is_ok=False,
+            value=f"does not report the context length of {info.model}",
+            remedy=f"give it (`{section}.context`)",
+            is_blocking=True,
         )
-    elif served is not None and info.context > served:
-        problem = f"{name} is served with a context of {served} tokens, {wanted} are configured"
-        remedy = f"serve it with a longer context or give a shorter one (`{section}.context`)"
-    else:
-        origin = "as the server reports" if wanted is None else "as configured"
-        return info, ServerCheck("context", True, f"{info.context} tokens, {origin}")
-    return info, ServerCheck("context", False, problem, remedy, is_blocking=True)
+    if served is not None and info.context > served:
+        return ServerCheck(
+            name="context",
+            is_ok=False,
+            value=f"{info.model} is served with a context of {served} tokens, {configured} are configured",
+            remedy=f"serve it with a longer context or give a shorter one (`{section}.context`)",
+            is_blocking=True,
+        )
+    origin = "as the server reports" if configured is None else "as configured"
+    return ServerCheck("context", True, f"{info.context} tokens, {origin}")
 
 
 def describe_failure(
     server: HttpClient, error: Transient | Rejected, refused: str = "", *, is_known: bool = False
 ) -> EngineError:
-    """Return the error of a start-up check that failed by a failure of a request.
+    """Return the error of a start-up check whose request failed.
 
-    `refused` says how to go on if the server refuses; `is_known`, whether it has replied to another
-    request.
+    Args:
+        server: Client of the server.
+        error: Failure of the request.
+        refused: What helps if the server refuses the request; empty for a check of its address.
+        is_known: Whether the server has replied to another request.
     """
     hint = f"is the server running there? It answers once its model is loaded. Set its address with {server.address}"
     if isinstance(error, Transient):
         if error.kind == "timeout" and is_known:
-            hint = "the server is busy (it answers other requests); wait, or give requests more time with "
-            hint += f"`{server.section}.request_timeout`"
+            hint = (
+                "the server is busy (it answers other requests); wait, or give requests more time with "
+                f"`{server.section}.request_timeout`"
+            )
         return EngineError(f"{server.base_url}: {error.reason}; {hint}")
-    remedy = (
-        f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else refused or hint
-    )
+
+    remedy = refused or hint
+    if error.status in (401, 403):
+        remedy = f"give its key in {MODEL_KEY_VARIABLE}"
     return EngineError(
         f"{server.base_url}: the server refused the start-up check: {error}; {remedy}"
     )

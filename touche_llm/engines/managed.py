@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ _STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 # Seconds between SIGTERM and SIGKILL, in which vLLM releases memory and semaphores.
 _STOP_SECONDS = 30.0
 _LAST_LINES = 15
+# Max characters of a line of the log that an error quotes.
+_MAX_LINE = 500
 
 
 def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,10 +37,13 @@ def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_vllm() -> str:
-    """Return the path of the program `vllm`, beside this Python or on PATH."""
-    command = shutil.which(
-        "vllm", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    )
+    """Return the path of the program `vllm`, beside this Python or on PATH.
+
+    Raises:
+        EngineError: There is no such program.
+    """
+    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    command = shutil.which("vllm", path=os.pathsep.join(folders))
     if command is None:
         raise EngineError(
             "vllm: no such program beside this Python or on PATH; pip install 'touche-llm[vllm]'"
@@ -45,18 +51,49 @@ def find_vllm() -> str:
     return command
 
 
+@dataclass(frozen=True, slots=True)
+class GuardedProcess:
+    """A process that ends with this one; see `run_guarded`.
+
+    Attributes:
+        process: Process that guards the command.
+        log: File to which its output is appended.
+        log_start: Bytes in the file before it.
+    """
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_start: int
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the command; None while it runs."""
+        return self.process.poll()
+
+    async def wait(self) -> int:
+        """Wait until the command ends; return its exit code."""
+        return await asyncio.to_thread(self.process.wait)
+
+    def read_end_of_log(self) -> str:
+        """Return the last lines of the command's output, with the name of the file."""
+        with self.log.open("rb") as stream:
+            stream.seek(self.log_start)
+            output = stream.read().decode(errors="replace")
+        lines = output.splitlines()[-_LAST_LINES:]
+        return "\n".join([f"the end of {self.log}:", *(line[:_MAX_LINE] for line in lines)])
+
+
 @asynccontextmanager
-async def run_guarded(
-    command: Sequence[str], log: Path
-) -> AsyncIterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
+async def run_guarded(command: Sequence[str], log: Path) -> AsyncIterator[GuardedProcess]:
     """Run a command that ends with the block and with this process, whatever ends these (see `guard`).
 
-    Its output is appended to `log`. Yields the process, and a function that returns the last lines
-    of its output.
+    Args:
+        command: Program and its arguments.
+        log: File to which its output is appended; it is created if it is missing.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        start = output.tell()
+        log_start = output.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(_STOP_SECONDS), *command],
             stdin=subprocess.PIPE,
@@ -64,12 +101,13 @@ async def run_guarded(
             stderr=output,
             start_new_session=True,
         )
+    guarded = GuardedProcess(process, log, log_start)
     try:
-        yield process, lambda: _read_end(log, start)
+        yield guarded
     finally:
-        assert process.stdin is not None
+        assert process.stdin is not None, "standard input is a pipe"
         process.stdin.close()
-        await asyncio.to_thread(process.wait)
+        await guarded.wait()
 
 
 def guard(stop_seconds: float, command: Sequence[str]) -> int:
@@ -109,24 +147,16 @@ def guard(stop_seconds: float, command: Sequence[str]) -> int:
 
 def to_flags(options: Mapping[str, Any]) -> list[str]:
     """Return options as command-line flags; options with the value None are left out."""
-    found: list[str] = []
+    flags: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, Mapping | list | tuple):
-            found.append(f"--{flag}={orjson.dumps(value).decode()}")
+            flags.append(f"--{flag}={orjson.dumps(value).decode()}")
         elif value is not None:
-            found.append(f"--{flag}={value}")
-    return found
-
-
-def _read_end(log: Path, start: int) -> str:
-    """Return the last lines of a log that were written after its first `start` bytes."""
-    with log.open("rb") as stream:
-        stream.seek(start)
-        lines = stream.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
-    return "\n".join([f"the end of {log}:", *(line[:500] for line in lines)])
+            flags.append(f"--{flag}={value}")
+    return flags
 
 
 _HOST = "127.0.0.1"
@@ -141,39 +171,60 @@ async def serve(
     """Serve the model of a folder, under the folder's last name, on a free port of this machine.
 
     The server and its processes end with the block and with this process (see `run_guarded`). Its
-    output is appended to `log`, and its base URL is yielded once it answers. Additional options of
-    `vllm serve` are named and valued as for `vllm.LLM`: `{"enforce_eager": True}`. The context in
-    tokens is the model's own if None.
-    """
-    from touche_llm.engines.http import HttpClient  # takes a while to load
+    base URL is yielded once it replies.
 
+    Args:
+        folder: Folder of the model.
+        options: Additional options of `vllm serve`, named and valued as for `vllm.LLM`:
+            `{"enforce_eager": True}`.
+        log: File to which its output is appended.
+        context: Context in tokens; the model's own if None.
+
+    Raises:
+        EngineError: There is no program `vllm`, or it ended before the server replied.
+    """
     with socket.create_server((_HOST, 0)) as free:
         port: int = free.getsockname()[1]
     arguments = build_start_options(options)
     arguments |= {"served_model_name": get_model_name(folder), "host": _HOST, "port": port}
-    arguments |= {} if context is None else {"max_model_len": context}
+    if context is not None:
+        arguments["max_model_len"] = context
     command = [
         find_vllm(),
         "serve",
         str(folder),
         "--disable-uvicorn-access-log",
         "--enable-prompt-tokens-details",
+        *to_flags(arguments),
     ]
-    async with run_guarded([*command, *to_flags(arguments)], log) as (process, end_of_log):
+    async with run_guarded(command, log) as server:
         url = f"http://{_HOST}:{port}"
-        async with HttpClient(url, concurrency=1, request_timeout=60.0) as client:
-            with suppress(Rejected):  # the start-up check reports it
-                while process.poll() is None:
-                    with suppress(Transient):
-                        await client.get("/v1/models", dict)
-                        break
-                    await asyncio.sleep(_POLL_INTERVAL)
-                else:
-                    code = process.returncode
-                    raise EngineError(
-                        f"vllm serve: ended with code {code} before it was ready; {end_of_log()}"
-                    )
+        await _wait_until_ready(server, url)
         yield url
+
+
+async def _wait_until_ready(server: GuardedProcess, url: str) -> None:
+    """Wait until a server replies.
+
+    Raises:
+        EngineError: The server ended before.
+    """
+    from touche_llm.engines.http import HttpClient  # takes a while to load
+
+    async with HttpClient(url, concurrency=1, request_timeout=60.0) as client:
+        while server.exit_code is None:
+            try:
+                await client.get("/v1/models", dict)
+            except Rejected:
+                return  # the start-up check reports it
+            except Transient:
+                await asyncio.sleep(_POLL_INTERVAL)
+            else:
+                return
+
+    raise EngineError(
+        f"vllm serve: ended with code {server.exit_code} before it was ready; {server.read_end_of_log()}"
+    )
 
 
 if __name__ == "__main__":

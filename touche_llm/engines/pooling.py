@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,9 +17,10 @@ from touche_llm.engines.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.errors import BrokenReply, EngineError, Rejected, ReplayMiss, Transient
 from touche_llm.llm.answer_key import hash_content
 from touche_llm.llm.cache import EntryMetadata, describe_resume
-from touche_llm.llm.client import EngineClient, FailedRequest
+from touche_llm.llm.client import EngineClient, FailedRequest, UncachedRequest
 from touche_llm.llm.protocol import EngineInfo, PoolingEngine, TokenCounter
 from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.truncation import get_complete_text
 from touche_llm.text.passages import RankedPassages
 
 if TYPE_CHECKING:  # takes a while to load
@@ -43,13 +44,62 @@ class Score(JsonStruct, frozen=True):
 
 
 _StoredT = TypeVar("_StoredT", Embedding, Score)
+# Key of a result and its text.
+_ItemToSend = tuple[str, Request]
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolingQuery(Generic[_StoredT]):
+    """What is requested about each of some texts.
+
+    Attributes:
+        model: Type of a result, as it is stored.
+        text_name: Name of the text in the keys of the results.
+        parameters: What a result depends on, besides the model and its text, by name.
+        send: Requests the results of some texts from an engine.
+    """
+
+    model: type[_StoredT]
+    text_name: str
+    parameters: Mapping[str, Any]
+    send: Callable[[PoolingEngine, Sequence[str]], Awaitable[Sequence[Any]]]
+
+    @property
+    def kind(self) -> str:
+        """Kind of the results in the cache."""
+        return self.model.__name__.lower()
+
+    def make_key(self, text: Request) -> str:
+        """Return the key of a text's result."""
+        return hash_content(
+            self.kind,
+            model=text.model,
+            revision=text.revision,
+            **{self.text_name: _get_text(text)},
+            **self.parameters,
+        )
+
+
+def _split(items: Sequence[_ItemToSend], size: int) -> list[Sequence[_ItemToSend]]:
+    """Split items into batches of this size; the last one may be smaller."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _get_text(request: Request) -> str:
+    """Return the text that a request wraps."""
+    return request.messages[0].content
 
 
 @dataclass(slots=True)
 class PoolingClient(EngineClient):
     """Client of one embedding model or cross-encoder.
 
-    `dimensions` are those of its vectors, None for its own.
+    Attributes:
+        engine: Engine that answers; None in a replay.
+        purpose: What the model is for.
+        batch: Max number of texts in a request.
+        concurrency: Max number of requests at a time.
+        dimensions: Dimensions of the vectors; None for the model's own.
     """
 
     engine: PoolingEngine | None
@@ -62,47 +112,65 @@ class PoolingClient(EngineClient):
 
     def wrap(self, text: str, topic_id: str = "", document_id: str | None = None) -> Request:
         """Return a text to send, about a topic or document, as the only message of a request."""
-        origin, info = Origin("pooling", 0, "", topic_id, document_id), self.engine_info
         return Request(
-            (Message("user", text),), {}, Sampling(), info.model, info.revision, {}, origin
+            messages=(Message("user", text),),
+            schema={},
+            sampling=Sampling(),
+            model=self.engine_info.model,
+            revision=self.engine_info.revision,
+            chat_template_kwargs={},
+            origin=Origin(
+                prompt="pooling",
+                prompt_version=0,
+                prompt_hash="",
+                topic_id=topic_id,
+                document_id=document_id,
+            ),
         )
 
     async def embed(self, texts: Sequence[Request]) -> list[bytes]:
         """Return the vectors of texts as little-endian float32.
 
-        Empty for those that a replay misses.
+        Those that a replay misses are empty; see `raise_on_misses`.
+
+        Raises:
+            EngineError: The engine failed.
         """
-        optional = {} if self.dimensions is None else {"dimensions": self.dimensions}
-        found = await self._request(
-            Embedding,
-            texts,
-            "text",
-            optional,
-            lambda engine, sent: engine.embed(sent, self.dimensions),
+        parameters = {} if self.dimensions is None else {"dimensions": self.dimensions}
+        query = _PoolingQuery(
+            model=Embedding,
+            text_name="text",
+            parameters=parameters,
+            send=lambda engine, sent: engine.embed(sent, self.dimensions),
         )
-        return [b"" if each is None else each.vector for each in found]
+        results = await self._request(query, texts)
+        return [b"" if result is None else result.vector for result in results]
 
     async def embed_batch(self, texts: Sequence[str]) -> list[bytes]:
-        """Return the vectors of texts as `embed`, in one request.
+        """Return the vectors of texts in one request, without use of the cache.
 
-        Nothing is read from the cache or stored there.
+        Raises:
+            EngineError: The engine failed.
         """
-        assert self.engine is not None
+        assert self.engine is not None, "nothing is embedded in a replay"
         return await self._send(partial(self.engine.embed, texts, self.dimensions))
 
     async def score(self, query: str, documents: Sequence[Request]) -> list[float]:
-        """Return the relevance of documents to a query; 0 for those that a replay misses.
+        """Return the relevance of documents to a query.
 
-        Raise as `embed`.
+        It is 0 for those that a replay misses; see `raise_on_misses`.
+
+        Raises:
+            EngineError: The engine failed.
         """
-        found = await self._request(
-            Score,
-            documents,
-            "document",
-            {"query": query},
-            lambda engine, sent: engine.score(query, sent),
+        pooling_query = _PoolingQuery(
+            model=Score,
+            text_name="document",
+            parameters={"query": query},
+            send=lambda engine, sent: engine.score(query, sent),
         )
-        return [0.0 if each is None else each.score for each in found]
+        results = await self._request(pooling_query, documents)
+        return [0.0 if result is None else result.score for result in results]
 
     async def fit(
         self,
@@ -111,94 +179,124 @@ class PoolingClient(EngineClient):
         topic_id: str = "",
         document_id: str | None = None,
     ) -> str:
-        """Return the text of a document, truncated if `build` would make it longer than the context."""
+        """Return the text of a document, truncated if it does not fit the context.
 
-        def wrap(text: str) -> Request:
+        Args:
+            build: Builds the text to send from that of the document.
+            document: Text, or passages in the order in which they are kept.
+            topic_id: Id of the topic, for messages.
+            document_id: Id of the document, for messages.
+
+        Raises:
+            EngineError: The engine failed.
+            PromptError: Not even the beginning of the document fits.
+        """
+
+        def build_request(text: str) -> Request:
             return self.wrap(build(text), topic_id, document_id)
 
-        text = document if isinstance(document, str) else document.whole.text
-        whole, info = wrap(text), self.engine_info
+        complete_text = get_complete_text(document)
         # The model may add as many tokens as the overhead to those that the server counts.
-        fitted = await self.truncate_document(wrap, whole, document, info.context - info.overhead)
-        if not isinstance(fitted, FailedRequest):
-            return fitted[0]
-        if fitted.attempts:
+        room = self.engine_info.context - self.engine_info.overhead
+        complete_request = build_request(complete_text)
+        fitted = await self.truncate_document(build_request, complete_request, document, room)
+        if isinstance(fitted, UncachedRequest):
+            return complete_text
+        if isinstance(fitted, FailedRequest):
+            subject = complete_request.origin.subject
             reason = fitted.attempts[-1].reason
             raise self._fail_with(
-                f"{whole.origin.subject}: too long, and its tokens cannot be counted: {reason}"
+                f"{subject}: too long, and its tokens cannot be counted: {reason}"
             )
-        return text
+        return fitted.text
 
     def raise_on_misses(self) -> None:
-        """Raise ReplayMiss if a replay needed results that the cache lacks."""
+        """Raise an error if a replay needed results that the cache lacks.
+
+        Raises:
+            ReplayMiss: There are such results.
+        """
         if not self.misses:
             return
+
         # A text whose length is missing as well counts once.
-        count = len(
-            {
-                (each.origin.topic_id, each.origin.document_id or each.messages)
-                for each in self.misses
-            }
-        )
+        subjects: set[tuple[Any, ...]] = set()
+        for miss in self.misses:
+            subjects.add((miss.origin.topic_id, miss.origin.document_id or miss.messages))
         raise ReplayMiss(
-            f"{self.cache.path}: the cache lacks {count} results of {self.engine_info.model} that the run needs, the "
-            f"first for {self.misses[0].origin.subject}; request them with `cache.mode: reuse` and the address of its "
-            f"server (`{SECTIONS[self.purpose]}.url`)"
+            f"{self.cache.path}: the cache lacks {len(subjects)} results of {self.engine_info.model} that the run "
+            f"needs, the first for {self.misses[0].origin.subject}; request them with `cache.mode: reuse` and the "
+            f"address of its server (`{SECTIONS[self.purpose]}.url`)"
         )
 
     async def _request(
-        self,
-        model: type[_StoredT],
-        texts: Sequence[Request],
-        name: str,
-        others: Mapping[str, Any],
-        send: Callable[[PoolingEngine, Sequence[str]], Awaitable[Sequence[Any]]],
+        self, query: _PoolingQuery[_StoredT], texts: Sequence[Request]
     ) -> list[_StoredT | None]:
         """Return the results for texts; those that the cache lacks are requested, each once.
 
-        A key has the model, a text under `name`, and `others`.
+        None stands for a result that a replay misses.
         """
-        info, engine, kind = self.engine_info, self.engine, model.__name__.lower()
-        keys = [
-            hash_content(
-                kind,
-                model=info.model,
-                revision=info.revision,
-                **{name: each.messages[0].content},
-                **others,
-            )
-            for each in texts
-        ]
-        found = {key: self.cache.get(key, model, refreshed=key in self._stored) for key in keys}
-        self.counts.cache_hits += sum(value is not None for value in found.values())
-        lacking = [(key, texts[keys.index(key)]) for key, value in found.items() if value is None]
-        if engine is None:
-            self.misses += [text for _, text in lacking]
-            return [found[key] for key in keys]
+        keys = [query.make_key(text) for text in texts]
+        results: dict[str, _StoredT | None] = {}
+        missing: dict[str, Request] = {}
+        for key, text in zip(keys, texts, strict=True):
+            if key in results:
+                continue
+            results[key] = self.cache.get(key, query.model, refreshed=key in self._stored)
+            if results[key] is None:
+                missing[key] = text
+        self.counts.cache_hits += len(results) - len(missing)
 
-        async def request(batch: Sequence[tuple[str, Request]]) -> None:
-            results = await self._send(
-                partial(send, engine, [text.messages[0].content for _, text in batch])
-            )
-            for (key, text), result in zip(batch, map(model, results), strict=True):
-                origin = text.origin
-                metadata = EntryMetadata(
-                    key=key,
-                    kind=kind,
-                    model=info.model,
-                    topic=origin.topic_id,
-                    document=origin.document_id,
-                )
-                self._stored.add(key)
-                found[key] = await self.cache.store(metadata, result)
+        if self.engine is None:
+            self.misses += missing.values()
+        else:
+            request = partial(self._request_batch, self.engine, query)
+            batches = _split(list(missing.items()), self.batch)
+            for stored in await map_in_order(request, batches, self.concurrency):
+                results.update(stored)
+        return [results[key] for key in keys]
 
-        batches = [
-            lacking[start : start + self.batch] for start in range(0, len(lacking), self.batch)
-        ]
-        await map_in_order(request, batches, self.concurrency)
-        return [found[key] for key in keys]
+    async def _request_batch(
+        self,
+        engine: PoolingEngine,
+        query: _PoolingQuery[_StoredT],
+        batch: Sequence[_ItemToSend],
+    ) -> dict[str, _StoredT]:
+        """Request the results for texts and store them.
+
+        Args:
+            engine: Engine that answers.
+            query: What is requested about each text.
+            batch: Texts with the keys of their results.
+
+        Returns:
+            Results by key.
+
+        Raises:
+            EngineError: The engine failed.
+        """
+        texts = [_get_text(text) for _, text in batch]
+        values = await self._send(partial(query.send, engine, texts))
+
+        results: dict[str, _StoredT] = {}
+        for (key, text), value in zip(batch, values, strict=True):
+            metadata = EntryMetadata(
+                key=key,
+                kind=query.kind,
+                model=text.model,
+                topic=text.origin.topic_id,
+                document=text.origin.document_id,
+            )
+            self._stored.add(key)
+            results[key] = await self.cache.store(metadata, query.model(value))
+        return results
 
     async def _send(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
+        """Send a request.
+
+        Raises:
+            EngineError: The engine failed.
+        """
         self.counts.requests += 1
         try:
             return await self._retry(call)
@@ -268,14 +366,22 @@ class PoolingServer:
         self, client: HttpClient, purpose: PoolingPurpose, settings: PoolingConfig
     ) -> None:
         """Initialise the engine with the client of a server; nothing is sent yet."""
-        client.section = SECTIONS[purpose]
-        client.address = f"`{client.section}.url`"
-        self._client, self._purpose, self._settings = client, purpose, settings
+        self._client = client
+        self._purpose: PoolingPurpose = purpose
+        self._settings = settings
         self._model = settings.model or ""
         self._length: int | None = None
 
     async def connect(self, dimensions: int | None = None) -> EngineInfo:
-        """Get model and context from the server, and verify that its results, of these dimensions, can be used."""
+        """Get model and context from the server, and verify that its results can be used.
+
+        Args:
+            dimensions: Dimensions of the vectors; None for the model's own.
+
+        Raises:
+            EngineError: The server is unreachable, does not serve the model, or its results cannot
+                be used.
+        """
         from touche_llm.engines.identification import (  # takes a while to load
             describe_failure,
             identify,
@@ -283,15 +389,15 @@ class PoolingServer:
 
         client = self._client
         try:
-            info, context = await identify(client, self._settings, client.section)
+            identification = await identify(client, self._settings, client.section)
+            info = identification.info
             self._model = info.model
-            if context.is_blocking:
-                raise EngineError(f"{client.base_url}: {context}")
-            await (
-                self._check_vectors(dimensions)
-                if self._purpose == "embedding"
-                else self._check_scores()
-            )
+            if identification.context_check.is_blocking:
+                raise EngineError(f"{client.base_url}: {identification.context_check}")
+            if self._purpose == "embedding":
+                await self._check_vectors(dimensions)
+            else:
+                await self._check_scores()
         except (Transient, Rejected) as error:
             refused = _SEE_LOG
             if isinstance(error, Rejected) and error.status == 404:
@@ -309,16 +415,14 @@ class PoolingServer:
         if dimensions is not None:
             body["dimensions"] = dimensions
         reply = await self._client.post(_PATHS["embedding"], body, _Embeddings)
-        return [
-            self._read_vector(item.embedding)
-            for item in self._sort(reply.data, reply.model, len(texts))
-        ]
+        items = self._sort(reply.data, reply.model, len(texts))
+        return [self._read_vector(item.embedding) for item in items]
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
         """Return the relevance of each document to the query; see `PoolingEngine`."""
         body = {"model": self._model, "query": query, "documents": list(documents)}
         reply = await self._client.post(_PATHS["score"], body, _Scores)
-        scores = []
+        scores: list[float] = []
         for item in self._sort(reply.results, reply.model, len(documents)):
             if item.relevance_score is None or not math.isfinite(item.relevance_score):
                 raise self._fail(f"sends a score that is no number ({item.relevance_score})")
@@ -333,6 +437,7 @@ class PoolingServer:
         return TextTokenCounter(self._client, self._model, {})
 
     async def _check_vectors(self, dimensions: int | None) -> None:
+        """Raise EngineError unless vectors have these dimensions and differ for different texts."""
         contents = await self.embed(_DOCUMENTS, dimensions)
         if dimensions is not None and self._length != dimensions:
             raise self._fail(
@@ -345,6 +450,7 @@ class PoolingServer:
             raise self._fail("sends the same vector for clearly different texts")
 
     async def _check_scores(self) -> None:
+        """Raise EngineError unless scores of a right and a wrong answer differ."""
         scores = await self.score(_QUERY, _DOCUMENTS)
         if max(scores) - min(scores) <= _EQUAL:
             raise self._fail(
@@ -356,22 +462,37 @@ class PoolingServer:
     def _sort(self, items: Sequence[_ItemT], model: str | None, expected: int) -> list[_ItemT]:
         """Return the results in the order of the texts.
 
-        Raise BrokenReply unless there is one for each.
+        Args:
+            items: Results in any order.
+            model: Name of the model that replied, if the server names it.
+            expected: Number of texts.
+
+        Raises:
+            BrokenReply: There is not one result for each text.
+            EngineError: Another model replied than before.
         """
         self._client.check_model(model, self._model)
-        found = sorted(items, key=lambda item: item.index)
-        if [item.index for item in found] != list(range(expected)):
+        ordered = sorted(items, key=lambda item: item.index)
+        if [item.index for item in ordered] != list(range(expected)):
             raise BrokenReply(
-                f"incomplete reply from {_PATHS[self._purpose]}: {len(found)} results for {expected} texts"
+                f"incomplete reply from {_PATHS[self._purpose]}: {len(ordered)} results for {expected} texts"
             )
-        return found
+        return ordered
 
     def _read_vector(self, embedding: bytes | Sequence[float | None]) -> bytes:
-        content = embedding
-        if not isinstance(content, bytes):
-            content = np.array(
-                [math.nan if value is None else value for value in embedding], "<f4"
-            ).tobytes()
+        """Return a vector as little-endian float32.
+
+        Args:
+            embedding: The same, or numbers.
+
+        Raises:
+            EngineError: The vector cannot be used, or has other dimensions than the first one.
+        """
+        if isinstance(embedding, bytes):
+            content = embedding
+        else:
+            numbers = [math.nan if value is None else value for value in embedding]
+            content = np.array(numbers, "<f4").tobytes()
         if not content or len(content) % 4:
             raise self._fail(f"sends a vector of {len(content)} bytes, not of float32")
         values = np.frombuffer(content, "<f4")

@@ -102,11 +102,11 @@ class RayJob:
         with open_scratch(responses) as place:
             written = place / responses.name
             command = self._build_command(requests, written)
-            async with run_guarded(command, self.log) as (process, end_of_log):
-                code = await asyncio.to_thread(process.wait)
+            async with run_guarded(command, self.log) as job:
+                code = await job.wait()
             if code != 0 or not written.exists():
                 problem = f"the Ray Data job exited with code {code}"
-                raise EngineError(f"{requests}: {problem}; {end_of_log()}")
+                raise EngineError(f"{requests}: {problem}; {job.read_end_of_log()}")
             written.replace(responses)
         return count
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from touche_llm.errors import EngineError, UsageError
+from touche_llm.errors import EngineError, UsageError, lacks_memory
 from touche_llm.llm.protocol import TokenCounter
 from touche_llm.llm.request import Message, to_prompt
 
@@ -29,6 +29,8 @@ class ChatTokenizer(TokenCounter):
                 str(folder), local_files_only=True, trust_remote_code=False
             )
         except ImportError as error:
+            if lacks_memory(error):
+                raise
             raise EngineError(
                 "engine.tokenizer: needs transformers: pip install transformers"
             ) from error

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,18 @@ from numpy.typing import NDArray
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError
-from touche_llm.evaluation.intervals import Array
+from touche_llm.evaluation.intervals import Array, Bounds
 from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.evaluation.registry import (
+    LabelMeasure,
+    MeasureKind,
+    list_label_measures,
+    register,
+)
 from touche_llm.evaluation.significance import Estimate, ratio
 
+# Whole numbers, or sums of them.
+Numbers = NDArray[np.int64] | Array
 # Places of labels in `task.stances`, of shape (documents,).
 Labels = NDArray[np.intp]
 
@@ -27,7 +35,7 @@ def round_grade(grade: float) -> int:
     return max(math.floor(grade + 0.5), 0)
 
 
-def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Array:
+def macro_f1(hits: Numbers, chosen: Numbers, true: Numbers) -> Array:
     """Compute the mean F1 of the labels, with F1 = 2 tp / (2 tp + fp + fn).
 
     The mean is over the labels that are true or chosen for at least one document, as in
@@ -169,14 +177,14 @@ def _estimate_pooled(
     cells = len(qrels.labels) ** 2
     counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), cells)
 
-    formulas = {MeasureName.MACRO_F1: _macro_f1, MeasureName.ACCURACY: _accuracy}
     estimates: dict[Measure, Estimate] = {}
-    for name, formula in formulas.items():
-        estimates[Measure(STANCE, name, cutoff)] = Estimate(
+    for kind in list_label_measures():
+        estimates[Measure(STANCE, kind.name, cutoff)] = Estimate(
             topics=tuple(kept),
             counts=counts,
-            formula=formula,
+            formula=partial(_compute_from_counts, kind.formula),
             documents=int(counts.sum()),
+            bounds=kind.bounds,
         )
     return estimates
 
@@ -187,8 +195,13 @@ def _to_matrix(counts: Array) -> Array:
     return counts.reshape(*counts.shape[:-1], labels, labels)
 
 
-def _macro_f1(counts: Array) -> Array:
-    matrix = _to_matrix(counts)
+def _compute_from_counts(formula: Callable[[Array], Array], counts: Array) -> Array:
+    """Compute values by a formula for confusion matrices, (…, labels * labels) to (…)."""
+    return formula(_to_matrix(counts))
+
+
+def _macro_f1(matrix: Array) -> Array:
+    """Compute macro-F1 of confusion matrices, (…, labels, labels) to (…)."""
     return macro_f1(
         hits=matrix.diagonal(axis1=-2, axis2=-1),
         chosen=matrix.sum(axis=-2),
@@ -196,7 +209,61 @@ def _macro_f1(counts: Array) -> Array:
     )
 
 
-def _accuracy(counts: Array) -> Array:
-    matrix = _to_matrix(counts)
+def _accuracy(matrix: Array) -> Array:
+    """Compute the accuracy of confusion matrices, (…, labels, labels) to (…)."""
     hits = matrix.trace(axis1=-2, axis2=-1)
     return np.asarray(hits / matrix.sum(axis=(-2, -1)))
+
+
+register(
+    LabelMeasure(
+        name=MeasureName.MACRO_F1,
+        definition="mean F1 of the labels that occur among the judged documents with a label",
+        formula=_macro_f1,
+        order=60,
+    )
+)
+register(
+    LabelMeasure(
+        name=MeasureName.ACCURACY,
+        definition="share of the judged documents with a label whose label is the true one",
+        formula=_accuracy,
+        order=70,
+    )
+)
+register(
+    MeasureKind(
+        name=MeasureName.LABEL_PRECISION,
+        definition="share of the documents with a label for which it is the true one",
+        is_of_label=True,
+        order=80,
+    )
+)
+register(
+    MeasureKind(
+        name=MeasureName.LABEL_RECALL,
+        definition="share of the documents for which a label is true that have it",
+        is_of_label=True,
+        order=81,
+    )
+)
+register(
+    MeasureKind(
+        name=MeasureName.KAPPA,
+        definition="agreement of grades with those of people, with quadratic weights",
+        reference="J. Cohen, Psychological Bulletin 70, 1968",
+        cutoffs=(None,),
+        bounds=Bounds(-1.0, 1.0),
+        order=90,
+    )
+)
+register(
+    MeasureKind(
+        name=MeasureName.SPEARMAN,
+        definition="rank correlation of grades with those of people, where their scales differ",
+        reference="C. Spearman, American Journal of Psychology 15, 1904",
+        cutoffs=(None,),
+        bounds=Bounds(-1.0, 1.0),
+        order=91,
+    )
+)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,7 +150,9 @@ def fit_thresholds(
     *first_labels, last_label = task.no_stances
     scores: list[NDArray[np.float64]] = []
     for point in product(GRID, repeat=len(first_labels)):
-        thresholds: dict[str, Any] = dict(zip(first_labels, point, strict=True))
+        thresholds: dict[str, float | NDArray[np.float64]] = dict(
+            zip(first_labels, point, strict=True)
+        )
         # All thresholds of the last label at once.
         thresholds[last_label] = GRID[:, np.newaxis]
         chosen = choose_stances(probabilities, thresholds, task)

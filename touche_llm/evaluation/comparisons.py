@@ -3,89 +3,119 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
-from touche_llm.data.measure import Measure, MeasureName
+from touche_llm.data.measure import Measure
 from touche_llm.evaluation.agreement import estimate_common_stances
+from touche_llm.evaluation.judged_share import estimate_judged
+from touche_llm.evaluation.known_measures import KINDS
+from touche_llm.evaluation.measures import Evaluation, describe_judging
 from touche_llm.evaluation.significance import Estimate, compare, list_common_topics
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-from touche_llm.evaluation.measures import (
-    Evaluation,
-    describe_judging,
-    estimate_judged,
-    make_measure_frame,
-)
+
+# Estimates of a run and of the baseline over their common documents, by measure.
+CommonEstimates = Mapping[Measure, tuple[Estimate, Estimate]]
 
 
-def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[DataFrame, list[str]]:
+class JudgedShares(NamedTuple):
+    """Additional columns of `compare_runs`, see `judged_share.estimate_judged`.
+
+    Attributes:
+        judged: Share of judged documents of the run.
+        baseline_judged: Share of judged documents of the baseline.
+    """
+
+    judged: float
+    baseline_judged: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """Comparison of runs with a baseline.
+
+    Attributes:
+        rows: Rows of `significance.compare`, with the columns of `JudgedShares`, over the topics of
+            `value`.
+        notes: Notes on them.
+    """
+
+    rows: DataFrame
+    notes: list[str]
+
+
+def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> RunComparison:
     """Compare runs with a baseline; all were measured with the same judgments and depth.
 
     Stances are compared over the documents with a label in both runs, except for `@5`, where the
     choice of documents counts too. judged@5 is no measure of a system, so it has no row.
 
-    Returns:
-        The rows of `significance.compare`, and notes on them. Additional columns: `judged` and
-        `baseline_judged` (see `measures.estimate_judged`, over the topics of `value`).
-
     Raises:
         UsageError: The runs cannot be compared, see `significance.compare`.
     """
-    common: dict[str, dict[Measure, tuple[Estimate, Estimate]]] = {}
+    # Imported here because pandas is slow to load.
+    import pandas as pd
+
+    common: dict[str, CommonEstimates] = {}
     for other in others:
         if other.qrels.stances:
             common[other.name] = estimate_common_stances(other.run, baseline.run, other.qrels)
 
-    frame = compare(
+    rows = compare(
         baseline.name,
         {evaluation.name: _select_compared(evaluation) for evaluation in (baseline, *others)},
         common=common,
     )
 
     others_by_name = {other.name: other for other in others}
-    shares: list[dict[str, float]] = []
-    for name, measure in zip(frame["run"], frame["measure"], strict=True):
+    shares: list[JudgedShares] = []
+    for name, measure in zip(rows["run"], rows["measure"], strict=True):
         other = others_by_name[name]
-        alone = (other.estimates[measure], baseline.estimates[measure])
-        pair = common.get(name, {}).get(measure, alone)
-        topics = list_common_topics(*pair)
+        topics = _list_compared_topics(other, baseline, measure, common.get(name, {}))
         shares.append(_compute_judged_shares(other, baseline, measure, topics))
 
     notes: list[str] = []
     for other in others:
         notes += _describe_common_stances(other, baseline, common.get(other.name, {}))
         notes += describe_judging(other, baseline)
-    return frame.join(make_measure_frame(shares, _SHARE_COLUMNS)), notes
+    return RunComparison(rows.join(pd.DataFrame(shares, columns=JudgedShares._fields)), notes)
 
 
-_SHARE_COLUMNS = ("judged", "baseline_judged")
+def _list_compared_topics(
+    run: Evaluation, baseline: Evaluation, measure: Measure, common: CommonEstimates
+) -> list[str]:
+    """Return the topics over which a run is compared with the baseline by a measure."""
+    if measure in common:
+        return list_common_topics(*common[measure])
+    return list_common_topics(run.estimates[measure], baseline.estimates[measure])
 
 
 def _select_compared(evaluation: Evaluation) -> dict[Measure, Estimate]:
-    """Return the estimates by the measures of a system, which judged@5 is not."""
+    """Return the estimates by which runs are compared."""
     return {
         measure: estimate
         for measure, estimate in evaluation.estimates.items()
-        if measure.name is not MeasureName.JUDGED
+        if KINDS[measure.name].is_compared
     }
 
 
 def _compute_judged_shares(
     run: Evaluation, baseline: Evaluation, measure: Measure, topics: Collection[str]
-) -> dict[str, float]:
+) -> JudgedShares:
     """Return judged@k of a measure over some topics, of a run and of the baseline."""
     judged = estimate_judged(run.run, run.qrels, measure, topics)
     baseline_judged = estimate_judged(baseline.run, baseline.qrels, measure, topics)
-    return {"judged": judged.value, "baseline_judged": baseline_judged.value}
+    return JudgedShares(judged=judged.value, baseline_judged=baseline_judged.value)
 
 
 def _describe_common_stances(
     run: Evaluation,
     baseline: Evaluation,
-    common: Mapping[Measure, tuple[Estimate, Estimate]],
+    common: CommonEstimates,
 ) -> list[str]:
     """Return a note for each measure whose common documents are not all those of each run.
 

@@ -39,7 +39,7 @@ SHARE = Bounds(0.0, 1.0)
 
 
 def compute_jackknife_interval(
-    counts: Array, formula: Formula, bounds: Bounds
+    counts: Array, formula: Formula, bounds: Bounds | None
 ) -> tuple[float, float]:
     """Compute the 95 % interval of a value over topics; its ends lie within the bounds.
 
@@ -53,7 +53,8 @@ def compute_jackknife_interval(
     Args:
         counts: Contribution of each topic, of shape (topics, counts), two topics or more.
         formula: Computes the value from sums over topics, (…, counts) to (…).
-        bounds: Range of the value.
+        bounds: Range of the value; None if it has none, then the interval is Student's on the
+            scale of the value.
 
     Returns:
         Both ends: NaN if the value is undefined with or without one of the topics; both the value
@@ -68,6 +69,10 @@ def compute_jackknife_interval(
     error = compute_jackknife_error(values_without_topic)
     if math.isnan(value) or math.isnan(error):
         return math.nan, math.nan
+
+    if bounds is None:
+        half_width = find_student_quantile(len(counts) - 1) * error
+        return value - half_width, value + half_width
 
     if not bounds.lowest - TIE <= value <= bounds.highest + TIE:
         raise ValueError(

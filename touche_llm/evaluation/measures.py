@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import ir_measures
-import numpy as np
 import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
-from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, MeasureName, make_headline_ndcg
+from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, make_headline_ndcg
 from touche_llm.data.runs.reading import ParsedRun
-from touche_llm.errors import UsageError
+from touche_llm.errors import ExtensionError, UsageError
 from touche_llm.evaluation.agreement import estimate_labels, estimate_stances
+from touche_llm.evaluation.intervals import TIE
+from touche_llm.evaluation.judged_share import estimate_judged
+from touche_llm.evaluation.known_measures import KINDS
 from touche_llm.evaluation.qrels import (
-    GRADE_DECIMALS,
     STANCE,
     Coverage,
     Grades,
@@ -25,34 +26,59 @@ from touche_llm.evaluation.qrels import (
     describe_topics,
     select_topics,
 )
+from touche_llm.evaluation.registry import (
+    RELEVANT,
+    GradedTopic,
+    MeasureKind,
+    StandardMeasure,
+    TopicMeasure,
+)
 from touche_llm.evaluation.significance import Estimate, compute_interval, estimate_mean
 
 if TYPE_CHECKING:
+    from ir_measures.measures import Measure as Metric
     from pandas import DataFrame
 
-_SUMMARY_COLUMNS = (
-    "run",
-    "measure",
-    "value",
-    "low",
-    "high",
-    "n",
-    "topics",
-    "missing",
-    "judged_topics",
-    "judged",
-)
-_TOPIC_COLUMNS = ("run", "measure", "topic", "value", "judged")
-# pytrec_eval takes integers; nDCG with linear gain does not change if all grades are multiplied.
-_UNIT = 10**GRADE_DECIMALS
+
+class MeasuredRow(NamedTuple):
+    """Row of `Evaluation.summary`.
+
+    Attributes:
+        run: Name of the run.
+        low: Lower end of the 95 % interval.
+        high: Upper end of the 95 % interval.
+        n: Number of topics, or of documents for the stance.
+        topics: Number of judged topics that the run is measured on.
+        missing: Number of these that the run lacks.
+        judged_topics: Number of topics that the qrels file judges.
+        judged: Share of judged documents among those that the measure looks at.
+    """
+
+    run: str
+    measure: Measure
+    value: float
+    low: float
+    high: float
+    n: int
+    topics: int
+    missing: int
+    judged_topics: int
+    judged: float
 
 
-def make_measure_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> DataFrame:
-    """Return a frame of rows; also without rows it has the columns."""
-    # Imported here because pandas is slow to load, and the help of `evaluate` needs no frame.
-    import pandas as pd
+class MeasuredTopicRow(NamedTuple):
+    """Row of `Evaluation.per_topic`.
 
-    return pd.DataFrame(rows, columns=columns)
+    Attributes:
+        run: Name of the run.
+        judged: Share of judged documents among those that the measure looks at.
+    """
+
+    run: str
+    measure: Measure
+    topic: str
+    value: float
+    judged: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,96 +103,65 @@ class Evaluation:
         return Coverage.of(self.run, self.qrels, aspect)
 
     def summary(self) -> DataFrame:
-        """Return a row for each measure, with the columns that `evaluation.evaluate` names.
+        """Return a row for each measure, with the columns of `MeasuredRow`."""
+        # Imported here because pandas is slow to load, and the help of `evaluate` needs no frame.
+        import pandas as pd
 
-        The column `measure` has records.
-        """
         estimates = self.estimates | self.labels
         rows = [self._summarize(measure, estimate) for measure, estimate in estimates.items()]
-        return make_measure_frame(rows, _SUMMARY_COLUMNS)
+        return pd.DataFrame(rows, columns=MeasuredRow._fields)
 
     def per_topic(self) -> DataFrame:
-        """Return a row for each measure and contributing topic: `run`, `measure`, `topic`, `value` and `judged`.
+        """Return a row for each measure and contributing topic, with the columns of `MeasuredTopicRow`.
 
-        The column `measure` has records. Topics are in the order of their numbers, since qrels
-        files have them in any order. A stance measure is computed over the topic's own documents;
-        the mean over topics is not the run's value.
+        Topics are in the order of their numbers, since qrels files have them in any order. A stance
+        measure is computed over the topic's own documents; the mean over topics is not the run's
+        value.
         """
-        rows: list[dict[str, Any]] = []
+        # Imported here because pandas is slow to load, and the help of `evaluate` needs no frame.
+        import pandas as pd
+
+        rows: list[MeasuredTopicRow] = []
         for measure, estimate in self.estimates.items():
             rows += self._list_topics(measure, estimate)
-        return make_measure_frame(rows, _TOPIC_COLUMNS)
+        return pd.DataFrame(rows, columns=MeasuredTopicRow._fields)
 
-    def _summarize(self, measure: Measure, estimate: Estimate) -> dict[str, Any]:
+    def _summarize(self, measure: Measure, estimate: Estimate) -> MeasuredRow:
         """Return the row of a measure for `summary`."""
-        covered = self.coverage(measure.aspect)
+        coverage = self.coverage(measure.aspect)
         low, high = compute_interval(estimate)
         judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
-        return {
-            "run": self.name,
-            "measure": measure,
-            "value": estimate.value,
-            "low": low,
-            "high": high,
-            "n": estimate.n,
-            "topics": len(covered.topics),
-            "missing": len(covered.missing),
-            "judged_topics": covered.judged,
-            "judged": judged.value,
-        }
+        return MeasuredRow(
+            run=self.name,
+            measure=measure,
+            value=estimate.value,
+            low=low,
+            high=high,
+            n=estimate.n,
+            topics=len(coverage.topics),
+            missing=len(coverage.missing),
+            judged_topics=coverage.judged,
+            judged=judged.value,
+        )
 
-    def _list_topics(self, measure: Measure, estimate: Estimate) -> list[dict[str, Any]]:
+    def _list_topics(self, measure: Measure, estimate: Estimate) -> list[MeasuredTopicRow]:
         """Return the rows of a measure for `per_topic`."""
         judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
         values = estimate.values_by_topic()
         shares = judged.values_by_topic()
 
-        rows = []
+        rows: list[MeasuredTopicRow] = []
         # Most ids are numbers, of which 2 comes before 10.
         for topic in sorted(estimate.topics, key=lambda topic: (len(topic), topic)):
-            row = {
-                "run": self.name,
-                "measure": measure,
-                "topic": topic,
-                "value": values[topic],
-                "judged": shares[topic],
-            }
+            row = MeasuredTopicRow(
+                run=self.name,
+                measure=measure,
+                topic=topic,
+                value=values[topic],
+                judged=shares[topic],
+            )
             rows.append(row)
         return rows
-
-
-def estimate_judged(
-    run: ParsedRun, qrels: Qrels, measure: Measure, topics: Collection[str]
-) -> Estimate:
-    """Estimate judged@k over judged topics: the share of judged documents among those that a measure looks at.
-
-    The k is the measure's cutoff. The missing places of a shorter ranking are unjudged, as they are
-    no hits for P@5 (Judged@5 of ir-measures divides by the number of documents). Without a cutoff
-    the whole ranking counts.
-    """
-    judged = qrels.judgments_of(measure.aspect)
-    documents = {topic: judged[topic] for topic in topics}
-    return _estimate_share(run, documents, measure.cutoff)
-
-
-def _estimate_share(
-    run: ParsedRun, judged: Mapping[str, Collection[str]], cutoff: int | None
-) -> Estimate:
-    """Estimate the share of judged documents among the first `cutoff` of each judged topic.
-
-    Args:
-        run: Run to measure.
-        judged: Judged documents by topic.
-        cutoff: Number of first documents, by which the share is divided even if the ranking is
-            shorter; None for the whole ranking.
-    """
-    shares: dict[str, float] = {}
-    for topic, documents in judged.items():
-        top = run.rankings.get(topic, [])[:cutoff]
-        hits = sum(candidate.document_id in documents for candidate in top)
-        places = len(top) if cutoff is None else cutoff
-        shares[topic] = hits / max(places, 1)
-    return estimate_mean(shares)
 
 
 def list_headline(qrels: Qrels) -> list[Measure]:
@@ -227,55 +222,93 @@ def _describe_aspects(run: ParsedRun, qrels: Qrels) -> list[str]:
 def estimate_grades(
     run: ParsedRun, aspect: str, grades: Grades, depth: int
 ) -> dict[Measure, Estimate]:
-    """Estimate the measures of one aspect's grades, each the mean over the judged topics.
+    """Estimate all measures of one aspect's grades, each the mean over the judged topics.
 
-    nDCG@5, nDCG@10: linear gain, discount log2(rank + 1), unjudged documents and grades below 0
-    count 0, as in trec_eval. P@5, R@depth: a document is relevant from grade 1. These are computed
-    by ir-measures, where a topic counts 0 if the run lacks it or it has no grade above 0, as in
-    trec_eval with `-c`.
-
-    judged@5: see `estimate_judged`.
-
-    touche_nDCG@5: see `compute_condensed_ndcg`; only over the topics for which it is defined.
+    Args:
+        run: Run to measure.
+        aspect: Aspect of the grades.
+        grades: Grades by topic and document.
+        depth: Depth of the first stage, the cutoff of the recall.
     """
-    judged = make_headline_ndcg(aspect).judged
-    touche_ndcg = Measure(aspect, MeasureName.TOUCHE_NDCG, CUTOFF)
+    standard_estimates = _estimate_standard(run, aspect, grades, depth)
 
-    estimates = _estimate_by_ir_measures(run, aspect, grades, depth)
-    estimates[judged] = _estimate_share(run, grades, judged.cutoff)
-    estimates[touche_ndcg] = _estimate_condensed_ndcg(run, grades)
+    estimates: dict[Measure, Estimate] = {}
+    for kind in KINDS.values():
+        for measure in kind.make_measures(aspect, depth):
+            if isinstance(kind, StandardMeasure):
+                estimates[measure] = standard_estimates[measure]
+            elif isinstance(kind, TopicMeasure):
+                estimates[measure] = _estimate_topics(kind, measure.cutoff, run, grades)
     return estimates
 
 
-def _estimate_by_ir_measures(
+def _estimate_topics(
+    kind: TopicMeasure, cutoff: int | None, run: ParsedRun, grades: Grades
+) -> Estimate:
+    """Estimate the mean of a measure over the topics that have a value."""
+    values: dict[str, float] = {}
+    for topic_id, judged in grades.items():
+        ranking = run.rankings.get(topic_id, [])
+        topic = GradedTopic(ranking=ranking, grades=judged, cutoff=cutoff)
+        value = kind.compute(topic)
+        if value is not None:
+            values[topic_id] = value
+    return _estimate_within_bounds(kind, values)
+
+
+def _estimate_within_bounds(kind: MeasureKind, values: Mapping[str, float]) -> Estimate:
+    """Estimate the mean of values by topic; raise ExtensionError if one is outside the measure's bounds."""
+    if kind.bounds is not None:
+        for topic_id, value in values.items():
+            if not kind.bounds.lowest - TIE <= value <= kind.bounds.highest + TIE:
+                raise ExtensionError(
+                    f"{kind.name}: topic {topic_id}: the value {value:g} is not from {kind.bounds.lowest:g} to "
+                    f"{kind.bounds.highest:g}; declare the `bounds` of the measure, None if it has none"
+                )
+    return estimate_mean(values, kind.bounds)
+
+
+def _estimate_standard(
     run: ParsedRun, aspect: str, grades: Grades, depth: int
 ) -> dict[Measure, Estimate]:
-    """Estimate the measures that ir-measures computes, with recall at `depth`."""
-    calculated = {
-        make_headline_ndcg(aspect): ir_measures.nDCG @ CUTOFF,
-        Measure(aspect, MeasureName.NDCG, 10): ir_measures.nDCG @ 10,
-        Measure(aspect, MeasureName.PRECISION, CUTOFF): ir_measures.P(rel=_UNIT) @ CUTOFF,
-        Measure(aspect, MeasureName.RECALL, depth): ir_measures.R(rel=_UNIT) @ depth,
-    }
-    metrics = ir_measures.iter_calc(
-        list(calculated.values()),
+    """Estimate the measures that ir-measures computes, in one call, since each reads all rankings."""
+    metrics: dict[Measure, Metric] = {}
+    kinds: dict[Measure, StandardMeasure] = {}
+    for kind in KINDS.values():
+        if isinstance(kind, StandardMeasure):
+            for measure in kind.make_measures(aspect, depth):
+                metrics[measure] = _make_metric(kind, measure.cutoff)
+                kinds[measure] = kind
+
+    results = ir_measures.iter_calc(
+        list(metrics.values()),
         _convert_grades(grades),
         _convert_rankings(run, grades),
     )
-    values = {(metric.measure, metric.query_id): metric.value for metric in metrics}
+    values = {(result.measure, result.query_id): result.value for result in results}
 
     estimates: dict[Measure, Estimate] = {}
-    for measure, calculator in calculated.items():
-        estimates[measure] = estimate_mean({topic: values[calculator, topic] for topic in grades})
+    for measure, metric in metrics.items():
+        values_by_topic = {topic: values[metric, topic] for topic in grades}
+        estimates[measure] = _estimate_within_bounds(kinds[measure], values_by_topic)
     return estimates
 
 
+def _make_metric(kind: StandardMeasure, cutoff: int | None) -> Metric:
+    """Return the measure of ir-measures, at a cutoff if there is one."""
+    metric = kind.make_metric()
+    return metric if cutoff is None else metric @ cutoff
+
+
 def _convert_grades(grades: Grades) -> dict[str, dict[str, int]]:
-    """Return grades as multiples of `1 / _UNIT`, those below 0 as 0."""
+    """Return grades as multiples of `1 / RELEVANT`, those below 0 as 0.
+
+    pytrec_eval takes integers; nDCG with linear gain does not change if all grades are multiplied.
+    """
     converted: dict[str, dict[str, int]] = {}
     for topic, judged in grades.items():
         converted[topic] = {
-            document: round(max(grade, 0.0) * _UNIT) for document, grade in judged.items()
+            document: round(max(grade, 0.0) * RELEVANT) for document, grade in judged.items()
         }
     return converted
 
@@ -297,55 +330,6 @@ def _convert_rankings(run: ParsedRun, grades: Grades) -> dict[str, dict[str, flo
             document_id = candidate.document_id if is_judged else f" {candidate.rank}"
             scores[topic][document_id] = -float(candidate.rank)
     return scores
-
-
-def _estimate_condensed_ndcg(run: ParsedRun, grades: Grades) -> Estimate:
-    """Estimate the mean of `compute_condensed_ndcg` over the topics for which it is defined."""
-    values: dict[str, float] = {}
-    for topic, judged in grades.items():
-        value = compute_condensed_ndcg(run, topic, judged)
-        if value is not None:
-            values[topic] = value
-    return estimate_mean(values)
-
-
-def compute_condensed_ndcg(run: ParsedRun, topic: str, grades: Mapping[str, float]) -> float | None:
-    """Compute a topic's nDCG@5 like the organisers' script of 2022 (webis.de/events/touche-22/evaluate.py).
-
-    The ranking is cut to the first 5 by the rank column; then unjudged documents are dropped and
-    the others move up. Gains are the grades without their decimals, those below 0 are 0 (the script
-    knows only -2); the discount is log2(i + 2) with i from 0; the ideal ranking contains all judged
-    documents of the topic.
-
-    Errors of the script: if a document occurs twice its value can exceed 1, and if columns are
-    separated by two spaces it stops; `read_run` rejects the first and reads the second. A run
-    with two tags, which the script takes for two runs, is one run here.
-
-    Returns:
-        The value; None if the script leaves the topic out of its mean, since the run lacks it, none
-        of its first 5 documents is judged, or no grade of it is above 0.
-    """
-    gains: list[int] = []
-    for candidate in run.rankings.get(topic, [])[:CUTOFF]:
-        if candidate.document_id in grades:
-            gains.append(_to_gain(grades[candidate.document_id]))
-
-    ideal_gains = sorted(map(_to_gain, grades.values()), reverse=True)[:CUTOFF]
-    ideal = _compute_dcg(ideal_gains)
-    if not gains or ideal == 0.0:
-        return None
-    return _compute_dcg(gains) / ideal
-
-
-def _to_gain(grade: float) -> int:
-    """Return a grade without its decimals; 0 for a grade below 0."""
-    return max(int(grade), 0)
-
-
-def _compute_dcg(gains: Sequence[int]) -> float:
-    """Return the discounted cumulative gain of a ranking with these gains, best rank first."""
-    discounts = np.log2(np.arange(len(gains)) + 2.0)
-    return float(np.sum(np.array(gains) / discounts))
 
 
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from touche_llm.data.files import ID_FORM, is_word, read_table_lines
 from touche_llm.data.recognize import is_beir_header, require_kind
@@ -123,16 +124,24 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
             f"qrels of {unknown[0]}: {task.name} has no such aspect; give those of {', '.join(aspects)}"
         )
 
-    judged: dict[str, dict[str, dict[str, Any]]] = {}
+    grades: dict[str, Grades] = {}
+    stances: dict[str, dict[str, str]] = {}
     for aspect in aspects:
-        if aspect in files:
-            judged[aspect] = _read_judgments(Path(files[aspect]), task, aspect)
+        if aspect not in files:
+            continue
+
+        path = Path(files[aspect])
+        if aspect == STANCE:
+            stances = _read_judgments(path, "label", partial(_parse_label, task))
+        else:
+            parse = partial(_parse_grade, task.qrels_scales[aspect])
+            grades[aspect] = _read_judgments(path, "grade", parse)
+
     for aspect, file in files.items():
         _check_file_name(Path(file), aspect, aspects)
 
-    stances = judged.pop(STANCE, {})
     return Qrels(
-        grades=judged,
+        grades=grades,
         stances=stances,
         labels=task.stances,
         scales=task.qrels_scales,
@@ -153,17 +162,20 @@ def _check_file_name(file: Path, aspect: str, aspects: Iterable[str]) -> None:
             )
 
 
-def _read_judgments(path: Path, task: Task, aspect: str) -> dict[str, dict[str, Any]]:
-    """Read the grades or labels of a file, by topic and document."""
-    kind = "label" if aspect == STANCE else "grade"
-    require_kind(path, "qrels")
-    judged: dict[str, dict[str, Any]] = {}
-    for place, topic, document, text in read_rows(path, kind):
-        if aspect == STANCE:
-            value: str | float = _parse_label(text, task, place)
-        else:
-            value = _parse_grade(text, task.qrels_scales[aspect], place)
+def _read_judgments(
+    path: Path, kind: str, parse: Callable[[str, str], ValueT]
+) -> dict[str, dict[str, ValueT]]:
+    """Read the grades or labels of a file, by topic and document.
 
+    Args:
+        path: File of qrels, or a table of BEIR.
+        kind: What the last column holds, for messages.
+        parse: Returns the value of a text; raises DataError for other text, at the place given.
+    """
+    require_kind(path, "qrels")
+    judged: dict[str, dict[str, ValueT]] = {}
+    for place, topic, document, text in read_rows(path, kind):
+        value = parse(text, place)
         before = judged.setdefault(topic, {}).setdefault(document, value)
         if before != value:
             raise DataError(
@@ -208,7 +220,7 @@ def read_rows(path: Path, kind: str) -> Iterator[tuple[str, str, str, str]]:
         yield place, topic, document, text
 
 
-def _parse_label(text: str, task: Task, place: str) -> str:
+def _parse_label(task: Task, text: str, place: str) -> str:
     """Return a stance of the task; raise DataError for other text, at `place`."""
     if text not in task.stances:
         known = f"{task.name} ({', '.join(task.stances)})"
@@ -218,7 +230,7 @@ def _parse_label(text: str, task: Task, place: str) -> str:
     return text
 
 
-def _parse_grade(text: str, scale: Scale, place: str) -> float:
+def _parse_grade(scale: Scale, text: str, place: str) -> float:
     """Return a grade of human judgments; raise DataError for other text, at `place`."""
     grade = parse_grade_text(text)
     if grade is None or not LOWEST_GRADE <= grade <= scale.highest:

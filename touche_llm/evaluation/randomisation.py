@@ -75,8 +75,9 @@ def compute_p(formula: Formula, one: SwapSums, other: SwapSums) -> float:
     if math.isnan(observed):
         return math.nan
 
-    count_as_high = int((differences >= observed).sum())
-    count_as_low = int((differences <= observed).sum())
+    # An undefined difference counts as an extreme one on both sides, so it never lowers p.
+    count_as_high = int((~(differences < observed)).sum())
+    count_as_low = int((~(differences > observed)).sum())
     smaller = min(count_as_high, count_as_low)
     if is_exact(one.topics):
         share = smaller / len(differences)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Minimum topics of an interval, and the topics from which intervals hold whatever the shape of the
 # values; docs/reference/measures.md has the simulated coverage behind them.
 MIN_TOPICS = 5
-HOLDING_TOPICS = 20
+HOLDING_TOPICS = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,19 @@ class Estimate:
         formula: Computes the value from sums over topics, (…, counts) to (…).
         documents: Number of pooled documents behind the value; None if the value is the mean of the
             values by topic.
-        bounds: Range of the value.
+        bounds: Range of the value; None if it has none.
     """
 
     topics: tuple[str, ...]
     counts: Array
     formula: Formula
     documents: int | None = None
-    bounds: Bounds = SHARE
+    bounds: Bounds | None = SHARE
+
+    @property
+    def bounds_of_difference(self) -> Bounds | None:
+        """Range of the difference of two values; None if it has none."""
+        return None if self.bounds is None else self.bounds.of_difference
 
     @property
     def is_mean(self) -> bool:
@@ -93,7 +98,7 @@ def list_common_topics(one: Estimate, other: Estimate) -> list[str]:
     return [topic for topic in one.topics if topic in others]
 
 
-def estimate_mean(values: Mapping[str, float], bounds: Bounds = SHARE) -> Estimate:
+def estimate_mean(values: Mapping[str, float], bounds: Bounds | None = SHARE) -> Estimate:
     """Estimate the mean of values by topic, which are within the bounds."""
     counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64)
     return Estimate(tuple(values), counts.reshape(len(values), 2), ratio, bounds=bounds)
@@ -114,7 +119,7 @@ def compute_interval(estimate: Estimate) -> tuple[float, float]:
     return compute_jackknife_interval(estimate.counts, estimate.formula, estimate.bounds)
 
 
-def describe_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def describe_intervals(rows: Iterable[Mapping[str, float]]) -> list[str]:
     """Return notes on values whose topics are too few for an interval, or for one that holds.
 
     Args:
@@ -129,7 +134,7 @@ def describe_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         if math.isnan(row["low"]):
             has_missing = True
         else:
-            topic_counts.append(row["topics"] if "topics" in row else row["n"])
+            topic_counts.append(int(row["topics"] if "topics" in row else row["n"]))
 
     notes: list[str] = []
     if has_missing:
@@ -178,11 +183,15 @@ def compare(
 
     common = common or {}
     others = [name for name in runs if name != baseline]
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for measure, baseline_estimate in runs[baseline].items():
-        measure_rows: list[dict[str, Any]] = []
+        measure_rows: list[dict[str, object]] = []
         for name in others:
-            row = {"run": name, "baseline": baseline, "measure": measure}
+            row: dict[str, object] = {
+                "run": name,
+                "baseline": baseline,
+                "measure": measure,
+            }
             pair = common.get(name, {}).get(measure)
             if pair is None:
                 row |= _compare_estimates(runs[name][measure], baseline_estimate)
@@ -214,13 +223,13 @@ _COLUMNS = (
 )
 
 
-def _add_corrected_p(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _add_corrected_p(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Return the rows of one measure with `p_holm`."""
     corrected = correct_holm(np.array([row["p"] for row in rows]))
     return [{**row, "p_holm": p} for row, p in zip(rows, corrected.tolist(), strict=True)]
 
 
-def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:
+def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, float]:
     """Compare two estimates of a measure over their common topics; return columns of `compare`."""
     topics = list_common_topics(run, baseline)
     counts = run.select(topics)
@@ -236,7 +245,7 @@ def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:
         counts=np.concatenate([counts, baseline_counts], axis=1),
         formula=subtract,
         documents=run.documents,
-        bounds=run.bounds.of_difference,
+        bounds=run.bounds_of_difference,
     )
     low, high = compute_interval(difference)
     by_topic = difference.by_topic()

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from touche_llm.data.files import MAX_TABLE_LINE, read_bounded_lines, report_unreadable
+from touche_llm.data.files import (
+    MAX_TABLE_LINE,
+    open_regular,
+    read_bounded_lines,
+    report_unreadable,
+)
 from touche_llm.data.runs.reading import RunRow, parse_row
 from touche_llm.errors import to_printable
-from touche_llm.pairs.documents import describe_pair_problem
+from touche_llm.kinds.known import get_kind
 from touche_llm.tasks.task import Task
 
 # Reading stops after this many problems.
@@ -61,7 +66,7 @@ def _read_rows(path: Path) -> tuple[list[RunRow], list[RunProblem]]:
     """Read the rows of a file, also incomplete ones, and the problems of their form."""
     rows: list[RunRow] = []
     problems: list[RunProblem] = []
-    with report_unreadable(path), path.open("rb") as stream:
+    with report_unreadable(path), open_regular(path) as stream:
         for number, raw in read_bounded_lines(stream, MAX_TABLE_LINE):
             if len(problems) > _MAX_PROBLEMS:
                 problems.append(RunProblem(number, "too many problems; the rest is not checked"))
@@ -101,6 +106,7 @@ def _parse_line(raw: bytes, number: int) -> tuple[RunRow | None, list[str]]:
 
 def _check_values(rows: Iterable[RunRow], task: Task) -> Iterator[RunProblem]:
     """Yield problems of tags, labels and documents, each row for itself."""
+    kind = get_kind(task)
     for row in rows:
         if " " in row.tag:
             columns = 5 + len(row.tag.split())
@@ -111,10 +117,9 @@ def _check_values(rows: Iterable[RunRow], task: Task) -> Iterator[RunProblem]:
         if row.stance not in task.run_labels:
             known = ", ".join(task.run_labels)
             yield RunProblem(row.line, f"stance {row.stance!r} is none of {known}")
-        if task.sentence_question is not None:
-            problem = describe_pair_problem(row.document)
-            if problem:
-                yield RunProblem(row.line, f"document {row.document!r}: {problem}")
+        problem = kind.find_id_problem(row.document)
+        if problem is not None:
+            yield RunProblem(row.line, f"document {row.document!r}: {problem}")
 
 
 def _check_repetitions(rows: Iterable[RunRow]) -> Iterator[RunProblem]:

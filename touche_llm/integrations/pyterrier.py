@@ -25,19 +25,21 @@ from dataclasses import KW_ONLY, dataclass, replace
 import pandas as pd
 
 from touche_llm.api import library
-from touche_llm.api.judge import Judgments
 from touche_llm.api.language_model import LanguageModel
 from touche_llm.api.rank import list_result_columns
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
+from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.data.topics.reading import make_topic
 from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra, shorten
+from touche_llm.judging.result import Judgments
 from touche_llm.judging.stance_labels import StanceSettings
-from touche_llm.pairs.settings import PairSettings
+from touche_llm.kinds.known import get_kind
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
 from touche_llm.retrieval.settings import QueryField
+from touche_llm.settings.section import Section
 from touche_llm.tasks import get_task
 from touche_llm.tasks.parts import FIRST_STAGE
 from touche_llm.tasks.task import Task
@@ -56,17 +58,17 @@ class FrameCorpus(Corpus):
         Raises:
             DataError: A document has no text, or differs between two rows.
         """
-        self.task, self.candidates, self.documents = task, self, self
+        self.task = task
+        self.candidates = self
+        self.documents = self
         self.description = CorpusRecord(source="frame")
         self._documents: dict[str, Document] = {}
-        rows = (
-            frame.reindex(columns=["docno", *list_text_columns(task)])
-            .astype(object)
-            .fillna({"title": "", "side": ""})
-        )
-        for row in (
-            rows.drop_duplicates().itertuples(index=False, name=None) if "text" in frame else ()
-        ):
+        if "text" not in frame:
+            return
+
+        rows = frame.reindex(columns=["docno", *list_text_columns(task)]).astype(object)
+        rows = rows.fillna({"title": "", "side": ""}).drop_duplicates()
+        for row in rows.itertuples(index=False, name=None):
             document = Document(*row)
             if not isinstance(document.text, str) or document.id in self._documents:
                 raise DataError(
@@ -105,10 +107,8 @@ def read_topics(frame: pd.DataFrame) -> list[Topic]:
     """
     names = [name for name in ("qid", "query", *TOPIC_COLUMNS) if name in frame]
     rows = frame.drop_duplicates("qid")[names].rename(columns={"qid": "number"}).astype(object)
-    return [
-        make_topic(row, row["number"], "frame")
-        for row in rows.where(rows.notna(), None).to_dict("records")
-    ]
+    records = rows.where(rows.notna(), None).to_dict("records")
+    return [make_topic(record, record["number"], "frame") for record in records]
 
 
 def read_candidates(
@@ -128,21 +128,26 @@ def read_candidates(
 
 def read_judgments(frame: pd.DataFrame, task: Task) -> list[Judgment]:
     """Return the judgments that `LLMJudge` wrote to a frame; rows without grades have none."""
-    judgments = []
+    judgments: list[Judgment] = []
     for row in frame.to_dict("records"):
-        # Pairs that inherit the grades of their sentences have no coherence.
-        if grades := {
-            name: float(row[name]) for name in task.question.grades if not pd.isna(row[name])
-        }:
-            judgment = Judgment(
-                topic_id=row["qid"],
-                document_id=row["docno"],
-                grades=grades,
-                stance=row["stance"] if task.stances else task.run_labels[0],
-                source="inherited" if row.get("stance_source") == "inherited" else "value",
-                prompt="frame",
-            )
-            judgments.append(judgment)
+        # Documents that inherit the grades of their sentences may lack some.
+        grades: dict[str, float] = {}
+        for name in task.question.grades:
+            if not pd.isna(row[name]):
+                grades[name] = float(row[name])
+        if not grades:
+            continue
+
+        is_inherited = row.get("stance_source") == "inherited"
+        judgment = Judgment(
+            topic_id=row["qid"],
+            document_id=row["docno"],
+            grades=grades,
+            stance=row["stance"] if task.stances else NO_STANCE_COLUMN,
+            source="inherited" if is_inherited else "value",
+            prompt="frame",
+        )
+        judgments.append(judgment)
     return judgments
 
 
@@ -203,15 +208,15 @@ class LLMJudge(pt.Transformer):
 
     Args:
         model: Model, open when the transformer is used.
-        source: Name of the task, whose documents are in the column `text`; or the corpus, as pairs
-            need it.
+        source: Name of the task, whose documents are in the column `text`; or the corpus, which
+            tasks need that make documents of sentences.
         depth: Number of candidates per topic to judge; all if None.
         prompts: Prompts by purpose, for example `{"judge": "mine.jinja"}`; None for the task's own.
-        pairs: Settings of sentence pairs; None for the defaults.
+        judging_settings: Settings that the kind of the task declares; None for the defaults.
         options: Weights and settings of the stance.
 
     Raises:
-        UsageError: The task is unknown, or ranks pairs of sentences, which are made of a corpus.
+        UsageError: The task is unknown, or makes its documents of the sentences of a corpus.
     """
 
     model: LanguageModel
@@ -219,7 +224,7 @@ class LLMJudge(pt.Transformer):
     _: KW_ONLY
     depth: int | None = None
     prompts: Mapping[str, str] | None = None
-    pairs: PairSettings | None = None
+    judging_settings: Section | None = None
     options: library.RankOptions = library.RankOptions()
 
     def __post_init__(self) -> None:
@@ -229,7 +234,7 @@ class LLMJudge(pt.Transformer):
         return f"LLMJudge({_find_task(self.source).name})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the documents ranked by their grades; pairs, if the task ranks pairs of sentences.
+        """Return the documents ranked by their grades: those of the frame, or made of these.
 
         Added or replaced are `score`, `rank`, `stance`, `stance_source`, the grades, `p_LABEL` for
         the probability of each stance, `first_stage` for the score before, and `objects` if the
@@ -245,32 +250,33 @@ class LLMJudge(pt.Transformer):
             inp, extra_columns=["query", *_list_needed(self.source)], context=self
         )
         if inp.empty:
-            objects = ["objects"] if task.objects_answer is not None else []
-            return _make_empty(
-                inp,
-                [*_rename(pd.DataFrame(columns=list_result_columns(task))), FIRST_STAGE, *objects],
-            )
+            return _make_empty(inp, _list_judged_columns(task))
+
         frame = use_text_ids(inp)
         candidates = read_candidates(frame, self.source, depth=self.depth)
-        stance = self.options.stance
         judgments = library.judge(
-            candidates, self.model, prompts=self.prompts, stance=stance, pairs=self.pairs
+            candidates,
+            self.model,
+            prompts=self.prompts,
+            stance=self.options.stance,
+            judging_settings=self.judging_settings,
         )
         ranking = library.rank(candidates, judgments, options=self.options)
         _warn_of_failures(self, len(judgments.failures))
+
         judged = judgments.candidates
         before = _rename(judged.to_frame()).rename(columns={"score": FIRST_STAGE})
         results = _rename(ranking.to_frame()).merge(before.drop(columns="rank"), on=KEYS)
         if task.objects_answer is not None:
-            results["objects"] = results["qid"].map(
-                {topic.id: topic.objects for topic in judged.topics}
-            )
-        if not judged.are_pairs:
+            objects = {topic.id: topic.objects for topic in judged.topics}
+            results["objects"] = results["qid"].map(objects)
+        if not judged.are_made:
             return _merge(frame, results, KEYS)
-        topics = frame[
-            [*pt.model.query_columns(frame), *(name for name in TOPIC_COLUMNS if name in frame)]
-        ]
-        return _merge(topics.drop_duplicates("qid"), _add_texts(results, judged), ["qid"])
+
+        # The rows of the frame are of sentences; only what they say of the topics stays.
+        present = [name for name in TOPIC_COLUMNS if name in frame]
+        topics = frame[[*pt.model.query_columns(frame), *present]].drop_duplicates("qid")
+        return _merge(topics, _add_texts(results, judged), ["qid"])
 
 
 @dataclass(repr=False, eq=False)
@@ -284,8 +290,8 @@ class LLMRerank(pt.Transformer):
     Args:
         model: Model, open when the transformer is used; None if no step compares documents.
         steps: Steps in order, with a number of documents, such as `pairwise:10`.
-        source: Name of the task, whose documents are in the column `text`; or the corpus, as pairs
-            need it.
+        source: Name of the task, whose documents are in the column `text`; or the corpus, which
+            tasks need that make documents of sentences.
         prompts: Prompts of the comparisons: best, order.
         options: Objective, weights and settings of the steps.
 
@@ -316,25 +322,31 @@ class LLMRerank(pt.Transformer):
         Raise as `LLMJudge`.
         """
         task = _find_task(self.source)
-        judged_columns = [*task.question.grades, *(["stance"] if task.stances else [])]
-        by_judgments = self.steps[0] == JUDGE
-        needed = judged_columns if by_judgments else []
-        if self._reads_texts:
-            needed = [
-                *needed,
-                *_list_needed(self.source),
-                *(["objects"] if task.objects_answer else []),
-            ]
-        pt.validate.result_frame(inp, extra_columns=["query", *needed], context=self)
+        judged_columns = [*task.question.grades]
+        if task.stances:
+            judged_columns.append("stance")
         is_judged = set(judged_columns) <= set(inp.columns)
-        added = ["score", "rank", *(["stance"] if task.stances and not is_judged else [])]
+        by_judgments = self.steps[0] == JUDGE
+
+        needed = ["query"]
+        if by_judgments:
+            needed.extend(judged_columns)
+        if self._reads_texts:
+            needed.extend(_list_needed(self.source))
+            if task.objects_answer is not None:
+                needed.append("objects")
+        pt.validate.result_frame(inp, extra_columns=needed, context=self)
+
+        added = ["score", "rank"]
+        if task.stances and not is_judged:
+            added.append("stance")
         if inp.empty:
             return _make_empty(inp, added)
+
         frame = use_text_ids(inp)
-        candidates = read_candidates(
-            frame, self.source, FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
-        )
-        candidates = replace(candidates, are_pairs=task.sentence_question is not None)
+        score = FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
+        candidates = read_candidates(frame, self.source, score)
+        candidates = replace(candidates, are_made=get_kind(task).makes_documents)
         lacking = [topic.id for topic in candidates.topics if topic.objects is None]
         if self.model is not None and task.objects_answer is not None and lacking:
             message = f"{self}: no objects, so no comparisons, for {len(lacking)} topics: {shorten(lacking)}"
@@ -354,17 +366,27 @@ class LLMRerank(pt.Transformer):
         return _merge(frame, _rename(ranking.to_frame())[[*KEYS, *added]], KEYS)
 
 
+def _list_judged_columns(task: Task) -> list[str]:
+    """Return the columns that `LLMJudge` adds."""
+    columns = [*_rename(pd.DataFrame(columns=list_result_columns(task))), FIRST_STAGE]
+    if task.objects_answer is not None:
+        columns.append("objects")
+    return columns
+
+
 def _find_task(source: str | Corpus) -> Task:
     """Return the task of a name or a corpus; raise UsageError if the task needs a corpus."""
     task = source.task if isinstance(source, Corpus) else get_task(source)
-    if task.sentence_question is not None and not isinstance(source, Corpus):
+    kind = get_kind(task)
+    if kind.makes_documents and not isinstance(source, Corpus):
         raise UsageError(
-            f"source: {task.name} ranks pairs of sentences, which are made of a corpus; give the corpus"
+            f"source: {task.name} ranks {kind.noun} of sentences, which are made of a corpus; give the corpus"
         )
     return task
 
 
 def _list_needed(source: str | Corpus) -> list[str]:
+    """Return the columns that a frame needs for the texts of its documents."""
     return [] if isinstance(source, Corpus) else ["text"]
 
 
@@ -388,12 +410,11 @@ def _merge(frame: pd.DataFrame, results: pd.DataFrame, keys: list[str]) -> pd.Da
     """Return the columns of a frame with those of the results, which replace others of the same name."""
     replaced = [name for name in results.columns if name in frame and name not in keys]
     merged = frame.drop(columns=replaced).merge(results, on=keys)
+
+    # Topics keep the order of the frame.
     places = {qid: place for place, qid in enumerate(frame["qid"].unique())}
-    order = (
-        merged.assign(place=merged["qid"].map(places))
-        .sort_values(["place", "rank"], kind="stable")
-        .index
-    )
+    placed = merged.assign(place=merged["qid"].map(places))
+    order = placed.sort_values(["place", "rank"], kind="stable").index
     return merged.loc[order].reset_index(drop=True)
 
 

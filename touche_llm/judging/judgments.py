@@ -6,13 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from msgspec import UNSET
-
-from touche_llm.data.records import Failure, Judgment, Reading, Topic
+from touche_llm.data.records import Cut, Judgment, Reading
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.judging.grades import compute_expected_grade
-from touche_llm.judging.replies import DocumentReply, send_requests
-from touche_llm.judging.requests import Done, RequestBuilder
+from touche_llm.judging.outcomes import Outcomes
+from touche_llm.judging.replies import (
+    DocumentReply,
+    group_replies,
+    list_thought_keys,
+    send_requests,
+)
+from touche_llm.judging.requests import DocumentRequest, Done, RequestBuilder, TopicDocument
+from touche_llm.llm.label_probabilities import have_probabilities
 from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.retrieval.corpus import Documents
@@ -20,70 +25,118 @@ from touche_llm.tasks.questions import Question
 
 
 async def judge(
-    work: list[tuple[Topic, str]],
+    work: Sequence[TopicDocument],
     documents: Documents,
     question: Question,
     prompt: Prompt,
     builder: RequestBuilder,
     done: Done,
-) -> tuple[list[Judgment], list[Failure]]:
-    """Judge documents, and return judgments in the order of `work`, and failures in that of the requests.
+) -> Outcomes[Judgment]:
+    """Judge documents for topics.
 
-    Requests are sent topic by topic, and of a topic those of one part of the prompt together, so
-    that a server's prefix cache holds what they share. A document is judged if all parts have an
-    answer.
+    A document is judged if each of its requests has a usable answer.
+
+    Args:
+        work: Documents to judge, topic by topic.
+        documents: Texts of the documents.
+        question: Question of the prompt, which renders the documents.
+        prompt: Prompt to send.
+        builder: Builder of the requests.
+        done: Called after each request.
+
+    Returns:
+        Judgments in the order of `work`, and failures in the order of the requests.
+
+    Raises:
+        EngineError: The engine failed, or the labels of no answer can be read.
+        PromptError: The prompt is invalid, or leaves no room for a document.
     """
-    by_topic = (list(of_topic) for _, of_topic in groupby(work, key=lambda item: item[0].id))
-    requests = [(*item, sent) for of_topic in by_topic for sent in prompt.sent for item in of_topic]
-    found, failures = await send_requests(requests, documents, question, builder, done, question)
-    judgments = [
-        _make_judgment(topic.id, document_id, prompt.label, replies)
-        for topic, document_id in work
-        if len(replies := found.get((topic.id, document_id), [])) == len(prompt.sent)
-    ]
-    return judgments, failures
+    replies = await send_requests(
+        requests=_list_requests(work, prompt),
+        documents=documents,
+        question=question,
+        judge_question=question,
+        builder=builder,
+        done=done,
+    )
+    replies_by_document = group_replies(replies.results)
+
+    judgments: list[Judgment] = []
+    for document in work:
+        document_replies = replies_by_document.get(document.key, [])
+        if len(document_replies) == prompt.requests_per_document:
+            judgments.append(_make_judgment(document, question, prompt, document_replies))
+    return Outcomes(judgments, replies.failures)
+
+
+def _list_requests(work: Sequence[TopicDocument], prompt: Prompt) -> list[DocumentRequest]:
+    """Return the requests, those of a topic together and among them those about one field.
+
+    A server's prefix cache then holds what they share.
+    """
+    requests: list[DocumentRequest] = []
+    for _, group in groupby(work, key=lambda document: document.topic.id):
+        topic_documents = list(group)
+        for request_prompt in prompt.request_prompts:
+            requests += [
+                DocumentRequest(document.topic, document.document_id, request_prompt)
+                for document in topic_documents
+            ]
+    return requests
 
 
 def _make_judgment(
-    topic_id: str, document_id: str, prompt: str, replies: Sequence[DocumentReply]
+    document: TopicDocument,
+    question: Question,
+    prompt: Prompt,
+    replies: Sequence[DocumentReply],
 ) -> Judgment:
-    """Return the judgment of a document by the replies about it.
+    """Return the judgment of a document by the replies about it."""
+    readings = _merge_readings(replies)
+    grades: dict[str, float] = {}
+    for name, reading in readings.items():
+        if name in question.grades:
+            grades[name] = compute_expected_grade(reading)
 
-    If one lacks probabilities, none has any.
-    """
-    readings = {field: reading for reply in replies for field, reading in reply.readings.items()}
-    complete = all(reading.probabilities is not None for reading in readings.values())
-    if not complete:
-        readings = {
-            field: Reading(answered=reading.answered) for field, reading in readings.items()
-        }
-    keys = [reply.key for reply in replies]
-    graded = {
-        field: reading for field, reading in readings.items() if isinstance(reading.answered, int)
-    }
+    stance = NO_STANCE_COLUMN
+    if "stance" in readings:
+        stance = get_most_probable(readings["stance"])
+
     return Judgment(
-        topic_id=topic_id,
-        document_id=document_id,
-        grades={field: compute_expected_grade(reading) for field, reading in graded.items()},
-        stance=get_most_probable(readings["stance"]) if "stance" in readings else NO_STANCE_COLUMN,
+        topic_id=document.topic.id,
+        document_id=document.document_id,
+        grades=grades,
+        stance=stance,
         readings=readings,
-        source="probabilities" if complete else "value",
-        cut=min(
-            (reply.cut for reply in replies if reply.cut),
-            key=lambda cut: cut.kept_chars,
-            default=None,
-        ),
-        prompt=prompt,
-        key=keys[0] if len(keys) == 1 else None,
-        keys=keys if len(keys) > 1 else UNSET,
+        source="probabilities" if have_probabilities(readings.values()) else "value",
+        cut=_find_shortest(replies),
+        prompt=prompt.label,
+        answer_keys=[reply.key for reply in replies],
         sample=max(reply.sample for reply in replies),
-        thoughts=[key for reply in replies for key in reply.thoughts] or UNSET,
+        thought_keys=list_thought_keys(replies),
     )
+
+
+def _merge_readings(replies: Iterable[DocumentReply]) -> dict[str, Reading]:
+    """Return the readings of all fields; without probabilities if any field has none."""
+    readings: dict[str, Reading] = {}
+    for reply in replies:
+        readings.update(reply.readings)
+
+    if have_probabilities(readings.values()):
+        return readings
+    return {name: Reading(answered=reading.answered) for name, reading in readings.items()}
+
+
+def _find_shortest(replies: Iterable[DocumentReply]) -> Cut | None:
+    """Return the truncation that kept the fewest characters; None if none was truncated."""
+    cuts = [reply.cut for reply in replies if reply.cut is not None]
+    return min(cuts, key=lambda cut: cut.kept_chars, default=None)
 
 
 def group_judgments(judgments: Iterable[Judgment]) -> defaultdict[str, dict[str, Judgment]]:
     """Return judgments by topic id and document id; other topics have none."""
-    found: defaultdict[str, dict[str, Judgment]] = defaultdict(dict)
+    by_topic: defaultdict[str, dict[str, Judgment]] = defaultdict(dict)
     for judgment in judgments:
-        found[judgment.topic_id][judgment.document_id] = judgment
-    return found
+        by_topic[judgment.topic_id][judgment.document_id] = judgment
+    return by_topic

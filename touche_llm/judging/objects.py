@@ -2,51 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from functools import partial
 
 from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.records import Failure, Topic
+from touche_llm.data.records import Failure, Objects, Topic
+from touche_llm.judging.outcomes import Outcomes, separate_failures
 from touche_llm.judging.requests import Done, RequestBuilder, make_failure
 from touche_llm.llm.answer_schema import AnswerModel
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.tasks.task import Task
 
 
 async def find_objects(
-    topics: list[Topic], task: Task, prompt: Prompt, builder: RequestBuilder, done: Done
-) -> tuple[list[Topic], list[Failure]]:
-    """Let the model find the objects in the titles of topics that have none.
+    topics: Iterable[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
+) -> Outcomes[Objects]:
+    """Request the two objects in the titles of topics that name none.
 
-    One that fails stays as it is.
+    Args:
+        topics: Topics with or without objects.
+        prompt: Prompt that finds objects.
+        builder: Builder of the requests.
+        done: Called after each request.
+
+    Returns:
+        Objects and failures, in the order of the topics.
+
+    Raises:
+        DataError: No two objects can be in a title.
+        EngineError: The engine failed.
     """
+    unnamed = [topic for topic in topics if topic.objects is None]
+    find = partial(_find_objects, prompt=prompt, builder=builder, done=done)
+    outcomes = await map_in_order(find, unnamed, builder.concurrency)
+    return separate_failures(outcomes)
 
-    async def find(topic: Topic) -> tuple[Topic, Failure | None]:
-        if topic.objects is not None:
-            return topic, None
-        result = await request_objects(topic, task, prompt, builder)
-        done()
-        if not isinstance(result, AnsweredRequest):
-            return topic, make_failure(topic, None, prompt, result)
-        return replace(topic, objects=read_objects(result)), None
 
-    results = await map_in_order(find, topics, builder.concurrency)
-    return [topic for topic, _ in results], [failure for _, failure in results if failure]
+async def _find_objects(
+    topic: Topic, *, prompt: Prompt, builder: RequestBuilder, done: Done
+) -> Objects | Failure | None:
+    """Return the objects of a topic or the failure to find them, or None for a replay miss."""
+    result = await request_objects(topic, prompt, builder)
+    done()
+    if not isinstance(result, AnsweredRequest):
+        return make_failure(topic, None, prompt, result)
+    return Objects(topic_id=topic.id, objects=read_objects(result), prompt=prompt.label)
 
 
 async def request_objects(
-    topic: Topic, task: Task, prompt: Prompt, builder: RequestBuilder
-) -> AnsweredRequest[AnswerModel] | FailedRequest:
-    """Request the objects in the title of a topic."""
-    build_answer = task.objects_answer
-    assert build_answer is not None  # The prompt exists only for tasks with objects.
-    answer_model = build_answer(topic)
+    topic: Topic, prompt: Prompt, builder: RequestBuilder
+) -> AnsweredRequest[AnswerModel] | UnansweredRequest:
+    """Request the objects in the title of a topic.
+
+    Raises:
+        DataError: No two objects can be in the title.
+        EngineError: The engine failed.
+    """
+    answer_model = prompt.answer_for(topic, 0)
     request = builder.build(prompt, answer_model, topic, None)
     return await builder.model.request(request, answer_model)
 
 
 def read_objects(result: AnsweredRequest[AnswerModel]) -> tuple[str, str]:
-    """Return the two objects that the model found."""
+    """Return the two objects that the model found, in their order."""
     objects = result.value.model_dump()
     return objects["first"], objects["second"]

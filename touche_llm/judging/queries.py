@@ -2,59 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Failure, Queries, Topic
+from touche_llm.judging.outcomes import Outcomes, separate_failures
 from touche_llm.judging.requests import Done, RequestBuilder, make_failure
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
 from touche_llm.retrieval.settings import ExpansionSettings
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True)
 class QueryExpander:
-    """Expansion of queries by the model: settings, prompt and builder of the requests."""
+    """Expansion of queries by a model.
+
+    Attributes:
+        settings: Settings of the expansion.
+        prompt: Prompt that requests queries.
+        builder: Builder of the requests.
+    """
 
     settings: ExpansionSettings
     prompt: Prompt
     builder: RequestBuilder
 
 
-async def request_queries(
-    topic: Topic, prompt: Prompt, builder: RequestBuilder
-) -> AnsweredRequest[AlternativeQueries] | FailedRequest:
-    """Request additional queries for a topic."""
-    # In the worst case each character is a token.
-    query_tokens = MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
-    max_tokens = builder.sampling.max_tokens + query_tokens
-    builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
-    request = builder.build(prompt, AlternativeQueries, topic, None)
-    return await builder.model.request(request, AlternativeQueries)
-
-
 async def find_queries(
-    topics: list[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
-) -> tuple[list[Queries], list[Failure]]:
+    topics: Iterable[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
+) -> Outcomes[Queries]:
     """Request additional queries for each topic.
 
-    Return them and the failures, whose topics have no queries.
-    """
+    Args:
+        topics: Topics to find queries for.
+        prompt: Prompt that requests queries.
+        builder: Builder of the requests.
+        done: Called after each request.
 
-    async def find(topic: Topic) -> Queries | Failure | None:
-        result = await request_queries(topic, prompt, builder)
-        done()
-        if isinstance(result, AnsweredRequest):
-            queries = tuple(result.value.model_dump().values())
-            return Queries(topic_id=topic.id, queries=queries, prompt=prompt.label, key=result.key)
+    Returns:
+        Queries and failures, in the order of the topics.
+
+    Raises:
+        EngineError: The engine failed.
+    """
+    find = partial(_find_queries, prompt=prompt, builder=builder, done=done)
+    outcomes = await map_in_order(find, topics, builder.concurrency)
+    return separate_failures(outcomes)
+
+
+async def _find_queries(
+    topic: Topic, *, prompt: Prompt, builder: RequestBuilder, done: Done
+) -> Queries | Failure | None:
+    """Return the queries for a topic or the failure to find them, or None for a replay miss."""
+    result = await request_queries(topic, prompt, builder)
+    done()
+    if not isinstance(result, AnsweredRequest):
         return make_failure(topic, None, prompt, result)
 
-    results = await map_in_order(find, topics, builder.concurrency)
-    found = [result for result in results if isinstance(result, Queries)]
-    return found, [result for result in results if isinstance(result, Failure)]
+    queries = tuple(result.value.model_dump().values())
+    return Queries(topic_id=topic.id, queries=queries, prompt=prompt.label, key=result.key)
+
+
+async def request_queries(
+    topic: Topic, prompt: Prompt, builder: RequestBuilder
+) -> AnsweredRequest[AlternativeQueries] | UnansweredRequest:
+    """Request additional queries for a topic.
+
+    Raises:
+        EngineError: The engine failed.
+    """
+    # In the worst case each character is a token.
+    max_query_tokens = MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
+    max_tokens = builder.sampling.max_tokens + max_query_tokens
+    sampling = replace(builder.sampling, max_tokens=max_tokens)
+
+    request = replace(builder, sampling=sampling).build(prompt, AlternativeQueries, topic, None)
+    return await builder.model.request(request, AlternativeQueries)

@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from touche_llm.data.records import Reading
-from touche_llm.judging.stance_labels import combine_position
-from touche_llm.llm.answer_schema import AnswerModel, get_labels
+from touche_llm.judging.requests import RequestBuilder
+from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.label_probabilities import have_probabilities
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.tasks.questions import Question
+from touche_llm.llm.request import Origin
 
 
-def read_labels(
-    result: AnsweredRequest[AnswerModel], question: Question | None = None
-) -> dict[str, Reading]:
-    """Return the reading of each field that has labels.
+def count_labels(
+    builder: RequestBuilder,
+    origin: Origin,
+    result: AnsweredRequest[AnswerModel],
+    readings: Mapping[str, Reading],
+) -> None:
+    """Count an answer among those whose labels are to be read from log-probabilities.
 
-    If the answer has a position, and that of `question` has none, position and side are combined
-    into the stance.
+    Nothing is counted if the requests ask for no log-probabilities.
+
+    Args:
+        builder: Builder of the requests, whose model has the counts.
+        origin: Prompt, topic and documents of the request.
+        result: Answer.
+        readings: Readings of the answer's labels, by field.
+
+    Raises:
+        EngineError: The labels of no answer to the prompt can be read, and it has many.
     """
-    readings = dict(result.readings)
-    if question is None or "position" not in readings:
-        return readings
-    if "position" in question.answer.model_fields:
-        return readings
-    sides = get_labels(type(result.value))["stance"]
-    stances = get_labels(question.answer)["stance"]
-    (without,) = set(stances) - set(sides)
-    position = readings.pop("position")
-    readings["stance"] = combine_position(
-        position, readings["stance"], [str(label) for label in stances], str(without)
-    )
-    return readings
+    if builder.sampling.top_logprobs == 0:
+        return
+
+    if have_probabilities(result.readings.values()):
+        builder.model.labels.add_read(origin, readings)
+    else:
+        builder.model.labels.add_unread(origin, describe_unread(result))
 
 
 def describe_unread(result: AnsweredRequest[AnswerModel]) -> str:
-    """Return why the labels of an answer cannot be read from log-probabilities; else nothing."""
-    if have_probabilities(result.readings.values()):
-        return ""
+    """Describe why the labels of an answer cannot be read from its log-probabilities."""
     if result.answer.tokens:
-        why = "not all labels have log-probabilities in"
+        problem = "not all labels have log-probabilities in"
     else:
-        why = "the log-probabilities do not spell"
-    return f"{why} {result.answer.text!r:.80}"
+        problem = "the log-probabilities do not spell"
+    return f"{problem} {result.answer.text!r:.80}"

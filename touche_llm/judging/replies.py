@@ -3,60 +3,123 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.records import Cut, Failure, Reading, Topic
-from touche_llm.judging.requests import Done, RequestBuilder, make_failure, request_answer
+from touche_llm.data.records import Cut, Failure, Reading
+from touche_llm.judging.outcomes import Outcomes, separate_failures
+from touche_llm.judging.readings import count_labels
+from touche_llm.judging.requests import (
+    DocumentRequest,
+    Done,
+    RequestBuilder,
+    make_failure,
+    request_answer,
+)
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.prompts.prompt import Prompt
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.tasks.questions import Question
 
 
-class DocumentReply(NamedTuple):
-    """The labels of an answer about a document, where it is stored, and what the model saw of the document."""
+@dataclass(frozen=True, slots=True)
+class DocumentReply:
+    """Answer to a request about a document.
 
-    readings: dict[str, Reading]
+    Attributes:
+        request: Request that was answered.
+        readings: Readings of the labels, by field.
+        key: Key of the answer in the cache.
+        sample: Index of the sample that was usable.
+        thought_keys: Keys of the thoughts before the answer; empty if the model did not reason.
+        cut: Truncation of the document; None if the model saw all of it.
+    """
+
+    request: DocumentRequest
+    readings: Mapping[str, Reading]
     key: str
     sample: int
-    thoughts: list[str]
+    thought_keys: Sequence[str]
     cut: Cut | None
-    topic: Topic
 
 
 async def send_requests(
-    requests: Sequence[tuple[Topic, str, Prompt]],
+    requests: Sequence[DocumentRequest],
     documents: Documents,
     question: Question,
+    judge_question: Question,
     builder: RequestBuilder,
     done: Done,
-    whole: Question,
-) -> tuple[dict[tuple[str, str], list[DocumentReply]], list[Failure]]:
+) -> Outcomes[DocumentReply]:
     """Send requests about a document each.
 
-    Return the replies by topic id and document id, and the failures.
+    Args:
+        requests: Requests to send, in this order.
+        documents: Texts of the documents.
+        question: Question of the prompts, which renders the documents.
+        judge_question: Question whose stances the readings have; it combines position and side.
+        builder: Builder of the requests.
+        done: Called after each request.
 
-    The labels are read for the question `whole`, which has those of whole stances, see
-    `read_labels`.
+    Returns:
+        Replies and failures, in the order of the requests.
+
+    Raises:
+        EngineError: The engine failed, or the labels of no answer can be read.
+        PromptError: A prompt is invalid, or leaves no room for a document.
     """
-    found: defaultdict[tuple[str, str], list[DocumentReply]] = defaultdict(list)
+    send = partial(
+        _send_request,
+        documents=documents,
+        question=question,
+        judge_question=judge_question,
+        builder=builder,
+        done=done,
+    )
+    outcomes = await map_in_order(send, requests, builder.concurrency)
+    return separate_failures(outcomes)
 
-    async def send(item: tuple[Topic, str, Prompt]) -> DocumentReply | Failure | None:
-        topic, document_id, prompt = item
-        result, cut = await request_answer(topic, document_id, documents, question, prompt, builder)
-        done()
-        if not isinstance(result, AnsweredRequest):
-            return make_failure(topic, document_id, prompt, result)
-        readings = builder.read_and_count_labels(
-            result, prompt.origin(topic.id, document_id), whole
-        )
-        thoughts = [result.thought_key] if result.thought_key else []
-        return DocumentReply(readings, result.key, result.sample, thoughts, cut, topic)
 
-    results = await map_in_order(send, requests, builder.concurrency)
-    for (topic, document_id, _), result in zip(requests, results, strict=True):
-        if isinstance(result, DocumentReply):
-            found[topic.id, document_id].append(result)
-    return found, [result for result in results if isinstance(result, Failure)]
+async def _send_request(
+    request: DocumentRequest,
+    *,
+    documents: Documents,
+    question: Question,
+    judge_question: Question,
+    builder: RequestBuilder,
+    done: Done,
+) -> DocumentReply | Failure | None:
+    """Send one request; return its reply or failure, or None for a replay miss."""
+    result, cut = await request_answer(request, documents, question, builder)
+    done()
+    if not isinstance(result, AnsweredRequest):
+        return make_failure(request.topic, request.document_id, request.prompt, result)
+
+    readings = judge_question.combine(result.readings)
+    origin = request.prompt.origin(request.topic.id, request.document_id)
+    count_labels(builder, origin, result, readings)
+    return DocumentReply(
+        request=request,
+        readings=readings,
+        key=result.key,
+        sample=result.sample,
+        thought_keys=[result.thought_key] if result.thought_key else [],
+        cut=cut,
+    )
+
+
+def group_replies(replies: Iterable[DocumentReply]) -> dict[tuple[str, str], list[DocumentReply]]:
+    """Return the replies by topic id and document id, in their order."""
+    by_document: defaultdict[tuple[str, str], list[DocumentReply]] = defaultdict(list)
+    for reply in replies:
+        by_document[reply.request.topic.id, reply.request.document_id].append(reply)
+    return dict(by_document)
+
+
+def list_thought_keys(replies: Iterable[DocumentReply]) -> list[str]:
+    """Return the keys of all thoughts, in the order of the replies."""
+    keys: list[str] = []
+    for reply in replies:
+        keys.extend(reply.thought_keys)
+    return keys

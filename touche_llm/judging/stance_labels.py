@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from touche_llm.data.files import open_atomic
-from touche_llm.data.records import Judgment, Reading, StanceReading
+from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
 from touche_llm.errors import UsageError
 from touche_llm.settings.section import Option, Scope, Section
@@ -76,36 +76,19 @@ class StanceSettings(Section):
         return self
 
 
-def combine_position(
-    position: Reading, side: Reading, labels: Sequence[str], without: str
-) -> Reading:
-    """Return the reading of a stance: the probability of YES times that of each side, or the probability of NO.
-
-    The side, one of the labels but `without`, is read after the position that the model wrote, so
-    for a document with an unlikely position it is the side to which the document leans.
-    """
-    answered = without if position.answered == "NO" else side.answered
-    if position.probabilities is None or side.probabilities is None:
-        return Reading(answered=answered)
-    yes, no = position.probabilities["YES"], position.probabilities["NO"]
-    shares = {
-        label: no if label == without else yes * side.probabilities[label] for label in labels
-    }
-    inside = (1.0 - (position.off_label_mass or 0.0)) * (1.0 - (side.off_label_mass or 0.0))
-    return Reading(
-        answered=answered,
-        probabilities={label: round(share, 9) for label, share in shares.items()},
-        off_label_mass=round(1.0 - inside, 9),
-        shared=max(position.shared or 0.0, side.shared or 0.0),
-    )
-
-
 def choose_stance(
     probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task
 ) -> str:
-    """Choose the label of a document from the probabilities of all labels, not all 0, as `choose_stances` does."""
+    """Choose the label of a document, as `choose_stances` does for many.
+
+    Args:
+        probabilities: Probability of each label of the task, not all 0.
+        thresholds: Thresholds by label that takes no side.
+        task: Task with the labels.
+    """
     row = np.array([[probabilities[label] for label in task.stances]])
-    return task.stances[int(choose_stances(row, thresholds, task)[0])]
+    chosen = choose_stances(row, thresholds, task)
+    return task.stances[int(chosen[0])]
 
 
 def choose_stances(
@@ -130,26 +113,39 @@ def choose_stances(
     Returns:
         Indices of the labels in `task.stances`, of the broadcast shape, (documents,) if all
         thresholds are numbers.
+
+    Raises:
+        UsageError: A threshold is for a label that takes a side, or that the task lacks.
     """
+    _check_thresholds(thresholds, task)
+    remaining = probabilities.copy()
+
+    reached_by_label: dict[int, NDArray[np.bool_]] = {}
+    for label in task.no_stances:
+        if label not in thresholds:
+            continue
+        index = task.stances.index(label)
+        bound = thresholds[label] * remaining.sum(axis=1)
+        reached_by_label[index] = remaining[:, index] >= bound
+        remaining[:, index] = 0.0
+
+    # A label that is ruled out must not win even if all remaining labels have probability 0.
+    remaining[:, list(reached_by_label)] = -1.0
+    chosen: NDArray[np.intp] = remaining.argmax(axis=1)
+    # The label that was tried first decides, so it is written last.
+    for index, is_reached in reversed(reached_by_label.items()):
+        chosen = np.where(is_reached, index, chosen)
+    return chosen
+
+
+def _check_thresholds(thresholds: Iterable[str], task: Task) -> None:
+    """Raise UsageError if a threshold is for a label that takes a side, or that the task lacks."""
     for label in thresholds:
         if label not in task.no_stances:
-            known = ", ".join(task.no_stances) or "none"
+            allowed = ", ".join(task.no_stances) or "none"
             raise UsageError(
-                f"stance.thresholds: {label!r:.40}: no threshold in {task.name}; thresholds are for {known}"
+                f"stance.thresholds: {label!r:.40}: no threshold in {task.name}; thresholds are for {allowed}"
             )
-    remaining = probabilities.copy()
-    chosen = []
-    for label in task.no_stances:
-        if label in thresholds:
-            place = task.stances.index(label)
-            chosen.append((place, remaining[:, place] >= thresholds[label] * remaining.sum(axis=1)))
-            remaining[:, place] = 0.0
-    # A label that is ruled out must not win even if all remaining labels have probability 0.
-    remaining[:, [place for place, _ in chosen]] = -1.0
-    decided: NDArray[np.intp] = remaining.argmax(axis=1)
-    for place, where in reversed(chosen):
-        decided = np.where(where, place, decided)
-    return decided
 
 
 # Source of a label: the judge prompt, the stance prompt, a threshold that overrode the most
@@ -172,59 +168,99 @@ def choose_label(
     task: Task,
     settings: StanceSettings | None,
 ) -> ChosenStance | None:
-    """Choose the stance of a document by the stance prompt if it was used, else by the judge prompt.
+    """Choose the stance of a document.
 
-    Without an answer it is the task's label for an unknown stance, or None if it has no such label.
+    It is that of the stance prompt if there is an answer to it, otherwise that of the judge prompt,
+    and otherwise the task's label for an unknown stance.
+
+    Args:
+        judgment: Judgment of the document, if any.
+        reading: Answer to the stance prompt about the document, if any.
+        task: Task with the labels.
+        settings: Settings of stance detection, with the thresholds; None for no thresholds.
+
+    Returns:
+        Chosen stance; None if there is no answer and the task has no label for an unknown stance.
     """
     if not task.stances:
         return ChosenStance(NO_STANCE_COLUMN, "none", None)
-    thresholds: Mapping[str, float] = settings.thresholds if settings is not None else {}
+
+    thresholds: Mapping[str, float] = {} if settings is None else settings.thresholds
     if reading is not None:
-        probabilities = None if reading.source == "value" else reading.probabilities
-        found = ChosenStance(
-            choose_stance(reading.probabilities, {}, task), "stance", probabilities
-        )
-    elif judgment is None:
-        return (
-            None
-            if task.unknown_stance is None
-            else ChosenStance(task.unknown_stance, "imputed", None)
-        )
-    else:
-        answer = judgment.readings.get("stance")
-        source: StanceSource = "inherited" if judgment.source == "inherited" else "judge"
-        found = ChosenStance(
-            judgment.stance, source, None if answer is None else answer.probabilities
-        )
+        return _apply_thresholds(_read_stance_answer(reading, task), thresholds, task)
+
+    if judgment is not None:
         # Thresholds belong to one prompt: the judge prompt only if the stance prompt is not used.
-        thresholds = {} if settings is not None and settings.depth else thresholds
-    if thresholds and found.probabilities:
-        label = choose_stance(found.probabilities, thresholds, task)
-        return (
-            found if label == found.label else ChosenStance(label, "threshold", found.probabilities)
-        )
-    return found
+        uses_stance_prompt = settings is not None and settings.depth > 0
+        if uses_stance_prompt:
+            thresholds = {}
+        return _apply_thresholds(_read_judge_answer(judgment), thresholds, task)
+
+    if task.unknown_stance is None:
+        return None
+    return ChosenStance(task.unknown_stance, "imputed", None)
 
 
-class _Thresholds(Section, extra="ignore"):
+def _read_stance_answer(reading: StanceReading, task: Task) -> ChosenStance:
+    """Return the most probable stance of an answer to the stance prompt."""
+    label = choose_stance(reading.probabilities, {}, task)
+    has_probabilities = reading.source == "probabilities"
+    return ChosenStance(label, "stance", reading.probabilities if has_probabilities else None)
+
+
+def _read_judge_answer(judgment: Judgment) -> ChosenStance:
+    """Return the stance of an answer to the judge prompt, or the stance that a pair inherits."""
+    source: StanceSource = "inherited" if judgment.source == "inherited" else "judge"
+    reading = judgment.readings.get("stance")
+    probabilities = None if reading is None else reading.probabilities
+    return ChosenStance(judgment.stance, source, probabilities)
+
+
+def _apply_thresholds(
+    stance: ChosenStance, thresholds: Mapping[str, float], task: Task
+) -> ChosenStance:
+    """Return a stance with the label that thresholds choose; unchanged without probabilities."""
+    if not thresholds or not stance.probabilities:
+        return stance
+
+    label = choose_stance(stance.probabilities, thresholds, task)
+    if label == stance.label:
+        return stance
+    return ChosenStance(label, "threshold", stance.probabilities)
+
+
+class _ThresholdsFile(Section, extra="ignore"):
+    """Configuration of which the section `stance` alone is read."""
+
     stance: StanceSettings
 
 
 def read_thresholds(path: Path) -> StanceSettings:
-    """Read the section `stance` of a configuration, as `touche-llm calibrate` writes it, and ignore the others."""
-    return load_yaml(path, _Thresholds, error=UsageError).stance
+    """Read the section `stance` of a configuration, as `touche-llm calibrate` writes it.
+
+    Other sections are ignored.
+
+    Raises:
+        UsageError: The file is missing, or the section is missing or invalid.
+    """
+    return load_yaml(path, _ThresholdsFile, error=UsageError).stance
 
 
 def write_thresholds(
     path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str
 ) -> None:
-    """Write thresholds, with the topics and prompt that they were fitted on, as a configuration, atomically."""
-    values = {
-        "stance": {
-            "thresholds": dict(thresholds),
-            "calibrated_on": topics,
-            "calibrated_for": prompt,
-        }
+    """Write thresholds as a configuration, atomically.
+
+    Args:
+        path: File to write.
+        thresholds: Thresholds by label.
+        topics: Ids of the topics that they were fitted on.
+        prompt: Name, version and hash of the prompt that they were fitted on.
+    """
+    section = {
+        "thresholds": dict(thresholds),
+        "calibrated_on": topics,
+        "calibrated_for": prompt,
     }
     with open_atomic(path) as stream:
-        stream.write(to_yaml(values))
+        stream.write(to_yaml({"stance": section}))

@@ -20,6 +20,7 @@ from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.requests import RequestBuilder, make_request_builder
+from touche_llm.kinds.known import get_kind
 from touche_llm.lab.runs_of_lab import Workplace
 from touche_llm.llm.cache import CacheMode
 from touche_llm.prompts.prompt import Prompt, Purpose
@@ -76,9 +77,9 @@ class Bench:
     def _rankings(self) -> Mapping[str, list[Candidate]]:
         if self.directory is None or not self.directory.candidates_file.exists():
             return {}
-        are_pairs = self.context.task.sentence_question is not None
+        are_made = get_kind(self.context.task).makes_documents
         return self.context.read_candidates(
-            self.directory.candidates_file, are_pairs=are_pairs
+            self.directory.candidates_file, are_made=are_made
         ).rankings
 
     def rank(self, topic: Topic) -> list[Candidate]:

@@ -263,8 +263,8 @@ def describe_exchange(trial: Trial) -> dict[str, Any]:
             "answer": trial.result.answer.text,
             "thought": trial.result.thought,
         }
-    last = trial.result.attempts[-1] if trial.result.attempts else None
-    return {"messages": messages, "answer": "" if last is None else last.text, "thought": ""}
+    last = trial.attempts[-1]
+    return {"messages": messages, "answer": last.text, "thought": ""}
 
 
 def _find_own(opened: RunFolder, topic: str, document: str) -> UserLabels:

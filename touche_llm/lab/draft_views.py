@@ -14,7 +14,7 @@ from msgspec import to_builtins
 
 from touche_llm.data import concurrency
 from touche_llm.data.records import Topic
-from touche_llm.engines.recorder import TOKEN_CHARS
+from touche_llm.engines.token_estimates import TOKEN_CHARS
 from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.lab.bench import Bench, Benches
@@ -259,9 +259,7 @@ def _describe_trials(trials: Sequence[Trial]) -> dict[str, Any]:
     """Return the answer about a document, of all parts of the prompt."""
     answered = [trial.result for trial in trials if isinstance(trial.result, AnsweredRequest)]
     failed = [
-        trial.result.attempts[-1]
-        for trial in trials
-        if not isinstance(trial.result, AnsweredRequest)
+        trial.attempts[-1] for trial in trials if not isinstance(trial.result, AnsweredRequest)
     ]
     cuts = [cut for trial in trials for cut in trial.cut.values()]
     exchanges = [describe_exchange(trial) for trial in trials]

@@ -11,11 +11,12 @@ from aiohttp import web
 
 from touche_llm.api.dataset import read_run_topics
 from touche_llm.data.files import shorten_path
+from touche_llm.data.locks import LOCK
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.runs_of_lab import Workplace
 from touche_llm.prompt_lab.holdout import CHOICE, find_half, record_evaluations
-from touche_llm.runs.directory import LOCK, RunDirectory
+from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.overview import COMPLETE, RunOverview, read_overview
 from touche_llm.tasks import get_task
 
@@ -162,12 +163,11 @@ def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
     )
     evaluations = [evaluate_run(name, ranked, qrels, depth) for name, ranked in rankings.items()]
     record_evaluations(folders, qrels, lab.warn)
-    frame, notes = compare_runs(evaluations[0], evaluations[1:])
+    comparison = compare_runs(evaluations[0], evaluations[1:])
+    notes = [*remarks, *comparison.notes]
     named = {aspect: Path(shorten_path(path)) for aspect, path in files.items()}
     return make_page(
-        render(
-            gather_comparison(evaluations, folders, task, named, frame, [*remarks, *notes], _TOP)
-        )
+        render(gather_comparison(evaluations, folders, task, named, comparison.rows, notes, _TOP))
     )
 
 

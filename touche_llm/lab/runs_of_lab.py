@@ -17,6 +17,7 @@ from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import load_config
 from touche_llm.config.task_copies import find_copy
+from touche_llm.data.locks import lock_folder
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, Warn
 from touche_llm.evaluation.qrels import Qrels, read_qrels
@@ -77,6 +78,8 @@ class Workplace:
         # One thread for all that reads folders, so that the page's other requests do not wait for
         # it.
         self._worker = ThreadPoolExecutor(1, "touche_llm folders")
+        self._claim = ExitStack()
+        self._has_claimed_drafts = False
 
     async def apart(
         self, function: Callable[..., ResultT], *arguments: Any, **named: Any
@@ -85,9 +88,22 @@ class Workplace:
         call = partial(function, *arguments, **named)
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
+    def claim_drafts(self) -> None:
+        """Lock the folder of drafts until the lab ends, so that no other lab replaces drafts of this one.
+
+        Raises:
+            UsageError: Another lab has locked it.
+        """
+        if self._has_claimed_drafts:
+            return
+        DRAFTS.mkdir(parents=True, exist_ok=True)
+        self._claim.enter_context(lock_folder(DRAFTS, "lab", self.warn))
+        self._has_claimed_drafts = True
+
     def close(self) -> None:
-        """Close the run folders."""
+        """Close the run folders, and release the drafts."""
         self._worker.shutdown()
+        self._claim.close()
         for _, _, stack in self._opened.values():
             stack.close()
 

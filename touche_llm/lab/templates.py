@@ -106,17 +106,29 @@ def read_template(benches: Benches, *, run: str, name: str) -> dict[str, Any]:
 def write_draft(
     benches: Benches, *, run: str, name: str, text: str | None, base: str
 ) -> dict[str, Any]:
-    """Store the draft of a template, or delete it with None."""
+    """Store the draft of a template, or delete it with None.
+
+    Raises:
+        UsageError: Another lab writes drafts here.
+    """
     path = benches.get(run).find_prompt(name).path
     if text is None:
-        _draft_file(path).unlink(missing_ok=True)
-    else:
-        DRAFTS.mkdir(parents=True, exist_ok=True)
-        now = datetime.now(UTC).replace(microsecond=0)
-        write_records(
-            _draft_file(path), [Draft(template=str(path), base=base, text=text, saved=now)]
-        )
+        _delete_draft(benches, path)
+        return {}
+
+    benches.lab.claim_drafts()
+    now = datetime.now(UTC).replace(microsecond=0)
+    draft = Draft(template=str(path), base=base, text=text, saved=now)
+    write_records(_draft_file(path), [draft])
     return {}
+
+
+def _delete_draft(benches: Benches, path: Path) -> None:
+    """Delete the draft of a template, if there is one."""
+    file = _draft_file(path)
+    if file.exists():
+        benches.lab.claim_drafts()
+        file.unlink()
 
 
 def save_template(
@@ -162,7 +174,7 @@ def save_template(
         bench.prompts.mkdir(parents=True, exist_ok=True)
         copy_prompt(prompt, target, text)
         saved = str(target)
-    _draft_file(entry.path).unlink(missing_ok=True)
+    _delete_draft(benches, entry.path)
     return describe_template(bench, saved)
 
 

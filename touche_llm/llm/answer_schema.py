@@ -15,6 +15,8 @@ from pydantic.fields import FieldInfo
 
 from touche_llm.data.records import Model
 
+# Label of a field, as the schema lists it: a grade, or a word.
+Label = int | str
 _ELEMENT = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s\[\],"]+')
 
 
@@ -28,51 +30,61 @@ class AnswerForm(StrEnum):
 
 
 def list_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the schema of each field of an answer by name, in order, for a schema of any form."""
-    if "properties" in schema:
-        return dict(schema["properties"])
+    """Return the schema of each field of an answer by name, in order.
+
+    Args:
+        schema: JSON Schema in any form; that of a free text has no fields.
+    """
     if not schema:
         return {}
+    if "properties" in schema:
+        return dict(schema["properties"])
     return {part["title"]: part for part in schema["prefixItems"]}
 
 
 def abbreviate(label: Any) -> Any:
-    """Return a label as the form `letters` writes it: the first letter of a text, which is one token of every model."""
+    """Return a label as the form `letters` writes it.
+
+    A text becomes its first letter, which is one token of every model; a number stays.
+    """
     return label[:1] if isinstance(label, str) else label
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Form of an answer and the names of its fields, in the order of their values."""
+    """How an answer is written.
+
+    Attributes:
+        form: Form of the answer.
+        fields: Names of its fields, in the order of their values.
+    """
 
     form: AnswerForm
     fields: tuple[str, ...]
 
     @classmethod
     def of_schema(cls, schema: Mapping[str, Any]) -> Layout:
-        """Return the layout of the answers that a schema allows.
-
-        An empty schema allows any text.
-        """
+        """Return the layout of the answers that a JSON Schema allows; an empty one allows any text."""
         if not schema:
             return cls(AnswerForm.TEXT, ())
-        form, fields = AnswerForm(schema["type"]), list_fields(schema)
-        labels = [label for field in fields.values() for label in field.get("enum", ("text",))]
-        # Labels of one letter are the same in both forms.
-        if form is AnswerForm.ARRAY and labels == [abbreviate(label) for label in labels]:
+        fields = list_fields(schema)
+        form = AnswerForm(schema["type"])
+        if form is AnswerForm.ARRAY and _has_letters_only(fields):
             form = AnswerForm.LETTERS
         return cls(form, tuple(fields))
 
     @property
     def ends(self) -> str:
         """Characters that can follow a value."""
-        return {AnswerForm.OBJECT: ",}", AnswerForm.TEXT: ""}.get(self.form, ",]")
+        if self.form is AnswerForm.TEXT:
+            return ""
+        return ",}" if self.form is AnswerForm.OBJECT else ",]"
 
     def spell_value(self, value: Any) -> str:
         """Return a value as it is written."""
-        return orjson.dumps(
-            abbreviate(value) if self.form is AnswerForm.LETTERS else value
-        ).decode()
+        if self.form is AnswerForm.LETTERS:
+            value = abbreviate(value)
+        return orjson.dumps(value).decode()
 
     @property
     def frame(self) -> list[str]:
@@ -81,43 +93,60 @@ class Layout:
             return [""]
         if self.form is AnswerForm.OBJECT:
             keys = [f"{orjson.dumps(name).decode()}:" for name in self.fields]
-            return ["{" + keys[0], *(f",{key}" for key in keys[1:]), "}"]
-        return ["[", *("," for _ in self.fields[1:]), "]"]
+            later_keys = [f",{key}" for key in keys[1:]]
+            return ["{" + keys[0], *later_keys, "}"]
+        commas = [","] * (len(self.fields) - 1)
+        return ["[", *commas, "]"]
 
     def spell(self, values: Mapping[str, Any]) -> str:
-        """Return the text of an answer."""
+        """Return the text of an answer with these values by field."""
         *before, end = self.frame
-        spelled = (
-            text + self.spell_value(values[name])
-            for text, name in zip(before, self.fields, strict=True)
-        )
-        return "".join(spelled) + end
+        parts: list[str] = []
+        for text, name in zip(before, self.fields, strict=True):
+            parts.append(text + self.spell_value(values[name]))
+        return "".join(parts) + end
 
     # Few different answers consist of labels, and each is searched once per field.
     @lru_cache(maxsize=1024)  # noqa: B019, layouts are few
     def find_values(self, text: str) -> Mapping[str, tuple[int, int]]:
-        """Return the spans of the values in the text of an answer, as byte offsets `(first, end)`.
+        """Return where the values are in the text of an answer.
 
-        Fields with ambiguous values are left out: keys that occur twice in an object, or all fields
-        if an array has another number of values.
+        Returns:
+            Offset of the first byte of each value, and of the byte after its last one, by field.
+            Fields with ambiguous values are left out: keys that occur twice in an object, or all
+            fields if an array has another number of values.
         """
         content = text.encode("utf-8", errors="replace")
         if self.form is AnswerForm.OBJECT:
-            by_field = {
-                field: list(_compile_value_pattern(field).finditer(content))
-                for field in self.fields
-            }
-            return {
-                field: matches[0].span(1)
-                for field, matches in by_field.items()
-                if len(matches) == 1
-            }
+            return self._find_object_values(content)
         spans = [match.span() for match in _ELEMENT.finditer(content)]
-        return dict(zip(self.fields, spans, strict=True)) if len(spans) == len(self.fields) else {}
+        if len(spans) != len(self.fields):
+            return {}
+        return dict(zip(self.fields, spans, strict=True))
+
+    def _find_object_values(self, content: bytes) -> dict[str, tuple[int, int]]:
+        """Return the span of each value that follows a key which occurs once."""
+        spans: dict[str, tuple[int, int]] = {}
+        for field in self.fields:
+            matches = list(_compile_value_pattern(field).finditer(content))
+            if len(matches) == 1:
+                spans[field] = matches[0].span(1)
+        return spans
+
+
+def _has_letters_only(fields: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether each text among the labels of an answer is one letter, and each field has labels."""
+    for schema in fields.values():
+        if "enum" not in schema:
+            return False
+        if any(label != abbreviate(label) for label in schema["enum"]):
+            return False
+    return True
 
 
 @lru_cache(maxsize=256)
 def _compile_value_pattern(field: str) -> re.Pattern[bytes]:
+    """Return the pattern of a field's key and value in an object; the value is the first group."""
     return re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)' % re.escape(field.encode()))
 
 
@@ -141,13 +170,14 @@ MAX_ALTERNATIVES = 20
 
 
 @lru_cache(maxsize=256)
-def get_labels(model: type[AnswerModel]) -> Mapping[str, tuple[int | str, ...]]:
-    """Return the labels that each field of an answer model allows, in order.
-
-    Fields with a pattern are left out.
-    """
-    labels = {name: get_args(field.annotation) for name, field in model.model_fields.items()}
-    return {name: allowed for name, allowed in labels.items() if allowed}
+def get_labels(model: type[AnswerModel]) -> Mapping[str, tuple[Label, ...]]:
+    """Return the labels of each field of an answer model that has labels, in order."""
+    labels: dict[str, tuple[Label, ...]] = {}
+    for name, field in model.model_fields.items():
+        allowed = get_args(field.annotation)
+        if allowed:
+            labels[name] = allowed
+    return labels
 
 
 @lru_cache(maxsize=256)
@@ -161,15 +191,11 @@ def build_schema(
     """
     if form is AnswerForm.TEXT:
         return {}
-    labels = get_labels(model)
-    if form is AnswerForm.LETTERS:
-        labels = {name: tuple(map(abbreviate, allowed)) for name, allowed in labels.items()}
-    fields = {
-        name: {"enum": list(labels[name])}
-        if name in labels
-        else {"type": "string", "pattern": _get_pattern(field)}
-        for name, field in model.model_fields.items()
-    }
+
+    fields: dict[str, dict[str, Any]] = {}
+    for name, field in model.model_fields.items():
+        fields[name] = _build_field(field, form)
+
     if form is AnswerForm.OBJECT:
         return {
             "type": "object",
@@ -177,23 +203,47 @@ def build_schema(
             "required": list(fields),
             "additionalProperties": False,
         }
-    parts = [{"title": name, **field} for name, field in fields.items()]
     return {
         "type": "array",
-        "prefixItems": parts,
+        "prefixItems": [{"title": name, **field} for name, field in fields.items()],
         "items": False,
-        "minItems": len(parts),
-        "maxItems": len(parts),
+        "minItems": len(fields),
+        "maxItems": len(fields),
     }
 
 
+def _build_field(field: FieldInfo, form: AnswerForm) -> dict[str, Any]:
+    """Return the JSON Schema of a field: its labels, or the pattern of its text."""
+    labels = list(get_args(field.annotation))
+    if not labels:
+        return {"type": "string", "pattern": _get_pattern(field)}
+    if form is AnswerForm.LETTERS:
+        labels = [abbreviate(label) for label in labels]
+    return {"enum": labels}
+
+
+def _get_pattern(field: FieldInfo) -> str | None:
+    """Return the pattern of a field, if it has one."""
+    for constraint in field.metadata:
+        pattern: str | None = getattr(constraint, "pattern", None)
+        if pattern:
+            return pattern
+    return None
+
+
 def can_be_letters(model: type[AnswerModel]) -> bool:
-    """Return whether an answer can consist of letters: the labels of each field must begin with different ones."""
+    """Return whether an answer can consist of letters.
+
+    Each field must have labels that begin with different letters.
+    """
     labels = get_labels(model)
-    is_distinct = all(
-        len(set(map(abbreviate, allowed))) == len(allowed) for allowed in labels.values()
-    )
-    return len(labels) == len(model.model_fields) and is_distinct
+    if len(labels) != len(model.model_fields):
+        return False
+    for allowed in labels.values():
+        letters = {abbreviate(label) for label in allowed}
+        if len(letters) != len(allowed):
+            return False
+    return True
 
 
 def count_alternatives(schema: Mapping[str, Any]) -> int:
@@ -205,12 +255,5 @@ def count_alternatives(schema: Mapping[str, Any]) -> int:
     """
     if schema["type"] == "object":
         return MAX_ALTERNATIVES
-    return min(
-        MAX_ALTERNATIVES,
-        2 * max(len(field.get("enum", ())) for field in list_fields(schema).values()),
-    )
-
-
-def _get_pattern(field: FieldInfo) -> str | None:
-    patterns = (getattr(constraint, "pattern", None) for constraint in field.metadata)
-    return next((pattern for pattern in patterns if pattern), None)
+    max_labels = max(len(field.get("enum", ())) for field in list_fields(schema).values())
+    return min(MAX_ALTERNATIVES, 2 * max_labels)

@@ -7,26 +7,34 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec.structs import asdict, astuple
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
-from touche_llm.data.files import iterate_records, open_atomic, parse_record
-from touche_llm.data.records import Count, JsonRecord, JsonStruct
+from touche_llm.data.files import check_database_file, iterate_records, open_atomic
+from touche_llm.data.records import (
+    Count,
+    JsonRecord,
+    JsonStruct,
+    Malformed,
+    convert_plain,
+    decode_json,
+)
 from touche_llm.data.sqlite import (
     LOCK_SECONDS,
     DatabaseFormat,
     NamedDatabase,
+    add_path,
     connect,
     create_if_empty,
     describe_opening_error,
     has_format,
 )
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.llm.answer import OUTCOMES
 
 # With write-ahead logging a killed process loses nothing that it committed; only a crash of the
@@ -61,12 +69,6 @@ class Entry(EntryMetadata, frozen=True, kw_only=True):
         *metadata, value = astuple(self)
         return (*metadata, msgspec.json.encode(value).decode())
 
-    def read(self, model: type[ValueT]) -> ValueT:
-        """Return the value; raise DataError if it is not of this type."""
-        return parse_record(
-            msgspec.json.encode(self.value), model, f"entry {self.key}", f"a valid {model.__name__}"
-        )
-
 
 # In the order of the table.
 COLUMNS = Entry.__struct_fields__
@@ -89,6 +91,8 @@ FORMAT = DatabaseFormat(
 
 def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
     """Open the file of a cache; create it if it is missing. None opens a cache in memory."""
+    if path is not None:
+        check_database_file(path)
     if path is not None and not read_only:
         path.parent.mkdir(parents=True, exist_ok=True)
     mode = "?mode=ro" if read_only else ""
@@ -99,6 +103,9 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
                 raise DataError(f"{path}: empty, not {FORMAT.noun}; use another file")
             return database
         create_if_empty(database, FORMAT, path)
+        # 20 ms, which commands without a cache do without.
+        from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
+
         # SQLite does not wait for other processes when it switches the mode.
         retrying = Retrying(
             retry=retry_if_exception(
@@ -116,6 +123,24 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
     return database
 
 
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Result of an export.
+
+    Attributes:
+        entries: Number of entries that were written.
+        damaged: Keys of the entries that were left out since their rows are damaged.
+        gaps: Number of places in the file where rows cannot be read at all.
+    """
+
+    entries: int
+    damaged: Sequence[str]
+    gaps: int
+
+
+# SQLite has no larger row ids.
+_MAX_ROW_ID = 2**63 - 1
+_ROWS_AFTER = "SELECT rowid, * FROM entries NOT INDEXED WHERE rowid > ? ORDER BY rowid"
 # Kind and value.
 _Row = tuple[str, str]
 # Type of a value, or the types by kind of entry.
@@ -171,6 +196,7 @@ class Cache(AbstractContextManager["Cache"]):
                 describe_opening_error(path, FORMAT.noun, "cache.file", error)
             ) from error
         self._database.path = path
+        self._database.text_factory = _decode_text
         self._opened = None if self._is_read_only else path.stat()
         # Rows to store at the end of this turn of the event loop.
         self._pending: list[tuple[tuple[Any, ...], asyncio.Future[_Row | None]]] = []
@@ -300,21 +326,121 @@ class Cache(AbstractContextManager["Cache"]):
         )
         return [self._to_entry(row) for row in rows]
 
+    def read(self, entry: Entry, model: type[ValueT]) -> ValueT:
+        """Return the value of an entry that `find` found; raise DataError if it is not of this type."""
+        return self._parse(
+            entry.key, (entry.kind, msgspec.json.encode(entry.value).decode()), model
+        )
+
     def iterate_entries(self) -> Iterator[Entry]:
-        """Yield all entries, by key."""
+        """Yield all entries, by key; raise DataError at one that is damaged."""
         yield from map(self._to_entry, self._database.execute("SELECT * FROM entries ORDER BY key"))
 
-    def export_cassette(self, path: Path) -> int:
-        """Write all entries as JSON Lines, sorted by key; return their number."""
-        count = 0
+    def export_cassette(self, path: Path) -> Export:
+        """Write all entries that are intact as JSON Lines, sorted by key."""
+        row_ids: dict[str, int] = {}
+        damaged: list[str] = []
+        gaps = 0
+        for row in self._iterate_rows():
+            if row is None:
+                gaps += 1
+                continue
+            row_id, *columns = row
+            try:
+                row_ids[_parse_row(columns).key] = row_id
+            except Malformed:
+                damaged.append(str(columns[0]))
+
         with open_atomic(path) as stream:
-            for entry in self.iterate_entries():
-                columns = {
-                    column: value for column, value in asdict(entry).items() if value is not None
-                }
-                stream.write(msgspec.json.encode(columns) + b"\n")
-                count += 1
-        return count
+            for key, row_id in sorted(row_ids.items()):
+                entry = self._read_again(row_id)
+                if entry is not None and entry.key == key:
+                    stream.write(_encode_line(entry) + b"\n")
+                else:
+                    damaged.append(key)
+        written = len(row_ids.keys() - damaged)
+        return Export(entries=written, damaged=damaged, gaps=gaps)
+
+    def _read_again(self, row_id: int) -> Entry | None:
+        """Return an entry by its row id; None if the file is so damaged that it is not found."""
+        try:
+            rows = self._database.query("SELECT * FROM entries WHERE rowid = ?", (row_id,))
+            return _parse_row(rows[0]) if rows else None
+        except Malformed:
+            return None
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            return None
+
+    def _iterate_rows(self) -> Iterator[tuple[Any, ...] | None]:
+        """Yield the rows in order of arrival, each behind its row id; None where some cannot be read.
+
+        The rows are read without the index of the keys, which may lack some in a damaged file.
+        """
+        last = 0
+        while last <= _MAX_ROW_ID:
+            try:
+                for row in self._database.execute(_ROWS_AFTER, (last,)):
+                    # Row ids that are damaged need not be in order.
+                    last = max(last, row[0])
+                    yield row
+                return
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise add_path(error, self.path) from None
+                yield None
+            last += self._measure_gap(last)
+
+    def _measure_gap(self, last: int) -> int:
+        """Return how many row ids after `last` must be left out to read the rows behind a gap."""
+        unreadable = 0
+        readable = 1
+        # The width is at least doubled each time, until the row behind it can be read.
+        while not self._can_read_after(last + readable):
+            unreadable = readable
+            readable *= 2
+
+        while readable - unreadable > 1:
+            middle = (unreadable + readable) // 2
+            if self._can_read_after(last + middle):
+                readable = middle
+            else:
+                unreadable = middle
+        return readable
+
+    def _can_read_after(self, row_id: int) -> bool:
+        """Return whether the next row after a row id can be read, or whether there is none."""
+        if row_id > _MAX_ROW_ID:
+            return True
+        try:
+            self._database.query(f"{_ROWS_AFTER} LIMIT 1", (row_id,))
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            return False
+        return True
+
+    def remove(self, key: str) -> bool:
+        """Remove an entry, also a damaged one; return whether there was one.
+
+        Raises:
+            sqlite3.DatabaseError: The file is so damaged that it cannot be changed.
+        """
+        # In a damaged file the index may lack the key, or an index may contradict the row.
+        with suppress(sqlite3.DatabaseError):
+            deleted = self._database.execute("DELETE FROM entries WHERE key = ?", (key,))
+            if deleted.rowcount:
+                return True
+
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute("REINDEX entries")
+            rows = self._database.query("SELECT rowid, key FROM entries NOT INDEXED")
+            # A damaged key is given as a message shows it.
+            found = [(row_id,) for row_id, stored in rows if to_printable(str(stored)) == key]
+            self._database.executemany("DELETE FROM entries WHERE rowid = ?", found)
+        return bool(found)
 
     def import_cassette(self, path: Path) -> tuple[int, int]:
         """Add the entries of a cassette, all or none.
@@ -336,7 +462,7 @@ class Cache(AbstractContextManager["Cache"]):
                     continue
                 known += 1
                 is_failure = entry.kind == "unusable" and kind in OUTCOMES
-                if not is_failure and (kind, msgspec.json.decode(value)) != (
+                if not is_failure and (kind, self._decode_value(entry.key, value)) != (
                     entry.kind,
                     entry.value,
                 ):
@@ -358,9 +484,10 @@ class Cache(AbstractContextManager["Cache"]):
         ).rowcount
 
     def _to_entry(self, row: tuple[Any, ...]) -> Entry:
-        return Entry(
-            **dict(zip(COLUMNS[:-1], row, strict=False)), value=msgspec.json.decode(row[-1])
-        )
+        try:
+            return _parse_row(row)
+        except Malformed as error:
+            raise self._describe_damage(row[0], f"not a valid entry: {error}") from error
 
     def _fetch_row(self, key: str) -> _Row | None:
         row = self._database.execute(
@@ -372,12 +499,62 @@ class Cache(AbstractContextManager["Cache"]):
         kind, text = row
         value_type = model.get(kind) if isinstance(model, Mapping) else model
         if value_type is None:
-            raise DataError(
-                f"{self.path}: entry {key}: unknown kind {kind!r:.80}; use another cache"
-            )
-        return parse_record(
-            text, value_type, f"{self.path}: entry {key}", f"a valid {value_type.__name__}"
-        )
+            raise self._describe_damage(key, f"unknown kind {kind!r:.80}")
+        try:
+            return value_type.from_json(_encode_text(text))
+        except Malformed as error:
+            problem = f"not a valid {value_type.__name__}: {error}"
+            raise self._describe_damage(key, problem) from error
+
+    def _decode_value(self, key: str, text: str) -> dict[str, Any]:
+        try:
+            return decode_json(_encode_text(text), dict[str, Any])
+        except Malformed as error:
+            raise self._describe_damage(key, f"not a valid value: {error}") from error
+
+    def _describe_damage(self, key: object, problem: str) -> DataError:
+        """Return the error of a damaged entry, with the command that removes it."""
+        if self.path.suffix == ".jsonl":
+            remedy = "remove its line"
+        else:
+            remedy = f"remove it with `touche-llm cache forget {key} --cache {self.path}`"
+        return DataError(f"{self.path}: entry {key}: {problem}; {remedy}")
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Return whether an error comes from the content of the file; a retry would not help."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG)
+
+
+def _decode_text(content: bytes) -> str:
+    """Decode a column; bytes that are not UTF-8 become surrogates, which its reader refuses."""
+    return content.decode(errors="surrogateescape")
+
+
+def _encode_text(value: object) -> bytes:
+    """Return a text of a column as UTF-8; raise Malformed if it was none, or not UTF-8."""
+    if not isinstance(value, str):
+        raise Malformed(f"not text but {type(value).__name__}")
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise Malformed("not UTF-8") from error
+
+
+def _parse_row(row: Sequence[Any]) -> Entry:
+    """Parse a row of the table; raise Malformed if it is damaged."""
+    *metadata, text = row
+    _encode_text("".join(map(str, metadata)))
+    columns = dict(zip(COLUMNS, metadata, strict=False))
+    value = decode_json(_encode_text(text), dict[str, Any])
+    return convert_plain({**columns, "value": value}, Entry)
+
+
+def _encode_line(entry: Entry) -> bytes:
+    """Return an entry as a line of a cassette, without columns that have no value."""
+    columns = {column: value for column, value in asdict(entry).items() if value is not None}
+    return msgspec.json.encode(columns)
 
 
 def describe_resume(path: Path, mode: CacheMode) -> str:

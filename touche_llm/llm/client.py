@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
-from touche_llm.data.records import Attempt, Cut
+from touche_llm.data.records import Attempt
 from touche_llm.errors import EngineError, Rejected, Transient, Unreachable
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.protocol import CountingEngine, EngineInfo
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.retries import retry
-from touche_llm.llm.truncation import Fitting, Truncation, apply_truncation
+from touche_llm.llm.truncation import Fitting, TruncatedDocument, Truncation, apply_truncation
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
@@ -23,11 +24,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """Request without a usable answer.
+    """Request to which no usable answer came.
 
     Attributes:
         request: Request as it would be or was sent.
-        attempts: Attempts to get an answer; none of a replay, whose cache lacks the answer.
+        attempts: Attempts to get an answer, at least one.
         is_unmeasured: Whether the failure came before: the tokens of its document, which may be too
             long, could not be counted.
     """
@@ -36,12 +37,23 @@ class FailedRequest:
     attempts: list[Attempt]
     is_unmeasured: bool = False
 
-    @property
-    def is_miss(self) -> bool:
-        """Whether it is a replay whose cache lacks the answer."""
-        return not self.attempts
+
+@dataclass(frozen=True, slots=True)
+class UncachedRequest:
+    """Request of a replay whose answer the cache lacks.
+
+    Attributes:
+        request: Request as it would be sent.
+        is_unmeasured: Whether the cache already lacks the tokens of its document, which may be too
+            long.
+    """
+
+    request: Request
+    is_unmeasured: bool = False
 
 
+# Request without a usable answer.
+UnansweredRequest = FailedRequest | UncachedRequest
 _ResultT = TypeVar("_ResultT")
 
 # Connects to an engine.
@@ -56,8 +68,11 @@ class EngineClient:
 
     Attributes:
         engine_info: Description of the engine; from the cache until it is connected.
-        engine: None in a replay.
+        engine: Engine that answers; None in a replay.
+        cache: Cache of answers and token counts.
+        retry_for: Seconds after the first failure of a request in which it is retried.
         start_up: Connects to the engine before the first request; None if it is connected.
+        counts: Counts of the requests so far.
         misses: Requests that a replay did not find in the cache.
     """
 
@@ -79,131 +94,185 @@ class EngineClient:
     async def truncate_document(
         self,
         build_request: Callable[[str], Request],
-        whole: Request,
+        complete_request: Request,
         document: str | RankedPassages,
         room: int,
-    ) -> tuple[str, Cut | None] | FailedRequest:
+    ) -> TruncatedDocument | UnansweredRequest:
         """Truncate a document so that its prompt has at most `room` tokens.
+
+        The engine counts tokens only if the number of bytes may be too large: no token is shorter
+        than a byte.
 
         Args:
             build_request: Builds the request with a text in place of the document.
-            whole: Request with the complete document.
+            complete_request: Request with the complete document.
             document: Text, or passages in the order in which they are kept.
             room: Max number of prompt tokens.
 
         Returns:
-            The text, and its truncation, None if it is complete.
+            What the prompt shows of the document, or why its tokens are unknown.
 
         Raises:
+            EngineError: The engine failed.
             PromptError: The prompt alone leaves no room for the document.
         """
-        bound = await self.bound_tokens(whole)
-        if isinstance(bound, FailedRequest):
-            return bound
-        if bound <= room:
+        max_tokens = await self.bound_tokens(complete_request)
+        if isinstance(max_tokens, UnansweredRequest):
+            return max_tokens
+        if max_tokens <= room:
             return apply_truncation(document, Truncation(prompt_tokens=0))
-
-        async def fit(engine: CountingEngine) -> Truncation:
-            async def count(text: str) -> int:
-                messages = build_request(text).messages
-                return await self._retry(lambda: engine.counter.count_tokens(messages))
-
-            async def truncate(text: str, max_tokens: int) -> str:
-                return await self._retry(lambda: engine.counter.truncate(text, max_tokens))
-
-            fitting = Fitting(count, truncate, room, whole.origin.location)
-            return await fitting.fit(document)
 
         parameters: dict[str, Any] = {"room": room}
         if not isinstance(document, str):
             # A number of passages is meaningful only with the passages and their order.
             parameters["passages"] = document.preference
-        truncation = await self._measure(whole, fit, **parameters)
-        if isinstance(truncation, FailedRequest):
+        search = partial(
+            self._search_truncation,
+            build_request=build_request,
+            document=document,
+            room=room,
+            location=complete_request.origin.location,
+        )
+        truncation = await self._measure(complete_request, search, parameters)
+        if isinstance(truncation, UnansweredRequest):
             return truncation
 
         if not truncation.is_complete:
             self.counts.cut += 1
         return apply_truncation(document, truncation)
 
-    async def count_tokens(self, request: Request) -> int | FailedRequest:
-        """Return the number of prompt tokens of a request, as the engine counts them."""
+    async def _search_truncation(
+        self,
+        engine: CountingEngine,
+        *,
+        build_request: Callable[[str], Request],
+        document: str | RankedPassages,
+        room: int,
+        location: str,
+    ) -> Truncation:
+        """Search with an engine for the truncation with which a prompt fits.
+
+        Raises:
+            PromptError: The prompt alone leaves no room for the document.
+            Rejected: The engine refuses to count tokens.
+            Transient: There is no reply.
+        """
+
+        async def count(text: str) -> int:
+            return await self._count_tokens(engine, build_request(text))
+
+        async def truncate(text: str, max_tokens: int) -> str:
+            return await self._retry(lambda: engine.counter.truncate(text, max_tokens))
+
+        return await Fitting(count, truncate, room, location).fit(document)
+
+    async def count_tokens(self, request: Request) -> int | UnansweredRequest:
+        """Return the number of prompt tokens of a request, as the engine counts them.
+
+        Raises:
+            EngineError: The engine failed.
+        """
 
         async def count(engine: CountingEngine) -> Truncation:
-            tokens = await self._retry(lambda: engine.counter.count_tokens(request.messages))
-            return Truncation(prompt_tokens=tokens)
+            return Truncation(prompt_tokens=await self._count_tokens(engine, request))
 
-        counted = await self._measure(request, count)
-        return counted if isinstance(counted, FailedRequest) else counted.prompt_tokens
+        counted = await self._measure(request, count, parameters={})
+        if isinstance(counted, UnansweredRequest):
+            return counted
+        return counted.prompt_tokens
+
+    async def _count_tokens(self, engine: CountingEngine, request: Request) -> int:
+        """Count the prompt tokens of a request, with retries."""
+        messages = request.messages
+        # The counter is known only once the engine is connected.
+        return await self._retry(lambda: engine.counter.count_tokens(messages))
 
     async def _measure(
         self,
         request: Request,
         measure: Callable[[CountingEngine], Awaitable[Truncation]],
-        **parameters: Any,
-    ) -> Truncation | FailedRequest:
-        """Return the measurement of a request from the cache or from the engine."""
+        parameters: Mapping[str, Any],
+    ) -> Truncation | UnansweredRequest:
+        """Return the measurement of a request from the cache or from the engine.
+
+        Args:
+            request: Request to measure.
+            measure: Measures with the engine.
+            parameters: What the measurement depends on, besides the prompt.
+
+        Raises:
+            EngineError: The engine failed.
+        """
         key = request.make_key("fit", **parameters)
         cached = self.cache.get(key, Truncation)
         if cached is not None:
             return cached
         if self.engine is None:
-            return replace(self._miss(request), is_unmeasured=True)
+            return self._miss(request, is_unmeasured=True)
+
         try:
             measured = await measure(self.engine)
         except Rejected as rejected:
             attempt = Attempt(sample=0, kind="server_error", reason=str(rejected))
+            return self._fail(request, [attempt], is_unmeasured=True)
         except Transient as transient:
-            attempt = self._record_lost(transient, 0)
-        else:
-            return await self.cache.store(describe_entry("fit", request, key), measured)
-        return replace(self._fail(request, [attempt]), is_unmeasured=True)
+            attempt = self._record_lost(transient, sample=0)
+            return self._fail(request, [attempt], is_unmeasured=True)
+        return await self.cache.store(describe_entry("fit", request, key), measured)
 
-    async def bound_tokens(self, request: Request) -> int | FailedRequest:
-        """Return an upper bound of the prompt tokens of a request: no token is shorter than a byte."""
+    async def bound_tokens(self, request: Request) -> int | UnansweredRequest:
+        """Return an upper bound of the prompt tokens of a request: no token is shorter than a byte.
+
+        Raises:
+            EngineError: The engine failed.
+        """
         overhead = await self._count_overhead(request)
-        if isinstance(overhead, FailedRequest):
+        if isinstance(overhead, UnansweredRequest):
             return overhead
         content_bytes = 0
         for message in request.messages:
             content_bytes += len(message.content.encode("utf-8", "replace"))
         return overhead + content_bytes
 
-    async def _count_overhead(self, request: Request) -> int | FailedRequest:
+    async def _count_overhead(self, request: Request) -> int | UnansweredRequest:
         """Return the tokens that the chat template adds.
 
         They are known for a lone question, and counted once for longer chats of a length.
         """
-        size = len(request.messages)
-        is_lone_question = size <= 2 and request.messages[-1].role == "user"
+        message_count = len(request.messages)
+        is_lone_question = message_count <= 2 and request.messages[-1].role == "user"
         if is_lone_question:
             return self.engine_info.overhead
 
         async with self._overhead_lock:
-            if size not in self._overheads:
-                # Some templates refuse empty messages. The overhead does not depend on the topic.
-                short = tuple(Message(message.role, "x") for message in request.messages)
-                origin = replace(request.origin, topic_id="", document_id=None)
-                counted = await self.count_tokens(replace(request, messages=short, origin=origin))
-                if isinstance(counted, FailedRequest):
+            if message_count not in self._overheads:
+                counted = await self.count_tokens(_shorten_messages(request))
+                if isinstance(counted, UnansweredRequest):
                     return counted
-                self._overheads[size] = counted
-            return self._overheads[size]
+                self._overheads[message_count] = counted
+            return self._overheads[message_count]
 
-    def _miss(self, request: Request) -> FailedRequest:
-        """Record a request whose answer the cache of a replay lacks."""
+    def _miss(self, request: Request, *, is_unmeasured: bool = False) -> UncachedRequest:
+        """Record and return a request whose answer the cache of a replay lacks."""
         self.misses.append(request)
-        return FailedRequest(request, attempts=[])
+        return UncachedRequest(request, is_unmeasured=is_unmeasured)
 
-    def _fail(self, request: Request, attempts: list[Attempt]) -> FailedRequest:
+    def _fail(
+        self, request: Request, attempts: list[Attempt], *, is_unmeasured: bool = False
+    ) -> FailedRequest:
         """Count and return a failure."""
         self.counts.failures += 1
-        return FailedRequest(request, attempts)
+        return FailedRequest(request, attempts, is_unmeasured=is_unmeasured)
 
     def _record_lost(self, transient: Transient, sample: int) -> Attempt:
-        """Return the attempt of a request without a reply.
+        """Count a request without a reply, and return its attempt.
 
-        Raise EngineError if the server is at fault.
+        Args:
+            transient: Last failure of the request.
+            sample: Index of its sample.
+
+        Raises:
+            EngineError: The server is unreachable, or has not replied for 32 requests.
         """
         self._lost_in_a_row += 1
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW or isinstance(transient, Unreachable):
@@ -218,21 +287,29 @@ class EngineClient:
         return describe_resume(self.cache.path, self.cache.mode)
 
     async def _retry(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
-        """Call the engine, and retry transient failures."""
+        """Call the engine once it is connected, and retry transient failures.
 
-        def record(problem: Transient) -> None:
-            self.counts.retries += 1
-            self.counts.problem = str(problem)
-            # The text after the colon may be the server's and may quote the prompt.
-            _LOG.info("retry: %s: %s", problem.kind, problem.reason.partition(":")[0][:100])
-
+        Raises:
+            EngineError: The engine cannot be used.
+            Rejected: The engine refuses the request.
+            Transient: There was no reply until the last retry.
+        """
         await self.connect()
-        return await retry(call, self.retry_for, record)
+        return await retry(call, self.retry_for, self._record_retry)
+
+    def _record_retry(self, problem: Transient) -> None:
+        """Count and log a retry."""
+        self.counts.retries += 1
+        self.counts.problem = str(problem)
+        # The text after the colon may be the server's and may quote the prompt.
+        reason = problem.reason.partition(":")[0]
+        _LOG.info("retry: %s: %s", problem.kind, reason[:100])
 
     async def connect(self) -> EngineInfo:
         """Connect to the engine unless it is connected, and return its description.
 
-        A failure is raised again.
+        Raises:
+            EngineError: The engine cannot be used; the error of the first call is raised again.
         """
         async with self._start_lock:
             if self._start_failure is not None:
@@ -247,8 +324,23 @@ class EngineClient:
             return self.engine_info
 
 
+def _shorten_messages(request: Request) -> Request:
+    """Return a request with one letter in each message, to count the tokens of the chat template."""
+    # Some templates refuse empty messages.
+    messages = tuple(Message(message.role, "x") for message in request.messages)
+    # The overhead does not depend on the topic.
+    origin = replace(request.origin, topic_id="", document_id=None)
+    return replace(request, messages=messages, origin=origin)
+
+
 def describe_entry(kind: str, request: Request, key: str) -> EntryMetadata:
-    """Return the metadata of the cache entry for the result of a request."""
+    """Return the metadata of the cache entry for the result of a request.
+
+    Args:
+        kind: Kind of the result.
+        request: Request of the result.
+        key: Key of the entry.
+    """
     origin = request.origin
     return EntryMetadata(
         key=key,

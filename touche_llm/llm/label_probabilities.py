@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from touche_llm.data.records import Reading
 from touche_llm.errors import Unusable
 from touche_llm.llm.answer import Token
-from touche_llm.llm.answer_schema import Layout
+from touche_llm.llm.answer_schema import Label, Layout
 
-Label = int | str
 # Probabilities are stored with nine digits, far more than log-probabilities carry; keeps files
 # readable and stable.
 _BILLION = 1e9
@@ -20,41 +20,77 @@ _BILLION = 1e9
 LOGPROB_ROUNDING = 0.01
 
 
-def select_label_tokens(
-    text: str, tokens: Sequence[Token], layout: Layout, fields: Container[str]
-) -> list[Token]:
-    """Return the tokens of an answer that overlap the value of a field, which are all that `read_label` needs."""
-    spans = [span for name, span in layout.find_values(text).items() if name in fields]
-    return [token for token in tokens if overlaps(token.at, token.token, spans)]
+@dataclass(frozen=True, slots=True)
+class TokenizedAnswer:
+    """Answer as a model wrote it.
+
+    Attributes:
+        text: Text of the answer.
+        tokens: Tokens of the text, at least those that overlap the values with labels.
+        layout: Layout of the text.
+    """
+
+    text: str
+    tokens: Sequence[Token]
+    layout: Layout
+
+
+def select_label_tokens(answer: TokenizedAnswer, fields: Container[str]) -> list[Token]:
+    """Return the tokens that overlap the value of a field, which are all that `read_label` needs.
+
+    Args:
+        answer: Answer with all its tokens.
+        fields: Names of the fields with labels.
+    """
+    spans: list[tuple[int, int]] = []
+    for name, span in answer.layout.find_values(answer.text).items():
+        if name in fields:
+            spans.append(span)
+    return [token for token in answer.tokens if overlaps(token.at, token.token, spans)]
 
 
 def check_logprobs(text: str, tokens: Iterable[Token]) -> None:
-    """Raise Unusable if log-probabilities are not finite or positive, or if probabilities add up to more than 1."""
+    """Raise an error if the log-probabilities of an answer are impossible.
+
+    Args:
+        text: Text of the answer, for the error.
+        tokens: Tokens of the answer.
+
+    Raises:
+        Unusable: A log-probability is above 0 or no number, or the probabilities of a token and its
+            alternatives add up to more than 1.
+    """
     for token in tokens:
         logprobs = [logprob for _, logprob in _list_alternatives(token)]
         for logprob in (token.logprob, *logprobs):
-            if not (math.isfinite(logprob) and logprob <= LOGPROB_ROUNDING):
+            is_possible = math.isfinite(logprob) and logprob <= LOGPROB_ROUNDING
+            if not is_possible:
                 reason = f"a token has the log-probability {logprob:g}; none can be above 0"
                 raise Unusable("impossible_logprobs", reason, text)
-        total = sum(map(math.exp, logprobs))
+
+        total = sum(math.exp(logprob) for logprob in logprobs)
         if total > 1.0 + LOGPROB_ROUNDING:
             reason = f"the probabilities of a token and its alternatives add up to {total:g}; they cannot exceed 1"
             raise Unusable("impossible_logprobs", reason, text)
 
 
 def overlaps(at: int, token: str, spans: Iterable[tuple[int, int]]) -> bool:
-    """Return whether a token whose first byte is at `at` shares a byte with one of the spans."""
+    """Return whether a token shares a byte with one of some spans.
+
+    Args:
+        at: Offset of the first byte of the token.
+        token: Text of the token.
+        spans: Offsets of the first byte, and of the byte after the last one.
+    """
     end = at + len(token.encode("utf-8", errors="replace"))
-    for first, last in spans:
-        if at < last and first < end:
+    for span_start, span_end in spans:
+        if at < span_end and span_start < end:
             return True
     return False
 
 
 def read_label(
-    text: str,
-    tokens: Sequence[Token],
-    layout: Layout,
+    answer: TokenizedAnswer,
     field: str,
     labels: Sequence[Label],
     answered: Label,
@@ -68,63 +104,200 @@ def read_label(
     probability of the alternatives that lead to no label and of those not sent.
 
     No label may begin another one as it is written (1 and 10), since it ends without a token of its
-    own; scales and forms of answers with such labels are refused. There are no probabilities if the
-    engine sent none that match.
+    own; scales and forms of answers with such labels are refused.
+
+    Args:
+        answer: Answer with the tokens of its labels.
+        field: Name of the field.
+        labels: Labels of the field.
+        answered: Label in the text.
+
+    Returns:
+        Reading of the field; without probabilities if the engine sent none that match the text.
     """
-    path, lead = _find_path(text, tokens, layout, field)
-    spelled = tuple(lead + layout.spell_value(label) for label in labels)
-    mass = [0.0] * len(labels)
-    followed, written, shared, ignored = 1.0, "", 0.0, 0.0
-    for token in path:
-        ambiguous: float | None = None
+    without_probabilities = Reading(answered=answered)
+    value = _find_value(answer, field)
+    if value is None:
+        return without_probabilities
+
+    spellings = tuple(value.lead + answer.layout.spell_value(label) for label in labels)
+    search = _LabelSearch(spellings, answer.layout.ends)
+    for token in value.tokens:
         if not token.top:
-            return Reading(answered=answered)
-        # Several tokens can have the same text (a byte and a character, with and without white
-        # space): hence sums.
-        for alternative, logprob in _list_alternatives(token):
-            if not (
-                possible := _find_reached(spelled, written + squeeze(alternative), layout.ends)
-            ):
-                continue
-            probability = followed * math.exp(logprob)
-            if len(possible) == 1 < len(labels):
-                mass[possible[0]] += probability
-            elif alternative == token.token:
-                ambiguous = (ambiguous or 0.0) + probability
-            else:
-                shared += probability
-                if len(possible) == len(labels):
-                    ignored += probability
-                else:
-                    for place in possible:
-                        mass[place] += probability / len(possible)
-        if ambiguous is None:
+            return without_probabilities
+        search.read_token(token)
+        if search.is_decided:
             break
-        followed, written = ambiguous, written + squeeze(token.token)
-    else:
-        # The last token may go on after the value: `"}`.
-        complete = [place for place, label in enumerate(spelled) if written.startswith(label)]
-        if not complete:
-            return Reading(answered=answered)
-        mass[complete[0]] += followed
-        shared += followed
-    total = math.fsum(mass)
+
+    if not search.is_decided and not search.decide_by_end():
+        return without_probabilities
+    total = math.fsum(search.masses.values())
     if total <= 0.0:
-        return Reading(answered=answered)
+        return without_probabilities
+
+    probabilities: dict[str, float] = {}
+    for label, spelling in zip(labels, spellings, strict=True):
+        probabilities[str(label)] = round_nine_digits(search.masses[spelling] / total)
     return Reading(
         answered=answered,
-        probabilities=dict(
-            zip(map(str, labels), [round_nine_digits(value / total) for value in mass], strict=True)
-        ),
-        off_label_mass=round_nine_digits(max(0.0, 1.0 - total - ignored)),
-        shared=round_nine_digits(shared),
+        probabilities=probabilities,
+        off_label_mass=round_nine_digits(max(0.0, 1.0 - total - search.ignored)),
+        shared=round_nine_digits(search.shared),
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _ValueTokens:
+    """Tokens of a field's value.
+
+    Attributes:
+        tokens: Tokens that overlap the value, at least one.
+        lead: Text before the value in the first of them, without white space, which may differ
+            between alternatives.
+    """
+
+    tokens: Sequence[Token]
+    lead: str
+
+
+def _find_value(answer: TokenizedAnswer, field: str) -> _ValueTokens | None:
+    """Return the tokens of a field's value; None if the answer has no value or no token of it."""
+    span = answer.layout.find_values(answer.text).get(field)
+    if span is None:
+        return None
+    tokens = [token for token in answer.tokens if overlaps(token.at, token.token, (span,))]
+    if not tokens:
+        return None
+
+    value_start, _ = span
+    first_start = tokens[0].at
+    if first_start > value_start:
+        return None
+    content = answer.text.encode("utf-8", errors="replace")
+    lead = content[first_start:value_start].decode("utf-8", errors="replace")
+    return _ValueTokens(tokens, squeeze(lead))
+
+
+class _LabelSearch:
+    """Search for the label that a value becomes, token by token.
+
+    White space is not compared: tokens of one text can differ in it.
+
+    Attributes:
+        masses: Probability of each label, by how it is written.
+        shared: Probability of the tokens that begin several labels and were not followed.
+        ignored: Probability of the tokens that begin all labels and were not followed, which no
+            label gets.
+        is_decided: Whether the value can become no other label than one, or none.
+    """
+
+    __slots__ = (
+        "_ends",
+        "_prefix",
+        "_prefix_probability",
+        "_spellings",
+        "ignored",
+        "is_decided",
+        "masses",
+        "shared",
+    )
+
+    def __init__(self, spellings: tuple[str, ...], ends: str) -> None:
+        """Begin at the first token of a value.
+
+        Args:
+            spellings: Labels as they are written.
+            ends: Characters that can follow a value.
+        """
+        self.masses = dict.fromkeys(spellings, 0.0)
+        self.shared = 0.0
+        self.ignored = 0.0
+        self.is_decided = False
+        self._spellings = spellings
+        self._ends = ends
+        # Tokens read so far, and the probability of reading them.
+        self._prefix = ""
+        self._prefix_probability = 1.0
+
+    def read_token(self, token: Token) -> None:
+        """Give the probability of each alternative to the labels that it can become.
+
+        While the token itself leaves several labels possible, its probability is kept for the next
+        token.
+        """
+        prefix = self._prefix + squeeze(token.token)
+        candidates = self._find_candidates(prefix)
+        self.is_decided = not candidates or self._is_single(candidates)
+
+        # Several tokens can have the same text (a byte and a character, with and without white
+        # space): hence a sum.
+        prefix_probability = 0.0
+        for text, logprob in _list_alternatives(token):
+            probability = self._prefix_probability * math.exp(logprob)
+            if text == token.token and not self.is_decided:
+                prefix_probability += probability
+            else:
+                self._add(self._prefix + squeeze(text), probability)
+
+        self._prefix = prefix
+        self._prefix_probability = prefix_probability
+
+    def decide_by_end(self) -> bool:
+        """Give the probability of all tokens to the label that they spell; return whether there is one.
+
+        The last token may go on after the value, as `"}` does.
+        """
+        for spelling in self._spellings:
+            if self._prefix.startswith(spelling):
+                self.masses[spelling] += self._prefix_probability
+                self.shared += self._prefix_probability
+                return True
+        return False
+
+    def _add(self, prefix: str, probability: float) -> None:
+        """Give the probability of a text to the labels that it can become."""
+        candidates = self._find_candidates(prefix)
+        if not candidates:
+            return
+        if self._is_single(candidates):
+            self.masses[candidates[0]] += probability
+            return
+
+        self.shared += probability
+        if len(candidates) == len(self._spellings):
+            self.ignored += probability
+            return
+        for spelling in candidates:
+            self.masses[spelling] += probability / len(candidates)
+
+    def _is_single(self, candidates: Sequence[str]) -> bool:
+        """Return whether only one of several labels is left."""
+        return len(candidates) == 1 < len(self._spellings)
+
+    def _find_candidates(self, prefix: str) -> tuple[str, ...]:
+        """Return the labels, as they are written, that a text can be or become."""
+        return _find_candidates(self._spellings, prefix, self._ends)
+
+
+# The alternatives of a model are much the same from answer to answer.
+@lru_cache(maxsize=100_000)
+def _find_candidates(spellings: tuple[str, ...], prefix: str, ends: str) -> tuple[str, ...]:
+    """Return the labels, as they are written, that a text without white space can be or become."""
+    candidates: list[str] = []
+    for spelling in spellings:
+        is_beginning = spelling.startswith(prefix)
+        if is_beginning or _is_label_with_end(prefix, spelling, ends):
+            candidates.append(spelling)
+    return tuple(candidates)
+
+
+def _is_label_with_end(text: str, spelling: str, ends: str) -> bool:
+    """Return whether a text is a label with a character after it that can follow a value."""
+    return text.startswith(spelling) and text[len(spelling)] in ends
+
+
 def read_fields(
-    text: str,
-    tokens: Sequence[Token],
-    layout: Layout,
+    answer: TokenizedAnswer,
     labels: Mapping[str, Sequence[Label]],
     answered: Mapping[str, Label],
 ) -> dict[str, Reading]:
@@ -134,16 +307,13 @@ def read_fields(
     field has no probabilities, none has.
 
     Args:
-        text: Text of the answer.
-        tokens: Tokens of its labels.
-        layout: Layout of the answer.
+        answer: Answer with the tokens of its labels.
         labels: Labels by field.
         answered: Label in the text, by field.
     """
     readings: dict[str, Reading] = {}
     for field_name, allowed in labels.items():
-        reading = read_label(text, tokens, layout, field_name, allowed, answered[field_name])
-        readings[field_name] = reading
+        readings[field_name] = read_label(answer, field_name, allowed, answered[field_name])
 
     if have_probabilities(readings.values()):
         return readings
@@ -162,25 +332,6 @@ def _list_alternatives(token: Token) -> Sequence[tuple[str, float]]:
     return [*token.top, (token.token, token.logprob)]
 
 
-def _find_path(
-    text: str, tokens: Sequence[Token], layout: Layout, field: str
-) -> tuple[Sequence[Token], str]:
-    """Return the tokens of a field's value, and the text before the value in the first of them.
-
-    White space, which may differ between alternatives, is removed from the text. There are no
-    tokens if none match.
-    """
-    span = layout.find_values(text).get(field)
-    if span is None or not tokens:
-        return (), ""
-    first, _ = span
-    path = [token for token in tokens if overlaps(token.at, token.token, (span,))]
-    if not path or path[0].at > first:
-        return (), ""
-    content = text.encode("utf-8", errors="replace")
-    return path, squeeze(content[path[0].at : first].decode("utf-8", errors="replace"))
-
-
 def round_nine_digits(value: float) -> float:
     """Round a non-negative value to nine digits after the point.
 
@@ -189,18 +340,6 @@ def round_nine_digits(value: float) -> float:
     return int(value * _BILLION + 0.5) / _BILLION
 
 
-# The alternatives of a model are much the same from answer to answer.
-@lru_cache(maxsize=100_000)
-def _find_reached(spelled: tuple[str, ...], reached: str, ends: str) -> tuple[int, ...]:
-    """Return the indices of the labels that a text, without white space, can be or become."""
-    return tuple(
-        place
-        for place, label in enumerate(spelled)
-        # The label or its beginning, or the label and the JSON after it.
-        if label.startswith(reached) or (reached.startswith(label) and reached[len(label)] in ends)
-    )
-
-
 def squeeze(text: str) -> str:
-    """Return a text without white space."""
+    """Return a text without white space, also inside it."""
     return "".join(text.split())

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from touche_llm.errors import Unusable
-from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, AnswerT, abbreviate, get_labels
+from touche_llm.llm.answer_schema import (
+    AnswerForm,
+    AnswerModel,
+    AnswerT,
+    Label,
+    abbreviate,
+    get_labels,
+)
 
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
+# Max characters of a reason.
+_MAX_REASON = 300
 
 
 def parse_answer(text: str, model: type[AnswerT], form: AnswerForm = AnswerForm.OBJECT) -> AnswerT:
     """Parse the text of an answer, which may be any text.
 
-    Raise Unusable, of kind `not_json` or `outside_schema`.
+    Args:
+        text: Text of the answer.
+        model: Model of the answer.
+        form: Form in which the answer was requested.
+
+    Raises:
+        Unusable: The text is not JSON (`not_json`), or JSON that the schema does not allow
+            (`outside_schema`).
     """
     return cast(AnswerT, _parse(text, model, form))
 
@@ -27,44 +44,100 @@ def parse_answer(text: str, model: type[AnswerT], form: AnswerForm = AnswerForm.
 # from the cache.
 @lru_cache(maxsize=1024)
 def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel:
-    labels = get_labels(model)
+    """Parse the text of an answer; see `parse_answer`."""
     if form is AnswerForm.TEXT:
-        return model.model_validate({"text": text.encode("utf-8", errors="replace").decode()})
-    if not text.strip():
-        raise Unusable("not_json", "the answer is empty", text)
-    try:
-        # Lone surrogates cannot be encoded; no engine sends them, but a cassette can hold them.
-        values = from_json(text.encode("utf-8", errors="replace"), allow_inf_nan=False)
-    except ValueError as error:
-        raise Unusable("not_json", f"Invalid JSON: {error}"[:300], text) from error
+        return model.model_validate({"text": _encode(text).decode()})
+
+    values = _decode(text)
     if form is not AnswerForm.OBJECT:
-        if not isinstance(values, list) or len(values) != len(model.model_fields):
-            raise Unusable(
-                "outside_schema", f"expected {len(model.model_fields)} values in {form} form", text
-            )
-        values = dict(zip(model.model_fields, values, strict=True))
+        values = _name_values(values, model, form, text)
     if form is AnswerForm.LETTERS:
-        for name, letter in values.items():
-            found = [
-                label
-                for label in labels[name]
-                if type(label) is type(letter) and abbreviate(label) == letter
-            ]
-            values[name] = found[0] if found else None
-    try:
-        answer = model.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        reason = f"{where}: {first['msg']}" if where else first["msg"]
-        raise Unusable("outside_schema", reason[:300], text) from error
+        values = _restore_labels(values, model)
+    answer = _validate(values, model, text)
+
     # JSON does not define which value of a repeated key counts, so none does.
     if form is AnswerForm.OBJECT and len(_PAIRS.decode(text)) != len(values):
         raise Unusable("outside_schema", "a key occurs twice", text)
-    # `false` and `0.0` equal 0 in Python, but not in JSON.
-    for name, found in values.items():
-        if name in labels and not any(
-            type(found) is type(label) and found == label for label in labels[name]
-        ):
-            raise Unusable("outside_schema", f"{name}: {found!r} is no label", text)
+    _check_types(values, model, text)
     return answer
+
+
+def _encode(text: str) -> bytes:
+    """Return a text in UTF-8.
+
+    Lone surrogates cannot be encoded; no engine sends them, but a cassette can hold them.
+    """
+    return text.encode("utf-8", errors="replace")
+
+
+def _decode(text: str) -> Any:
+    """Return the JSON value in a text.
+
+    Raises:
+        Unusable: The text is not JSON.
+    """
+    if not text.strip():
+        raise Unusable("not_json", "the answer is empty", text)
+    try:
+        return from_json(_encode(text), allow_inf_nan=False)
+    except ValueError as error:
+        reason = f"Invalid JSON: {error}"
+        raise Unusable("not_json", reason[:_MAX_REASON], text) from error
+
+
+def _name_values(
+    values: Any, model: type[AnswerModel], form: AnswerForm, text: str
+) -> dict[str, Any]:
+    """Return the values of an array by field.
+
+    Raises:
+        Unusable: The values are not an array of one value for each field.
+    """
+    if not isinstance(values, list) or len(values) != len(model.model_fields):
+        reason = f"expected {len(model.model_fields)} values in {form} form"
+        raise Unusable("outside_schema", reason, text)
+    return dict(zip(model.model_fields, values, strict=True))
+
+
+def _restore_labels(letters: Mapping[str, Any], model: type[AnswerModel]) -> dict[str, Any]:
+    """Return the labels that begin with these letters, by field; None for a letter of no label."""
+    labels = get_labels(model)
+    return {name: _find_label(letter, labels[name]) for name, letter in letters.items()}
+
+
+def _find_label(letter: Any, labels: Iterable[Label]) -> Label | None:
+    """Return the label that is written as this value in the form `letters`; None if none is."""
+    for label in labels:
+        if type(label) is type(letter) and abbreviate(label) == letter:
+            return label
+    return None
+
+
+def _validate(values: Any, model: type[AnswerModel], text: str) -> AnswerModel:
+    """Return the answer with these values.
+
+    Raises:
+        Unusable: The values do not fit the model.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        location = ".".join(str(part) for part in first["loc"])
+        reason = f"{location}: {first['msg']}" if location else first["msg"]
+        raise Unusable("outside_schema", reason[:_MAX_REASON], text) from error
+
+
+def _check_types(values: Mapping[str, Any], model: type[AnswerModel], text: str) -> None:
+    """Raise an error if a value equals a label in Python, but not in JSON: `false` and `0.0` equal 0.
+
+    Raises:
+        Unusable: There is such a value.
+    """
+    labels = get_labels(model)
+    for name, value in values.items():
+        if name not in labels:
+            continue
+        is_label = any(type(value) is type(label) and value == label for label in labels[name])
+        if not is_label:
+            raise Unusable("outside_schema", f"{name}: {value!r} is no label", text)

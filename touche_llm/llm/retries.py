@@ -6,12 +6,13 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
-
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+from typing import TYPE_CHECKING, Any
 
 from touche_llm.data.concurrency import ResultT
 from touche_llm.errors import TransientFailure, Warn
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 # In seconds.
 _FIRST_WAIT, _MAX_WAIT, _NOTICE_EVERY = 0.5, 60.0, 60.0
@@ -27,6 +28,9 @@ async def retry(
     No retry begins later than `retry_for` seconds after the first failure. The first call does not
     count, since it may have waited long in the server's queue.
     """
+    # 20 ms, which commands without requests do without.
+    from tenacity import AsyncRetrying, retry_if_exception_type
+
     end = math.inf
 
     async def attempt() -> ResultT:

@@ -125,7 +125,7 @@ class SamplingConfig(Section):
             "Tokens of reasoning, as judge=512,stance=512",
             "Judging",
             "PURPOSE=N",
-            is_pairs=True,
+            is_split=True,
         ),
     ] = ThinkingConfig()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 from touche_llm.data.records import Count, Cut, JsonStruct
 from touche_llm.errors import PromptError
-from touche_llm.text.passages import RankedPassages
+from touche_llm.text.passages import Excerpt, RankedPassages
 
 # Marks the place where the rest of a document is omitted; it cannot be mistaken for a chat-control
 # token.
@@ -36,47 +37,81 @@ class Truncation(JsonStruct, frozen=True, omit_defaults=True):
         return self.kept_chars is None and self.passages is None
 
 
-def apply_truncation(
-    document: str | RankedPassages, truncation: Truncation
-) -> tuple[str, Cut | None]:
-    """Return the text of a document for a request, and its truncation, None if it is complete."""
+class TruncatedDocument(NamedTuple):
+    """What a request shows of a document.
+
+    Attributes:
+        text: Text in the prompt.
+        cut: Truncation; None if the document is complete.
+    """
+
+    text: str
+    cut: Cut | None
+
+
+def get_complete_text(document: str | RankedPassages) -> str:
+    """Return what a request shows of a document that is not truncated."""
+    return document if isinstance(document, str) else document.whole.text
+
+
+def apply_truncation(document: str | RankedPassages, truncation: Truncation) -> TruncatedDocument:
+    """Return what a request shows of a document."""
     if isinstance(document, str):
-        if truncation.kept_chars is None:
-            return document, None
-        cut = Cut(
-            kept_chars=truncation.kept_chars,
-            of_chars=len(document),
-            prompt_tokens=truncation.prompt_tokens,
-        )
-        return document[: truncation.kept_chars] + CUT_MARK, cut
+        return _truncate_text(document, truncation)
+    return _truncate_passages(document, truncation)
 
-    if truncation.kept_chars is not None:
-        excerpt = document.head(truncation.kept_chars)
-        text = excerpt.text + CUT_MARK
-    elif truncation.passages is not None:
-        excerpt = document.best(truncation.passages)
-        text = excerpt.text
-    else:
-        excerpt = document.whole
-        text = excerpt.text
-        if document.complete and not document.only_boilerplate:
-            return text, None
 
-    return text, Cut(
+def _truncate_text(document: str, truncation: Truncation) -> TruncatedDocument:
+    """Return the beginning of a text, with a mark where the rest is omitted."""
+    if truncation.kept_chars is None:
+        return TruncatedDocument(document, cut=None)
+
+    beginning = document[: truncation.kept_chars]
+    cut = Cut(
+        kept_chars=truncation.kept_chars,
+        of_chars=len(document),
+        prompt_tokens=truncation.prompt_tokens,
+    )
+    return TruncatedDocument(beginning + CUT_MARK, cut)
+
+
+def _truncate_passages(document: RankedPassages, truncation: Truncation) -> TruncatedDocument:
+    """Return the best passages of a document, or the beginning of the best one."""
+    is_whole_page = document.complete and not document.only_boilerplate
+    if truncation.is_complete and is_whole_page:
+        return TruncatedDocument(document.whole.text, cut=None)
+
+    excerpt = _select_passages(document, truncation)
+    is_beginning = truncation.kept_chars is not None
+    text = excerpt.text + CUT_MARK if is_beginning else excerpt.text
+    cut = Cut(
         kept_chars=excerpt.chars,
         of_chars=len(document.text),
         prompt_tokens=truncation.prompt_tokens,
         parts=list(excerpt.parts),
         only_boilerplate=document.only_boilerplate,
     )
+    return TruncatedDocument(text, cut)
+
+
+def _select_passages(document: RankedPassages, truncation: Truncation) -> Excerpt:
+    """Return the part of a document that fits."""
+    if truncation.kept_chars is not None:
+        return document.head(truncation.kept_chars)
+    if truncation.passages is not None:
+        return document.best(truncation.passages)
+    return document.whole
 
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """Search for the truncation with which a prompt has at most `room` tokens.
+    """Search for the truncation with which a prompt fits.
 
-    `count` counts the tokens of the prompt with a text in place of the document, `truncate` returns
-    the beginning of a text with about so many tokens.
+    Attributes:
+        count: Counts the tokens of the prompt with a text in place of the document.
+        truncate: Returns the beginning of a text with about so many tokens.
+        room: Max number of tokens of the prompt.
+        location: Prompt, topic and document, for errors.
     """
 
     count: Callable[[str], Awaitable[int]]
@@ -85,12 +120,15 @@ class Fitting:
     location: str
 
     async def fit(self, document: str | RankedPassages) -> Truncation:
-        """Return the truncation: of ranked passages as many of the best as fit.
+        """Return the truncation that keeps most of a document.
 
-        If not even one fits, its beginning.
+        Of ranked passages as many of the best as fit are kept, or the beginning of the best one if
+        not even that fits; of a text, its beginning.
+
+        Raises:
+            PromptError: The prompt alone leaves no room for the document.
         """
-        complete_text = document if isinstance(document, str) else document.whole.text
-        complete_tokens = await self.count(complete_text)
+        complete_tokens = await self.count(get_complete_text(document))
         if complete_tokens <= self.room:
             return Truncation(prompt_tokens=complete_tokens)
         if isinstance(document, str):
@@ -122,7 +160,11 @@ class Fitting:
         return best
 
     async def _fit_beginning(self, document: str) -> Truncation:
-        """Return the truncation with the longest beginning that fits; raise PromptError if none does."""
+        """Return the truncation with the longest beginning that fits.
+
+        Raises:
+            PromptError: The prompt alone leaves no room for the document.
+        """
         prompt_tokens = await self.count(CUT_MARK)
         tokens = self.room - prompt_tokens
         # Count after each truncation: tokens merge at its end, and a tokenizer may normalise the
@@ -142,7 +184,10 @@ class Fitting:
 
 
 def _end_at_sentence(text: str) -> str:
-    """Return a text up to its last sentence end if that is in its last fifth, else up to its last word."""
+    """Return a text up to its last sentence end if that is in its last fifth, else up to its last word.
+
+    A text of one word stays complete.
+    """
     min_start = len(text) * 4 // 5
     ends: list[int] = []
     for mark in _SENTENCE_ENDS:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import ForwardedProgress, Progress
+from touche_llm.api.retrieve import add_objects
 from touche_llm.config.configuration import Config
 from touche_llm.data.records import Failure, Topic
-from touche_llm.engines.recorder import make_dry_engine
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import describe_intervals
 from touche_llm.judging.objects import find_objects
-from touche_llm.judging.requests import RequestBuilder, make_request_builder
+from touche_llm.judging.requests import RequestBuilder, TopicDocument, make_request_builder
 from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
@@ -51,7 +54,11 @@ from touche_llm.tasks.task import Task
 class ComparisonInputs:
     """Prompts to compare, and what to compare them on.
 
-    `names` are names or template paths of two prompts or more, or variants that are loaded already.
+    Attributes:
+        config: Configuration, as of a run.
+        names: Names or template paths of two prompts or more, or variants that are loaded already.
+        qrels: Human judgments.
+        plan: Plan of the sample.
     """
 
     config: Config
@@ -60,41 +67,35 @@ class ComparisonInputs:
     plan: Plan = field(default_factory=Plan)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PromptComparison:
-    """A comparison: prompts and sample, then the judgments and measures of each part.
+    """Result of a comparison: judgments and measures of each part of the sample.
 
     Attributes:
+        task: Task of the prompts.
         variants: Variants in the given order; the others are compared with the first.
-        objects_prompt: Prompt that finds the objects of topics; None if each names its own.
         topics: Sampled topics in the order of the topics file, with the objects that the model
             found.
-        samples: Documents by name of the part: the one to choose on, then the held-out one if it is
-            to be judged.
+        model: Name of the model.
+        parts: Measures of each part: the one to choose on, then the held-out one if it was judged.
         judged: Judgments by part and variant.
-        failures: Failures to find a topic's objects.
+        object_failures: Failures to find a topic's objects.
+        texts: Texts of the sampled documents, by id.
+        notes: Notes for the user.
         earlier_accesses: Those that make a confirmation weaker; None if held-out topics were not
             judged.
     """
 
-    context: RunContext
-    qrels: Qrels
-    variants: list[Variant]
-    objects_prompt: Prompt | None
-    topics: list[Topic]
-    samples: dict[str, list[Sampled]]
-    notes: list[str] = field(default_factory=list)
-    model: str = ""
-    parts: list[PartMeasures] = field(default_factory=list)
-    judged: dict[tuple[str, str], VariantJudgments] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-    texts: dict[str, str] = field(default_factory=dict)
-    earlier_accesses: list[Access] | None = None
-
-    @property
-    def task(self) -> Task:
-        """Return the task of the prompts."""
-        return self.context.task
+    task: Task
+    variants: Sequence[Variant]
+    topics: Sequence[Topic]
+    model: str
+    parts: Sequence[PartMeasures]
+    judged: Mapping[tuple[str, str], VariantJudgments]
+    object_failures: Sequence[Failure]
+    texts: Mapping[str, str]
+    notes: Sequence[str]
+    earlier_accesses: Sequence[Access] | None
 
     @property
     def verdict(self) -> Verdict:
@@ -107,163 +108,110 @@ class PromptComparison:
 
     def all_failures(self) -> list[Failure]:
         """Return the failures of all variants and of the topics."""
-        return [
-            *self.failures,
-            *(failure for result in self.judged.values() for failure in result.failures),
-        ]
-
-    def note(self, text: str) -> None:
-        """Add a note, and warn."""
-        self.notes.append(text)
-        self.context.progress.warn(text)
-
-    async def find_objects(self, builder: RequestBuilder) -> None:
-        """Let the model find the objects of topics that name none.
-
-        Drop the topics where it fails.
-        """
-        if self.objects_prompt is None:
-            return
-        unnamed = sum(topic.objects is None for topic in self.topics)
-        with self.context.progress.stage("finding objects", unnamed, builder.model.counts) as done:
-            topics, self.failures = await find_objects(
-                self.topics, self.task, self.objects_prompt, builder, done
-            )
-        builder.model.raise_on_misses()
-        self.topics = [topic for topic in topics if topic.objects is not None]
-        if lost := [topic.id for topic in topics if topic.objects is None]:
-            self.note(
-                f"topics left out, since the model found no two objects in their titles: {shorten(lost)}"
-            )
-        if not self.topics:
-            raise DataError(
-                "the model found no two objects in the title of any topic; name them in <objects>"
-            )
-        kept = {topic.id for topic in self.topics}
-        self.samples = {
-            name: [item for item in sample if item.topic_id in kept]
-            for name, sample in self.samples.items()
-        }
-        check_parts(self.samples)
-
-    async def judge(self, part: str, variants: Sequence[Variant], builder: RequestBuilder) -> None:
-        """Judge a part with each variant."""
-        topics = {topic.id: topic for topic in self.topics}
-        pairs = [(topics[item.topic_id], item.document_id) for item in self.samples[part]]
-        for variant in variants:
-            self.judged[part, variant.name] = await judge_variant(
-                self.context, variant, pairs, builder
-            )
-        builder.model.raise_on_misses()
-        builder.model.raise_on_unread()
-
-    async def measure(
-        self, kind: Kind, part: str, variants: Sequence[Variant], builder: RequestBuilder
-    ) -> list[Access]:
-        """Judge a part and measure it.
-
-        Return earlier accesses to its topics, logged before any measure is known.
-        """
-        await self.judge(part, variants, builder)
-        sampled = {item.topic_id for item in self.samples[part]}
-        titles = list(dict.fromkeys(topic.title for topic in self.topics if topic.id in sampled))
-        access = Access(
-            kind=kind, topics=titles, prompts=[variant.prompt.label for variant in variants]
-        )
-        earlier = record_access(access_log(self.context.config.cache.file), access)
-        judgments = {
-            variant.name: self.judged[part, variant.name].judgments for variant in variants
-        }
-        weights = self.context.config.weights
-        self.parts.append(
-            measure_part(
-                name=part,
-                sample=self.samples[part],
-                judgments=judgments,
-                qrels=self.qrels,
-                weights=weights,
-                task=self.task,
-            )
-        )
-        return earlier
-
-    async def confirm(self, builder: RequestBuilder) -> None:
-        """Judge the held-out topics, if they are to be judged, with the first variant and the best."""
-        if not self.samples.get(HOLD_OUT):
-            return
-
-        baseline = self.variants[0]
-        winner_name = choose_winner(self.parts[0])
-        if winner_name == baseline.name:
-            return
-
-        winner = next(variant for variant in self.variants if variant.name == winner_name)
-        finalists = [baseline, winner]
-        earlier = await self.measure("confirmation", HOLD_OUT, finalists, builder)
-        self.earlier_accesses = select_counted(earlier, winner.prompt.label)
-
-        log = access_log(self.context.config.cache.file)
-        self.note(f"{log}: {describe_accesses(earlier, self.earlier_accesses)}")
+        failures = list(self.object_failures)
+        for judgments in self.judged.values():
+            failures.extend(judgments.failures)
+        return failures
 
 
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
     """Judge one sample with several prompts and compare each with human judgments; nDCG@5 chooses.
 
-    A prompt that does not judge documents or has an example from the sample is a UsageError.
+    Args:
+        inputs: Prompts, human judgments and the plan of the sample.
+        progress: Shows the progress and warnings.
+
+    Raises:
+        DataError: A file is invalid, or the model found objects for no topic.
+        EngineError: The engine failed, or the labels of no answer can be read.
+        PromptError: A prompt is invalid.
+        ReplayMiss: The cache of a replay lacks an answer.
+        UsageError: A prompt does not judge documents or has an example from the sample, or the
+            sample is too small.
     """
     config = inputs.config
     with RunContext(config, progress) as context:
-        found = await _prepare(context, inputs)
-        check_log(access_log(config.cache.file))
-        schemas = list_schemas(variant.prompt for variant in found.variants)
+        notes = _Notes(progress)
+        work = await _prepare(context, inputs, notes)
+        check_log(_find_log(config))
         opening = open_client(
-            config.engine, config.sampling, config.cache, schemas=schemas, progress=progress
+            config.engine,
+            config.sampling,
+            config.cache,
+            schemas=list_schemas(variant.prompt for variant in work.variants),
+            progress=progress,
         )
         async with opening as model:
-            found.model = model.engine_info.model
             builder = make_request_builder(model)
-            await found.find_objects(builder)
-            await found.measure("choice", next(iter(found.samples)), found.variants, builder)
-            await found.confirm(builder)
+            named = await _find_objects(context, work, builder, notes)
+            judge = _PartJudge(context, inputs.qrels, named.work, builder)
+
+            parts = [await judge.measure("choice", named.work.first_part, work.variants)]
+            confirmation = await _confirm(judge, parts[0].measures)
+            earlier_accesses: list[Access] | None = None
+            if confirmation is not None:
+                parts.append(confirmation)
+                earlier_accesses = _note_accesses(confirmation, config, notes)
             report_known_failures(progress, model, Counts())
-        ids = (item.document_id for part in found.parts for item in part.sample)
-        found.texts = {
-            document_id: context.corpus.documents.get(document_id).text for document_id in ids
-        }
-    for note in describe_intervals(
-        row for part in found.parts for row in part.differences.values()
-    ):
-        found.note(note)
-    return found
+        texts = _read_texts(context, parts)
+
+    measures = [part.measures for part in parts]
+    _note_intervals(measures, notes)
+    return PromptComparison(
+        task=context.task,
+        variants=work.variants,
+        topics=named.work.topics,
+        model=model.engine_info.model,
+        parts=measures,
+        judged=_index_judgments(parts),
+        object_failures=named.failures,
+        texts=texts,
+        notes=notes.texts,
+        earlier_accesses=earlier_accesses,
+    )
 
 
 async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> DryRun:
     """Estimate the requests on the topics to choose on; nothing is sent, and no access recorded.
 
-    Errors as `compare_prompts`.
+    Args:
+        inputs: Prompts, human judgments and the plan of the sample.
+        progress: Shows the progress and warnings.
+
+    Raises:
+        DataError: A file is invalid.
+        PromptError: A prompt is invalid.
+        UsageError: A prompt does not judge documents or has an example from the sample, or the
+            sample is too small.
     """
     config = inputs.config
     result = DryRun()
+    # Answers that an earlier variant requests are known to the later ones.
     answered: set[str] = set()
     known = 0
     failed = 0
     with RunContext(config, progress) as context:
-        work = await _prepare(context, inputs)
+        notes = _Notes(progress)
+        work = await _prepare(context, inputs, notes)
         context.progress = ForwardedProgress(progress, "dry run")
-        part = next(iter(work.samples))
-        for variant in (None, *work.variants):
-            engine = make_dry_engine(answered=answered)
+        part = work.first_part
+
+        engine = DryRunEngine(answered=answered)
+        async with open_dry_client(config, engine) as model:
+            named = await _find_objects(context, work, make_request_builder(model), notes)
+            result.context = find_context(config, model)
+        _add_costs(result, "objects", engine)
+        known += model.counts.cache_hits + engine.repeated
+        failed += model.counts.known_failures
+
+        for variant in work.variants:
+            engine = DryRunEngine(answered=answered)
             async with open_dry_client(config, engine) as model:
                 builder = make_request_builder(model)
-                if variant is None:
-                    stage = "objects"
-                    await work.find_objects(builder)
-                else:
-                    stage = part
-                    await work.judge(part, [variant], builder)
+                judge = _PartJudge(context, inputs.qrels, named.work, builder)
+                await judge.judge(part, [variant])
                 result.context = find_context(config, model)
-            for prompt, usage in engine.usage.items():
-                result.costs.append(Cost(stage, prompt, usage))
+            _add_costs(result, part, engine)
             known += model.counts.cache_hits + engine.repeated
             failed += model.counts.known_failures
         result.known[part] = known
@@ -271,39 +219,330 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
     return result
 
 
-async def _prepare(context: RunContext, inputs: ComparisonInputs) -> PromptComparison:
-    """Load the variants, draw the sample and divide it; raise an error if one does not fit."""
-    config, task, qrels, corpus = context.config, context.task, inputs.qrels, context.corpus
+def _add_costs(result: DryRun, stage: str, engine: DryRunEngine) -> None:
+    """Add the requests that a dry engine recorded."""
+    for prompt, usage in engine.usage.items():
+        result.costs.append(Cost(stage, prompt, usage))
+
+
+class _Notes:
+    """Notes for the user, each of which is also a warning.
+
+    Attributes:
+        texts: Notes so far.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.texts: list[str] = []
+        self._progress = progress
+
+    def add(self, text: str) -> None:
+        """Add a note, and warn."""
+        self.texts.append(text)
+        self._progress.warn(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a comparison judges, and with which prompts.
+
+    Attributes:
+        variants: Variants in the given order.
+        objects_prompt: Prompt that finds the objects of topics; None if each names its own.
+        topics: Sampled topics in the order of the topics file.
+        samples: Documents by name of the part: the one to choose on, then the held-out one if it is
+            to be judged.
+    """
+
+    variants: list[Variant]
+    objects_prompt: Prompt | None
+    topics: list[Topic]
+    samples: dict[str, list[Sampled]]
+
+    @property
+    def first_part(self) -> str:
+        """Name of the part to choose on."""
+        return next(iter(self.samples))
+
+    def list_documents(self, part: str) -> list[TopicDocument]:
+        """Return the documents of a part, with their topics."""
+        topics = {topic.id: topic for topic in self.topics}
+        return [
+            TopicDocument(topics[document.topic_id], document.document_id)
+            for document in self.samples[part]
+        ]
+
+    def list_titles(self, part: str) -> list[str]:
+        """Return the different titles of the topics of a part."""
+        topics = _select_topics(self.topics, {part: self.samples[part]})
+        return list(dict.fromkeys(topic.title for topic in topics))
+
+    def restrict_to(self, topics: list[Topic]) -> _Work:
+        """Return the work on some of the topics.
+
+        Raises:
+            UsageError: Too few topics are left to measure an order.
+        """
+        topic_ids = {topic.id for topic in topics}
+        samples: dict[str, list[Sampled]] = {}
+        for name, sample in self.samples.items():
+            samples[name] = [document for document in sample if document.topic_id in topic_ids]
+        check_parts(samples)
+        return replace(self, topics=topics, samples=samples)
+
+
+async def _prepare(context: RunContext, inputs: ComparisonInputs, notes: _Notes) -> _Work:
+    """Load the variants, draw the sample and divide it.
+
+    Raises:
+        DataError: None of the judged documents is in the corpus.
+        PromptError: A prompt is invalid.
+        UsageError: There are no grades, the sample is too small, or a prompt does not judge
+            documents or has an example from the sample.
+    """
+    task = context.task
+    grades = _find_grades(inputs.qrels, task)
+    variants = load_variants(inputs.names, context.config, task)
+
+    await _fetch_judged(context, grades)
+    sample = choose_sample(inputs.plan, grades, context.topics, context.corpus.documents)
+    topics = _select_topics(context.topics, sample.parts)
+    objects_prompt = _load_objects_prompt(context, topics)
+
+    prompts = [variant.prompt for variant in variants]
+    if objects_prompt is not None:
+        prompts.append(objects_prompt)
+    for prompt in prompts:
+        check_examples(prompt, topics, context.config.topics, context.progress.warn)
+
+    samples = dict(sample.parts)
+    if not inputs.plan.confirm:
+        samples.pop(HOLD_OUT, None)
+    check_parts(samples)
+    for note in sample.notes:
+        notes.add(note)
+    return _Work(
+        variants=variants,
+        objects_prompt=objects_prompt,
+        topics=_select_topics(topics, samples),
+        samples=samples,
+    )
+
+
+def _find_grades(qrels: Qrels, task: Task) -> Grades:
+    """Return the grades by which documents are drawn: those of the first aspect.
+
+    Raises:
+        UsageError: There are none.
+    """
     if not qrels.grades:
         aspects = ", ".join(task.aspects)
         raise UsageError(
             f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}"
         )
-    variants = load_variants(inputs.names, config, task)
-    grades = next(iter(qrels.grades.values()))
-    await corpus.fetch(
-        document_id for topic in context.topics for document_id in grades.get(topic.id, {})
-    )
-    samples, notes = choose_sample(inputs.plan, grades, context.topics, corpus.documents)
-    topics = _keep_topics(context.topics, samples)
-    prompts = [variant.prompt for variant in variants]
-    objects_prompt = None
-    if task.objects_answer is not None and any(topic.objects is None for topic in topics):
-        named = config.prompts
-        objects_prompt = load(task, purposes_of(task)["objects"], named.objects, named.folder)
-        prompts.append(objects_prompt)
-    for prompt in prompts:
-        check_examples(prompt, topics, config.topics, context.progress.warn)
-    if not inputs.plan.confirm:
-        samples.pop(HOLD_OUT, None)
-    check_parts(samples)
-    topics = _keep_topics(topics, samples)
-    found = PromptComparison(context, qrels, variants, objects_prompt, topics, samples)
-    for note in notes:
-        found.note(note)
-    return found
+    return next(iter(qrels.grades.values()))
 
 
-def _keep_topics(topics: Sequence[Topic], samples: Mapping[str, Sequence[Sampled]]) -> list[Topic]:
-    sampled = {document.topic_id for sample in samples.values() for document in sample}
+async def _fetch_judged(context: RunContext, grades: Grades) -> None:
+    """Load the judged documents of the topics, if the corpus is a search engine."""
+    document_ids: list[str] = []
+    for topic in context.topics:
+        document_ids.extend(grades.get(topic.id, {}))
+    await context.corpus.fetch(document_ids)
+
+
+def _load_objects_prompt(context: RunContext, topics: Iterable[Topic]) -> Prompt | None:
+    """Load the prompt that finds objects; None if each topic names its own or none are needed."""
+    task = context.task
+    lacks_objects = any(topic.objects is None for topic in topics)
+    if task.objects_answer is None or not lacks_objects:
+        return None
+    prompts = context.config.prompts
+    return load(task, purposes_of(task)["objects"], prompts.objects, prompts.folder)
+
+
+def _select_topics(
+    topics: Iterable[Topic], samples: Mapping[str, Sequence[Sampled]]
+) -> list[Topic]:
+    """Return the topics with a sampled document."""
+    sampled: set[str] = set()
+    for sample in samples.values():
+        sampled.update(document.topic_id for document in sample)
     return [topic for topic in topics if topic.id in sampled]
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedWork:
+    """Work on topics that all have objects, and failures to find these."""
+
+    work: _Work
+    failures: list[Failure]
+
+
+async def _find_objects(
+    context: RunContext, work: _Work, builder: RequestBuilder, notes: _Notes
+) -> _NamedWork:
+    """Let the model find the objects of topics that name none; leave out topics where it fails.
+
+    Raises:
+        DataError: The model found objects for no topic.
+        EngineError: The engine failed.
+        ReplayMiss: The cache of a replay lacks an answer.
+        UsageError: Too few topics are left to measure an order.
+    """
+    if work.objects_prompt is None:
+        return _NamedWork(work, failures=[])
+
+    unnamed = sum(topic.objects is None for topic in work.topics)
+    with context.progress.stage("finding objects", unnamed, builder.model.counts) as done:
+        outcomes = await find_objects(work.topics, work.objects_prompt, builder, done)
+    builder.model.raise_on_misses()
+
+    topics = add_objects(work.topics, outcomes.results)
+    lost = [topic.id for topic in topics if topic.objects is None]
+    if lost:
+        notes.add(
+            f"topics left out, since the model found no two objects in their titles: {shorten(lost)}"
+        )
+    named = [topic for topic in topics if topic.objects is not None]
+    if not named:
+        raise DataError(
+            "the model found no two objects in the title of any topic; name them in <objects>"
+        )
+    return _NamedWork(work.restrict_to(named), outcomes.failures)
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredPart:
+    """Judgments and measures of a part of the sample.
+
+    Attributes:
+        measures: Measures of the variants.
+        judgments: Judgments by variant.
+        prompts: Labels of the prompts of the variants.
+        earlier: Earlier accesses to the topics of the part.
+    """
+
+    measures: PartMeasures
+    judgments: dict[str, VariantJudgments]
+    prompts: list[str]
+    earlier: list[Access]
+
+
+@dataclass(frozen=True, slots=True)
+class _PartJudge:
+    """Judge of the parts of a sample.
+
+    Attributes:
+        context: Context with the task, the documents and the progress.
+        qrels: Human judgments.
+        work: Variants, topics and documents.
+        builder: Builder of the requests.
+    """
+
+    context: RunContext
+    qrels: Qrels
+    work: _Work
+    builder: RequestBuilder
+
+    async def judge(self, part: str, variants: Sequence[Variant]) -> dict[str, VariantJudgments]:
+        """Judge a part with each variant.
+
+        Raises:
+            EngineError: The engine failed, or the labels of no answer can be read.
+            ReplayMiss: The cache of a replay lacks an answer.
+        """
+        documents = self.work.list_documents(part)
+        judgments: dict[str, VariantJudgments] = {}
+        for variant in variants:
+            judgments[variant.name] = await judge_variant(
+                self.context, variant, documents, self.builder
+            )
+        self.builder.model.raise_on_misses()
+        self.builder.model.labels.raise_on_unread()
+        return judgments
+
+    async def measure(self, kind: Kind, part: str, variants: Sequence[Variant]) -> _MeasuredPart:
+        """Judge a part and measure it; the access is logged before any measure is known.
+
+        Raises:
+            EngineError: The engine failed, or the labels of no answer can be read.
+            ReplayMiss: The cache of a replay lacks an answer.
+        """
+        config = self.context.config
+        variant_judgments = await self.judge(part, variants)
+
+        prompts = [variant.prompt.label for variant in variants]
+        access = Access(kind=kind, topics=self.work.list_titles(part), prompts=prompts)
+        earlier = record_access(_find_log(config), access)
+
+        measures = measure_part(
+            name=part,
+            sample=self.work.samples[part],
+            judgments={name: judged.judgments for name, judged in variant_judgments.items()},
+            qrels=self.qrels,
+            weights=config.weights,
+            task=self.context.task,
+        )
+        return _MeasuredPart(measures, variant_judgments, prompts, earlier)
+
+
+async def _confirm(judge: _PartJudge, choice: PartMeasures) -> _MeasuredPart | None:
+    """Judge the held-out topics with the first variant and the best.
+
+    Returns:
+        Measures; None if the topics are not to be judged, or the first variant is the best.
+    """
+    if not judge.work.samples.get(HOLD_OUT):
+        return None
+
+    baseline = judge.work.variants[0]
+    winner_name = choose_winner(choice)
+    if winner_name == baseline.name:
+        return None
+
+    winner = next(variant for variant in judge.work.variants if variant.name == winner_name)
+    return await judge.measure("confirmation", HOLD_OUT, [baseline, winner])
+
+
+def _note_accesses(confirmation: _MeasuredPart, config: Config, notes: _Notes) -> list[Access]:
+    """Note earlier accesses to held-out topics; return those that weaken the confirmation."""
+    _, winner_prompt = confirmation.prompts
+    counted = select_counted(confirmation.earlier, winner_prompt)
+    notes.add(f"{_find_log(config)}: {describe_accesses(confirmation.earlier, counted)}")
+    return counted
+
+
+def _note_intervals(parts: Iterable[PartMeasures], notes: _Notes) -> None:
+    """Note which differences have no interval, or one that may not hold."""
+    rows: list[Mapping[str, Any]] = []
+    for part in parts:
+        rows.extend(part.differences.values())
+    for note in describe_intervals(rows):
+        notes.add(note)
+
+
+def _find_log(config: Config) -> Path:
+    """Return the log of accesses to judged topics."""
+    return access_log(config.cache.file)
+
+
+def _read_texts(context: RunContext, parts: Iterable[_MeasuredPart]) -> dict[str, str]:
+    """Return the texts of the sampled documents, by id."""
+    texts: dict[str, str] = {}
+    for part in parts:
+        for document in part.measures.sample:
+            document_id = document.document_id
+            texts[document_id] = context.corpus.documents.get(document_id).text
+    return texts
+
+
+def _index_judgments(
+    parts: Iterable[_MeasuredPart],
+) -> dict[tuple[str, str], VariantJudgments]:
+    """Return the judgments by part and variant."""
+    judgments: dict[tuple[str, str], VariantJudgments] = {}
+    for part in parts:
+        for variant, variant_judgments in part.judgments.items():
+            judgments[part.measures.name, variant] = variant_judgments
+    return judgments

@@ -8,7 +8,7 @@ so that a change of the split hides none.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -35,25 +35,33 @@ _LOG = "hold_out_accesses.jsonl"
 _FOLDER_OF_CASSETTES = Path(".touche-llm")
 _HASH_DIGITS = 12
 
+_NOT_LOGGED = "is not logged as an access to topics, so that no confirmation will count it"
+
 Kind = Literal["choice", "confirmation", "trial", "evaluation"]
 
 
 @cache
 def _read_published() -> dict[str, str]:
     """Return the half of each normalised title of the project's own tasks."""
-    found: dict[str, str] = {}
+    half_by_title: dict[str, str] = {}
     for file in sorted(prompts_folder().glob(f"*/{HALVES_FILE}")):
         halves = read_yaml(file)
-        for half, name in ((CHOICE, "choice"), (HOLD_OUT, "hold_out")):
-            found |= dict.fromkeys(map(normalise_title, halves[name]), half)
-    return found
+        for title in halves["choice"]:
+            half_by_title[normalise_title(title)] = CHOICE
+        for title in halves["hold_out"]:
+            half_by_title[normalise_title(title)] = HOLD_OUT
+    return half_by_title
 
 
 def find_half(title: str) -> str:
-    """Return the half of a topic, which depends on its title alone: the published one, else one by hash."""
+    """Return the half of a topic: the published one, otherwise one by the hash of its title."""
     name = normalise_title(title)
-    by_hash = HOLD_OUT if hashlib.sha256(name.encode()).digest()[0] >> 7 else CHOICE
-    return _read_published().get(name, by_hash)
+    published = _read_published()
+    if name in published:
+        return published[name]
+
+    first_byte = hashlib.sha256(name.encode()).digest()[0]
+    return HOLD_OUT if first_byte >= 128 else CHOICE
 
 
 class Access(Model):
@@ -77,7 +85,9 @@ class Access(Model):
 
 def access_log(cache: Path) -> Path:
     """Return the log beside an answer cache; for a cassette, beside the default cache."""
-    return (_FOLDER_OF_CASSETTES if cache.suffix == ".jsonl" else cache.parent) / _LOG
+    is_cassette = cache.suffix == ".jsonl"
+    folder = _FOLDER_OF_CASSETTES if is_cassette else cache.parent
+    return folder / _LOG
 
 
 def read_accesses(path: Path) -> list[Access]:
@@ -88,7 +98,12 @@ def read_accesses(path: Path) -> list[Access]:
 
 
 def check_log(path: Path) -> None:
-    """Raise OSError if there is no place for the log, DataError as `read_accesses`."""
+    """Check that a log can be read and written.
+
+    Raises:
+        DataError: The log is malformed; names file and line.
+        OSError: The folder of the log cannot be made.
+    """
     # Only the folder itself is created: that of a run from another machine may have no parents
     # here.
     path.parent.mkdir(exist_ok=True)
@@ -98,17 +113,32 @@ def check_log(path: Path) -> None:
 def record_access(path: Path, access: Access) -> list[Access]:
     """Add an access to a log.
 
-    Return earlier accesses to any of its topics, of any task and with any judgments.
+    A trial or an evaluation that only repeats a logged one is not added.
 
-    A trial or an evaluation that only repeats a logged one is not added. Errors as `check_log`.
+    Args:
+        path: File of the log.
+        access: Access to add.
+
+    Returns:
+        Earlier accesses to any of its topics, of any task and with any judgments.
+
+    Raises:
+        DataError: The log is malformed; names file and line.
+        OSError: The log cannot be written.
     """
     check_log(path)
     logged = read_accesses(path)
     is_logged = any(past.model_copy(update={"time": access.time}) == access for past in logged)
-    if not is_logged or access.kind in ("choice", "confirmation"):
+    always_counts = access.kind in ("choice", "confirmation")
+    if always_counts or not is_logged:
         write_records(path, [*logged, access])
-    topics = set(map(normalise_title, access.topics))
-    return [past for past in logged if not topics.isdisjoint(map(normalise_title, past.topics))]
+    return [past for past in logged if _share_topic(past, access)]
+
+
+def _share_topic(one: Access, other: Access) -> bool:
+    """Return whether two accesses are to one topic, by its title."""
+    titles = {normalise_title(title) for title in one.topics}
+    return any(normalise_title(title) in titles for title in other.topics)
 
 
 def record_evaluations(folders: Iterable[Path], qrels: Qrels, warn: Warn) -> None:
@@ -126,39 +156,49 @@ def record_trial(
 ) -> None:
     """Log a trial as an access to its topic if one of the documents is judged.
 
-    Warn if it cannot be logged.
+    Args:
+        cache: Answer cache of the trial.
+        topic: Topic of the trial.
+        documents: Ids of its documents.
+        qrels: Human judgments that the trial shows.
+        prompt: Label of the prompt.
+        warn: Called with a warning if the topic is held out, or the trial cannot be logged.
     """
-    judged: list[Mapping[str, Collection[str]]] = [*qrels.grades.values(), qrels.stances]
-    if any(document in aspect.get(topic.id, {}) for aspect in judged for document in documents):
-        if find_half(topic.title) == HOLD_OUT:
-            warn(
-                f"topic {topic.id} is held out: that you see its judgments is logged, and weakens a confirmation"
-            )
-        with _warn_of_errors(f"topic {topic.id}: this trial", warn):
-            record_access(
-                access_log(cache), Access(kind="trial", topics=[topic.title], prompts=[prompt])
-            )
+    judged = set(qrels.stances.get(topic.id, {}))
+    for grades in qrels.grades.values():
+        judged.update(grades.get(topic.id, {}))
+    if judged.isdisjoint(documents):
+        return
+
+    if find_half(topic.title) == HOLD_OUT:
+        warn(
+            f"topic {topic.id} is held out: that you see its judgments is logged, and weakens a confirmation"
+        )
+    access = Access(kind="trial", topics=[topic.title], prompts=[prompt])
+    with _warn_of_errors(f"topic {topic.id}: this trial", warn):
+        record_access(access_log(cache), access)
 
 
 @contextmanager
 def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
-    """Warn instead of raising an error: results of a command that only logs on the side are printed all the same."""
+    """Warn instead of raising an error, so that a command that only logs on the side goes on."""
     try:
         yield
-    except (OSError, ToucheError) as error:
-        problem = describe_os_error(error) if isinstance(error, OSError) else error
-        warn(
-            f"{what} is not logged as an access to topics, so that no confirmation will count it: {problem}"
-        )
+    except OSError as error:
+        warn(f"{what} {_NOT_LOGGED}: {describe_os_error(error)}")
+    except ToucheError as error:
+        warn(f"{what} {_NOT_LOGGED}: {error}")
 
 
 def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
     """Log the evaluation of a run; nothing if it has no prompts or no judged topics."""
-    prompts = dict.fromkeys(directory.read_metadata().stages.prompts.values())
+    # Each label once.
+    prompts = list(dict.fromkeys(directory.read_metadata().stages.prompts.values()))
     judged_topics = {*qrels.stances}.union(*qrels.grades.values())
     judged = judged_topics & read_run(directory.run_file).rankings.keys()
     if not prompts or not judged:
         return
+
     config = directory.read_config()
     titles = [topic.title for topic in read_topics(config.topics) if topic.id in judged]
     if not titles:
@@ -166,7 +206,7 @@ def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
             f"{config.topics}: has none of the judged topics; restore the topics of the run"
         )
     run = f"{shorten_path(directory.path)}@{sha256(directory.run_file)[:_HASH_DIGITS]}"
-    access = Access(kind="evaluation", topics=titles, prompts=list(prompts), run=run)
+    access = Access(kind="evaluation", topics=titles, prompts=prompts, run=run)
     record_access(access_log(config.cache.file), access)
 
 
@@ -175,14 +215,24 @@ def select_counted(earlier: Iterable[Access], winner: str) -> list[Access]:
 
     Only evaluations of runs with other prompts do not. A prompt of the same name is an earlier
     wording.
+
+    Args:
+        earlier: Accesses to the topics of the confirmation.
+        winner: Label of the prompt.
     """
-    name = winner.rpartition("@")[0]
-    return [
-        past
-        for past in earlier
-        if past.kind != "evaluation"
-        or any(label.rpartition("@")[0] == name for label in past.prompts)
-    ]
+    name = _get_name(winner)
+    counted: list[Access] = []
+    for access in earlier:
+        names = [_get_name(label) for label in access.prompts]
+        if access.kind != "evaluation" or name in names:
+            counted.append(access)
+    return counted
+
+
+def _get_name(label: str) -> str:
+    """Return the name in the label of a prompt, without version and hash."""
+    name, _, _ = label.rpartition("@")
+    return name
 
 
 def describe_accesses(earlier: Sequence[Access], counted: Sequence[Access]) -> str:
@@ -192,7 +242,11 @@ def describe_accesses(earlier: Sequence[Access], counted: Sequence[Access]) -> s
         earlier: Logged accesses to the topics of the confirmation.
         counted: Those of them that `select_counted` selects.
     """
-    looks = "1 earlier look" if len(earlier) == 1 else f"{len(earlier):,} earlier looks"
-    verb = "is" if len(earlier) == 1 else "are"
+    if len(earlier) == 1:
+        looks = "1 earlier look"
+        verb = "is"
+    else:
+        looks = f"{len(earlier):,} earlier looks"
+        verb = "are"
     covered = "by `prompts compare`, `prompts try` or the lab"
     return f"{looks} {covered} {verb} recorded here; {len(counted):,} count against a confirmation"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from touche_llm.data.records import Topic
-from touche_llm.engines.recorder import TOKEN_CHARS
+from touche_llm.engines.token_estimates import TOKEN_CHARS
 from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answer_schema import AnswerForm, get_labels
 from touche_llm.prompt_lab.trial import (
@@ -26,9 +26,11 @@ from touche_llm.tasks.task import Task
 
 # Maximum share and characters of fixed text after the topic or the documents: field names, a last
 # line.
-_MAX_SHARE_BEHIND, _MAX_CHARS_BEHIND = 0.25, 200
+_MAX_SHARE_BEHIND = 0.25
+_MAX_CHARS_BEHIND = 200
 # Words that are not labels.
 _BARE = Topic("0", "x y")
+_PLAIN = replace(_BARE, description="x", narrative="x", objects=("x", "y"))
 _INVENTED_TOPIC = Topic(
     "1",
     "Is a bicycle better than a car for going to work?",
@@ -42,11 +44,14 @@ _RANGE = re.compile(
 )
 
 
+Level = Literal["error", "warning"]
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A problem of a prompt: an error makes the prompt unusable, a warning does not."""
 
-    level: Literal["error", "warning"]
+    level: Level
     message: str
 
 
@@ -54,15 +59,18 @@ class Finding:
 class CheckedPrompt:
     """Result of the checks of a prompt.
 
-    `tokens` are those of the longest topic's prompt without documents; `shared` are the characters
-    at the start of the prompt that all requests have.
+    Attributes:
+        findings: Problems.
+        tokens: Estimated tokens of the longest topic's prompt, without documents; None if no topic
+            could be rendered.
+        shared: Characters at the start of the prompt that all requests have.
     """
 
     findings: list[Finding] = field(default_factory=list)
     tokens: int | None = None
     shared: int = 0
 
-    def of(self, level: Literal["error", "warning"]) -> list[str]:
+    def of(self, level: Level) -> list[str]:
         """Return the messages of a level."""
         return [finding.message for finding in self.findings if finding.level == level]
 
@@ -70,117 +78,223 @@ class CheckedPrompt:
 async def check(
     task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic] = ()
 ) -> CheckedPrompt:
-    """Check a loaded prompt with these topics, or an invented one, and invented documents."""
-    result, renderer = CheckedPrompt(), _Renderer(task, purpose, prompt)
-    plain = renderer.make_subject(
-        replace(_BARE, description="x", narrative="x", objects=("x", "y"))
-    )
-    where = ""
+    """Check a loaded prompt, with invented documents.
+
+    Args:
+        task: Task of the prompt.
+        purpose: Purpose of the prompt.
+        prompt: Prompt to check.
+        topics: Topics to render it for; an invented one if none is given.
+    """
+    renderer = _Renderer(task, purpose, prompt)
     try:
-        messages = await renderer.render(plain)
-        where = "a topic with nothing but a title: "
-        await renderer.render(renderer.make_subject(_BARE))
-        where = "with other texts: "
-        other_topic = replace(make_other_subject(plain, topic=True), documents=plain.documents)
-        result.shared = count_common(messages, await renderer.render(other_topic))
-        of_topic = count_common(
-            messages, await renderer.render(make_other_subject(plain, topic=False))
-        )
+        sharing = await _measure_sharing(renderer)
     except PromptError as error:
-        return CheckedPrompt([Finding("error", f"{where}{error}")])
+        return CheckedPrompt([Finding("error", str(error))])
+
+    result = CheckedPrompt(shared=sharing.by_all)
     for topic in topics or [_INVENTED_TOPIC]:
         try:
-            # A topic can have no labels to answer with, as a title without a word has none for its
-            # objects.
-            prompt.answer_for(topic, 2)
-            rendered = await renderer.render(renderer.make_subject(topic))
-            result.tokens = max(round(_count(rendered) / TOKEN_CHARS), result.tokens or 0)
+            tokens = await renderer.count_tokens(topic)
         except (PromptError, DataError) as error:
             result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
-    result.findings += _check_labels(
-        prompt, plain, f"{messages[0].content}\n{messages[-1].content}"
-    )
+        else:
+            result.tokens = max(tokens, result.tokens or 0)
+
+    # The messages between are few-shot examples.
+    text = f"{sharing.messages[0].content}\n{sharing.messages[-1].content}"
+    result.findings += _check_labels(prompt, renderer.make_subject(_PLAIN), text)
     result.findings += [Finding("warning", problem) for problem in list_copyable_answers(prompt)]
-    result.findings += [
-        Finding("warning", f"does not use the variable {name!r}, so its text is never sent")
-        for name in sorted(purpose.variables.keys() - prompt.files.used)
-    ]
-    result.findings += _check_order(
-        _count(messages), result.shared, of_topic if plain.ids else result.shared
-    )
+    result.findings += _check_variables(purpose, prompt)
+    result.findings += _check_order(sharing)
     return result
 
 
-def _count(messages: Messages) -> int:
+@dataclass(frozen=True, slots=True)
+class _Sharing:
+    """Messages of a prompt, and how much of them other requests share.
+
+    Attributes:
+        messages: Messages.
+        by_all: Characters at the start that requests about other topics share.
+        by_topic: Characters at the start that requests about other documents for the topic share.
+    """
+
+    messages: Messages
+    by_all: int
+    by_topic: int
+
+
+async def _measure_sharing(renderer: _Renderer) -> _Sharing:
+    """Render a prompt with different texts, and compare the messages.
+
+    Raises:
+        PromptError: The prompt cannot be rendered with one of the texts.
+    """
+    plain = renderer.make_subject(_PLAIN)
+    messages = await renderer.render(plain)
+    await renderer.render(
+        renderer.make_subject(_BARE), location="a topic with nothing but a title: "
+    )
+
+    location = "with other texts: "
+    other_topic = replace(make_other_subject(plain, topic=True), documents=plain.documents)
+    by_all = count_common(messages, await renderer.render(other_topic, location))
+    other_documents = make_other_subject(plain, topic=False)
+    by_topic = count_common(messages, await renderer.render(other_documents, location))
+    if not plain.ids:
+        by_topic = by_all
+    return _Sharing(messages, by_all, by_topic)
+
+
+def _count_chars(messages: Messages) -> int:
+    """Return the number of characters of a chat."""
     return sum(len(message.content) for message in messages)
 
 
-def _check_order(whole: int, topic: int, documents: int) -> Iterator[Finding]:
-    """Check where topic and documents begin to show, by characters: in this order, after what all requests share."""
-    if topic == whole:
+def _check_variables(purpose: Purpose, prompt: Prompt) -> Iterator[Finding]:
+    """Check that a prompt uses all variables of its purpose."""
+    for name in sorted(purpose.variables.keys() - prompt.files.used):
+        yield Finding("warning", f"does not use the variable {name!r}, so its text is never sent")
+
+
+def _check_order(sharing: _Sharing) -> Iterator[Finding]:
+    """Check that topic and documents follow what all requests share, in this order."""
+    chars = _count_chars(sharing.messages)
+    if sharing.by_all == chars:
         yield Finding("error", "does not show the topic: neither title, description nor narrative")
-    elif documents == whole:
+        return
+    if sharing.by_topic == chars:
         yield Finding("error", "does not show the document")
-    elif documents < topic or whole - topic > max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * whole):
-        problem = f"{whole - min(topic, documents):,} of {whole:,} characters of the prompt itself come after the "
-        problem += "start of the topic or the document, where a server's prefix cache does not hold them; put the "
+        return
+
+    chars_behind = chars - sharing.by_all
+    max_chars_behind = max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * chars)
+    is_document_first = sharing.by_topic < sharing.by_all
+    if is_document_first or chars_behind > max_chars_behind:
+        unshared = chars - min(sharing.by_all, sharing.by_topic)
         yield Finding(
-            "warning", f"{problem}instructions first, then the topic, and the document last"
+            "warning",
+            f"{unshared:,} of {chars:,} characters of the prompt itself come after the start of the topic or the "
+            "document, where a server's prefix cache does not hold them; put the instructions first, then the topic, "
+            "and the document last",
         )
 
 
 def _check_labels(prompt: Prompt, subject: Subject, text: str) -> Iterator[Finding]:
-    """Check that a text names the possible labels, and no other scale."""
-    model = prompt.answer_for(subject.topic, len(subject.ids))
-    labels = get_labels(model)
-    for name in model.model_fields:
-        if not _has_word(text, name):
-            # Answers of the other forms have no names; their fields may be described in other
-            # words.
-            is_error = prompt.header.form is AnswerForm.OBJECT
-            problem = f"the answer's field {name!r} is not named in the text"
-            yield Finding("error" if is_error else "warning", problem)
-    scales = {
-        (min(grades), max(grades)) for grades in labels.values() if isinstance(grades[0], int)
-    }
-    ranges = {(int(found[1]), int(found[2])): found[0] for found in _RANGE.finditer(text)}
-    if scales and (other := [written for scale, written in ranges.items() if scale not in scales]):
-        known = ", ".join(f"{lowest} to {highest}" for lowest, highest in sorted(scales))
-        yield Finding("warning", f"the text has the range {other[0]!r}, but grades are {known}")
+    """Check that a text names the fields and labels of the answer, and no other scale."""
+    answer = prompt.answer_for(subject.topic, len(subject.ids))
+    labels = get_labels(answer)
+    ranges = _find_ranges(text)
+    yield from _check_fields(answer.model_fields, prompt.header.form, text)
+    yield from _check_scales(labels, ranges)
+
     # The labels of objects are words of the topic.
-    for name, allowed in labels.items() if subject.purpose.depends_on != "topic" else ():
-        if isinstance(allowed[0], int) and (min(allowed), max(allowed)) in ranges:
+    if subject.purpose.depends_on == "topic":
+        return
+    for name, allowed in labels.items():
+        if _find_scale(allowed) in ranges:
             continue
-        if missing := [str(label) for label in allowed if not _has_word(text, str(label))]:
-            problem = f"{name}: the answer can be {', '.join(map(str, allowed))}, but the text does not name"
+        names = [str(label) for label in allowed]
+        missing = [label for label in names if not _has_word(text, label)]
+        if missing:
+            problem = f"{name}: the answer can be {', '.join(names)}, but the text does not name"
             yield Finding("error", f"{problem} {', '.join(missing)}")
+
+
+def _check_fields(names: Iterable[str], form: AnswerForm, text: str) -> Iterator[Finding]:
+    """Check that a text names the fields of the answer."""
+    # Answers of the other forms have no names; their fields may be described in other words.
+    level: Level = "error" if form is AnswerForm.OBJECT else "warning"
+    for name in names:
+        if not _has_word(text, name):
+            yield Finding(level, f"the answer's field {name!r} is not named in the text")
+
+
+def _check_scales(
+    labels: Mapping[str, Sequence[int | str]], ranges: Mapping[tuple[int, int], str]
+) -> Iterator[Finding]:
+    """Check that a text with grades has no range that is not their scale."""
+    scales: set[tuple[int, int]] = set()
+    for allowed in labels.values():
+        scale = _find_scale(allowed)
+        if scale is not None:
+            scales.add(scale)
+
+    other_ranges = [text for scale, text in ranges.items() if scale not in scales]
+    if scales and other_ranges:
+        known = ", ".join(f"{lowest} to {highest}" for lowest, highest in sorted(scales))
+        yield Finding(
+            "warning", f"the text has the range {other_ranges[0]!r}, but grades are {known}"
+        )
+
+
+def _find_scale(labels: Sequence[int | str]) -> tuple[int, int] | None:
+    """Return the lowest and the highest of labels that are grades; None for other labels."""
+    grades = [label for label in labels if isinstance(label, int)]
+    if not grades:
+        return None
+    return min(grades), max(grades)
+
+
+def _find_ranges(text: str) -> dict[tuple[int, int], str]:
+    """Return the ranges of numbers in a text, as it writes them, by lowest and highest number."""
+    ranges: dict[tuple[int, int], str] = {}
+    for found in _RANGE.finditer(text):
+        ranges[int(found[1]), int(found[2])] = found[0]
+    return ranges
 
 
 @dataclass(frozen=True, slots=True)
 class _Renderer:
+    """Renderer of a prompt, with invented documents."""
+
     task: Task
     purpose: Purpose
     prompt: Prompt
 
     def make_subject(self, topic: Topic) -> Subject:
-        """Return a topic with as many documents as the prompt needs."""
-        needed = (
-            0
-            if self.purpose.question is None
-            else 2
-            if self.purpose.depends_on == "documents"
-            else 1
-        )
-        if needed and self.task.objects_answer is not None and topic.objects is None:
-            topic = replace(topic, objects=("x", "y"))
-        return Subject(self.task, self.purpose, topic, ("a", "b")[:needed], Texts("x"))
+        """Return a topic with as many documents as the prompt needs, and with objects if needed."""
+        ids: tuple[str, ...] = ()
+        if self.purpose.depends_on == "documents":
+            ids = ("a", "b")
+        elif self.purpose.question is not None:
+            ids = ("a",)
 
-    async def render(self, subject: Subject) -> Messages:
-        """Render the first request of the prompt about a subject."""
-        async with open_dry_builder() as builder:
-            trials = await ask(self.prompt, subject, builder)
+        if ids and self.task.objects_answer is not None and topic.objects is None:
+            topic = replace(topic, objects=("x", "y"))
+        return Subject(self.task, self.purpose, topic, ids, Texts("x"))
+
+    async def render(self, subject: Subject, location: str = "") -> Messages:
+        """Render the first request of the prompt about a subject.
+
+        Args:
+            subject: Topic and documents.
+            location: Beginning of the message of an error.
+
+        Raises:
+            PromptError: The prompt cannot be rendered.
+        """
+        try:
+            async with open_dry_builder() as builder:
+                trials = await ask(self.prompt, subject, builder)
+        except PromptError as error:
+            raise PromptError(f"{location}{error}") from error
         return trials[0].messages
+
+    async def count_tokens(self, topic: Topic) -> int:
+        """Return the estimated tokens of the prompt for a topic.
+
+        Raises:
+            DataError: The topic has no labels to answer with, as a title without a word has none
+                for its objects.
+            PromptError: The prompt cannot be rendered.
+        """
+        self.prompt.answer_for(topic, 2)
+        messages = await self.render(self.make_subject(topic))
+        return round(_count_chars(messages) / TOKEN_CHARS)
 
 
 def _has_word(text: str, word: str) -> bool:
+    """Return whether a text has a word, not as a part of another one."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -21,6 +21,28 @@ MIN_TOPIC_DOCUMENTS = 10
 NameT = TypeVar("NameT", bound=Hashable)
 
 
+# A split, and the name of the one part of its sample.
+ALL: Literal["all"] = "all"
+# A choice is confirmed if p on the held-out topics is below this level.
+CONFIRMED_BELOW = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan of a sample.
+
+    Attributes:
+        size: Number of documents.
+        split: Topics to choose on: those of one half, by `find_half`, while the others are held
+            out; or all.
+        confirm: Whether to confirm the choice on the held-out topics.
+    """
+
+    size: int = 200
+    split: Literal["half", "all"] = "half"
+    confirm: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """A judged document of a topic, with its human grade."""
@@ -31,145 +53,257 @@ class Sampled:
 
 
 def draw_sample(pool: Grades, size: int) -> list[Sampled]:
-    """Draw documents from as many topics as can have 10 each, or all their judged documents if these are fewer.
+    """Draw documents from as many topics as can have 10 each.
 
-    Topics with 10 judged documents and a grade above 0 are preferred. Documents are divided evenly
-    among topics, and within each topic among whole grades, as far as available. Fewer than `size`
-    are drawn if the pool has fewer, or if the rest would give a topic too few. The sample depends
-    on the pool alone, since topics and documents are chosen by a hash of their names. Topics keep
-    their order; that of documents is independent of the grade.
+    Topics with 10 judged documents and a grade above 0 are preferred; a topic with fewer documents
+    gives all of them. Documents are divided evenly among topics, and within each topic among whole
+    grades, as far as available. The sample depends on the pool alone, since topics and documents
+    are chosen by a hash of their names.
+
+    Args:
+        pool: Grades by topic and document.
+        size: Number of documents; fewer are drawn if the pool has fewer, or if the rest would give
+            a topic too few.
+
+    Returns:
+        Documents, in the order of the topics, and within a topic in one that is independent of the
+        grade.
     """
-
-    def digest(*names: str) -> bytes:
-        return hashlib.sha256(" ".join(("0", *names)).encode()).digest()
-
-    def is_poor(topic: str) -> bool:
-        return len(pool[topic]) < MIN_TOPIC_DOCUMENTS or max(pool[topic].values()) <= 0.0
-
-    drawn, left = list[str](), size
-    for topic in sorted(pool, key=lambda topic: (is_poor(topic), digest(topic))):
-        needed = min(MIN_TOPIC_DOCUMENTS, len(pool[topic]))
-        if drawn and needed > left:
-            break
-        drawn.append(topic)
-        left -= needed
-    sizes = shares(size, {topic: len(pool[topic]) for topic in drawn})
+    topics = _draw_topics(pool, size)
+    sizes = divide_evenly(size, {topic: len(pool[topic]) for topic in topics})
     sample: list[Sampled] = []
-    for topic in filter(sizes.__contains__, pool):
-        order = sorted(pool[topic], key=lambda document: (digest(topic, document), document))
-        open_of = shares(sizes[topic], Counter(sorted(map(round_grade, pool[topic].values()))))
-        for document in order:
-            level = round_grade(pool[topic][document])
-            if open_of[level]:
-                open_of[level] -= 1
-                sample.append(Sampled(topic, document, pool[topic][document]))
+    for topic in pool:
+        if topic in sizes:
+            sample += _draw_documents(topic, pool[topic], sizes[topic])
     return sample
 
 
-def shares(size: int, most: Mapping[NameT, int]) -> dict[NameT, int]:
-    """Divide a number as evenly as possible, with a maximum for each share."""
-    left, found = size, dict[NameT, int]()
-    for number, name in enumerate(sorted(most, key=most.__getitem__)):
-        found[name] = min(most[name], left // (len(most) - number))
-        left -= found[name]
-    return found
+def _draw_topics(pool: Grades, size: int) -> list[str]:
+    """Draw topics until a number of documents is reached, those with enough documents first."""
+    topics: list[str] = []
+    left = size
+    for topic in sorted(pool, key=lambda topic: (_is_poor(pool[topic]), _hash_names(topic))):
+        needed = min(MIN_TOPIC_DOCUMENTS, len(pool[topic]))
+        if topics and needed > left:
+            break
+        topics.append(topic)
+        left -= needed
+    return topics
 
 
-# A split, and the name of the one part of its sample.
-ALL: Literal["all"] = "all"
-# A choice is confirmed if p on the held-out topics is below this level.
-CONFIRMED_BELOW = 0.05
+def _is_poor(grades: Mapping[str, float]) -> bool:
+    """Return whether a topic has too few documents, or none with a grade above 0."""
+    return len(grades) < MIN_TOPIC_DOCUMENTS or max(grades.values()) <= 0.0
+
+
+def _draw_documents(topic: str, grades: Mapping[str, float], size: int) -> list[Sampled]:
+    """Draw documents of a topic, evenly over whole grades as far as available."""
+    available = Counter(sorted(map(round_grade, grades.values())))
+    left_by_level = divide_evenly(size, available)
+
+    sample: list[Sampled] = []
+    for document in sorted(grades, key=lambda document: (_hash_names(topic, document), document)):
+        level = round_grade(grades[document])
+        if left_by_level[level] > 0:
+            left_by_level[level] -= 1
+            sample.append(Sampled(topic, document, grades[document]))
+    return sample
+
+
+def _hash_names(*names: str) -> bytes:
+    """Return a hash by which topics or documents are drawn."""
+    return hashlib.sha256(" ".join(("0", *names)).encode()).digest()
+
+
+def divide_evenly(size: int, limits: Mapping[NameT, int]) -> dict[NameT, int]:
+    """Divide a number as evenly as possible into shares.
+
+    Args:
+        size: Number to divide; less is divided if the limits are reached.
+        limits: Max share by name.
+
+    Returns:
+        Shares by name, in ascending order of the limits.
+    """
+    shares: dict[NameT, int] = {}
+    left = size
+    # Those with the lowest limits come first, so that the others share what they leave.
+    for name in sorted(limits, key=limits.__getitem__):
+        names_left = len(limits) - len(shares)
+        shares[name] = min(limits[name], left // names_left)
+        left -= shares[name]
+    return shares
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Number of documents in the sample, topics to choose on, and whether to confirm the choice on the others.
+class JudgedPool:
+    """Judged documents that can be drawn.
 
-    The topics are those of `find_half`, and the others are held out, or all.
+    Attributes:
+        grades: Grades by topic and document, in the order of the topics.
+        notes: Notes on what is left out.
     """
 
-    size: int = 200
-    split: Literal["half", "all"] = "half"
-    confirm: bool = False
+    grades: Grades
+    notes: list[str]
 
 
-def select_judged(
-    grades: Grades, topics: Iterable[Topic], documents: Documents
-) -> tuple[Grades, list[str]]:
-    """Select the judged documents in the corpus, in the order of the topics.
+def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents) -> JudgedPool:
+    """Select the judged documents in the corpus.
 
-    Return notes on what is left out.
+    Args:
+        grades: Human grades by topic and document.
+        topics: Topics to select from.
+        documents: Documents of the corpus.
+
+    Raises:
+        DataError: None of the judged documents is in the corpus.
     """
     topic_ids = [topic.id for topic in topics]
-    judged = [document for topic in topic_ids for document in grades.get(topic, {})]
+    judged: list[str] = []
+    for topic_id in topic_ids:
+        judged.extend(grades.get(topic_id, {}))
+
     unknown = set(documents.find_unknown(judged))
-    pool = {
-        topic: {
-            document: grade for document, grade in grades[topic].items() if document not in unknown
+    pool: Grades = {}
+    for topic_id in topic_ids:
+        topic_grades = {
+            document: grade
+            for document, grade in grades.get(topic_id, {}).items()
+            if document not in unknown
         }
-        for topic in topic_ids
-        if topic in grades
-    }
-    pool = {topic: found for topic, found in pool.items() if found}
+        if topic_grades:
+            pool[topic_id] = topic_grades
     if not pool:
         raise DataError(
             f"none of the {len(judged):,} documents judged for topics {shorten(topic_ids, 5)} is in the corpus; give "
             "the judgments of these topics and this corpus"
         )
-    notes = []
-    if without := [topic for topic in topic_ids if topic not in pool]:
-        notes.append(f"topics without a judged document in the corpus: {shorten(without)}")
-    if missing := sum(document in unknown for document in judged):
+
+    notes: list[str] = []
+    lacking = [topic_id for topic_id in topic_ids if topic_id not in pool]
+    if lacking:
+        notes.append(f"topics without a judged document in the corpus: {shorten(lacking)}")
+    missing = sum(document in unknown for document in judged)
+    if missing > 0:
         notes.append(f"judged documents that are not in the corpus: {missing:,} of {len(judged):,}")
-    return pool, notes
+    return JudgedPool(pool, notes)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSample:
+    """Sample of a comparison.
+
+    Attributes:
+        parts: Documents by name of the part, the one to choose on first.
+        notes: Notes for the user.
+    """
+
+    parts: dict[str, list[Sampled]]
+    notes: list[str]
 
 
 def choose_sample(
     plan: Plan, grades: Grades, topics: list[Topic], documents: Documents
-) -> tuple[dict[str, list[Sampled]], list[str]]:
+) -> DrawnSample:
     """Draw equally many documents from each part, as far as available.
 
-    Return them with notes for the user.
+    Args:
+        plan: Plan of the sample.
+        grades: Human grades by topic and document.
+        topics: Topics of the run.
+        documents: Documents of the corpus.
+
+    Raises:
+        DataError: None of the judged documents is in the corpus.
+        UsageError: No topic is held out to confirm a choice on, or none is left to choose on.
     """
     if plan.confirm and plan.split == ALL:
         raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give half")
-    parts = {topic.id: ALL if plan.split == ALL else find_half(topic.title) for topic in topics}
-    pool, notes = select_judged(grades, topics, documents)
-    names = (ALL,) if plan.split == ALL else (CHOICE, HOLD_OUT)
-    sides = {name: {topic: pool[topic] for topic in pool if parts[topic] == name} for name in names}
-    sizes = shares(
-        plan.size, {name: sum(map(len, judged.values())) for name, judged in sides.items()}
-    )
-    samples = {name: draw_sample(judged, sizes[name]) for name, judged in sides.items()}
-    drawn = {
-        name: list(dict.fromkeys(item.topic_id for item in sample))
-        for name, sample in samples.items()
-    }
-    size = sum(map(len, samples.values()))
-    wanted = f"{size:,} of {plan.size:,} documents are drawn"
-    if dropped := set(pool).difference(*drawn.values()):
-        notes.append(
-            f"{wanted}, none of topics {shorten(dropped)}; draw more: another topic needs {MIN_TOPIC_DOCUMENTS}, or "
+
+    pool = select_judged(grades, topics, documents)
+    pools = _divide_pool(pool.grades, topics, plan)
+    sizes = divide_evenly(plan.size, {name: _count_documents(part) for name, part in pools.items()})
+    parts = {name: draw_sample(part, sizes[name]) for name, part in pools.items()}
+
+    notes = [*pool.notes, *_describe_size(plan, pool.grades, parts)]
+    if HOLD_OUT in parts:
+        notes.append(_describe_halves(parts))
+    return DrawnSample(parts, notes)
+
+
+def _divide_pool(pool: Grades, topics: Iterable[Topic], plan: Plan) -> dict[str, Grades]:
+    """Return the grades of each part, by its name."""
+    if plan.split == ALL:
+        return {ALL: pool}
+
+    halves = {topic.id: find_half(topic.title) for topic in topics}
+    pools: dict[str, Grades] = {CHOICE: {}, HOLD_OUT: {}}
+    for topic_id, topic_grades in pool.items():
+        pools[halves[topic_id]][topic_id] = topic_grades
+    return pools
+
+
+def _count_documents(grades: Grades) -> int:
+    """Return the number of documents of all topics."""
+    return sum(len(topic_grades) for topic_grades in grades.values())
+
+
+def _list_topics(sample: Iterable[Sampled]) -> list[str]:
+    """Return the ids of the topics of documents, each once."""
+    return list(dict.fromkeys(document.topic_id for document in sample))
+
+
+def _describe_size(
+    plan: Plan, pool: Grades, parts: Mapping[str, Sequence[Sampled]]
+) -> Iterator[str]:
+    """Yield a note if topics are left out, or fewer documents are drawn than planned."""
+    size = sum(len(sample) for sample in parts.values())
+    drawn = f"{size:,} of {plan.size:,} documents are drawn"
+    left_out = set(pool)
+    for sample in parts.values():
+        left_out.difference_update(_list_topics(sample))
+
+    if left_out:
+        yield (
+            f"{drawn}, none of topics {shorten(left_out)}; draw more: another topic needs {MIN_TOPIC_DOCUMENTS}, or "
             "all of its judged ones if these are fewer"
         )
     elif size < plan.size:
-        notes.append(f"{wanted}: no more are judged")
-    if HOLD_OUT in drawn:
-        chosen, held_out = (
-            f"{len(topics)} topics ({shorten(topics) or 'none'})" for topics in drawn.values()
-        )
-        if not drawn[CHOICE]:
-            raise UsageError(f"split: {chosen} to choose on; {held_out} held out; give {ALL}")
-        notes.append(f"{chosen} to choose on; {held_out} held out to confirm the best")
-    return samples, notes
+        yield f"{drawn}: no more are judged"
+
+
+def _describe_halves(parts: Mapping[str, Sequence[Sampled]]) -> str:
+    """Return a note with the topics of both halves.
+
+    Raises:
+        UsageError: There is no topic to choose on.
+    """
+    choice = _describe_topics(parts[CHOICE])
+    held_out = _describe_topics(parts[HOLD_OUT])
+    if not parts[CHOICE]:
+        raise UsageError(f"split: {choice} to choose on; {held_out} held out; give {ALL}")
+    return f"{choice} to choose on; {held_out} held out to confirm the best"
+
+
+def _describe_topics(sample: Iterable[Sampled]) -> str:
+    """Return the number and the ids of the topics of documents, in words."""
+    topics = _list_topics(sample)
+    return f"{len(topics)} topics ({shorten(topics) or 'none'})"
 
 
 def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
-    """Raise UsageError if a part has too few topics with a document above grade 0."""
-    least = 2 if HOLD_OUT in parts else 1
+    """Raise UsageError if a part has too few topics with a document above grade 0.
+
+    Args:
+        parts: Documents by name of the part; with a held-out one, each part needs two topics.
+    """
+    min_topics = 2 if HOLD_OUT in parts else 1
     for name, sample in parts.items():
-        if (count := len({item.topic_id for item in sample if item.grade > 0.0})) < least:
+        relevant_topics = {document.topic_id for document in sample if document.grade > 0.0}
+        if len(relevant_topics) < min_topics:
             raise UsageError(
-                f"split: {name}: {count} topics with a sampled document above grade 0, and it takes {least} to measure "
-                "an order; draw more documents, give another split or more judgments, or do not confirm"
+                f"split: {name}: {len(relevant_topics)} topics with a sampled document above grade 0, and it takes "
+                f"{min_topics} to measure an order; draw more documents, give another split or more judgments, or do "
+                "not confirm"
             )

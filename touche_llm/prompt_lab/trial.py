@@ -6,31 +6,36 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
 
 from touche_llm.api.opening import StoredAnswers, open_client
 from touche_llm.config.configuration import Config
 from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.records import Cut, Document, Reading, Topic
-from touche_llm.engines.recorder import TOKEN_CHARS, count_shared, make_dry_engine
+from touche_llm.data.records import Attempt, Cut, Document, Reading, Topic
+from touche_llm.engines.dry_run import DryRunEngine
 from touche_llm.engines.settings import EngineConfig
+from touche_llm.engines.token_estimates import TOKEN_CHARS, count_shared
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.grades import compute_expected_grade
 from touche_llm.judging.objects import read_objects, request_objects
 from touche_llm.judging.queries import request_queries
-from touche_llm.judging.readings import read_labels
-from touche_llm.judging.requests import RequestBuilder, make_request_builder, request_answer
+from touche_llm.judging.requests import (
+    DocumentRequest,
+    RequestBuilder,
+    make_request_builder,
+    request_answer,
+)
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest, UncachedRequest
 from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.llm.model import AnsweredRequest, make_replay_miss
 from touche_llm.llm.request import Message
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
-from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind
+from touche_llm.ranking.comparer import MAX_CHOICES, Comparands, Comparer, ComparisonKind
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.runs.context import RunContext
@@ -58,9 +63,16 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Topic and documents of a trial; no documents if the prompt is about the topic only.
+    """Topic and documents of a trial.
 
-    Objective and maximum number of tokens of a document are for prompts that compare.
+    Attributes:
+        task: Task of the prompt.
+        purpose: Purpose of the prompt.
+        topic: Topic.
+        ids: Ids of the documents; empty if the prompt is about the topic alone.
+        documents: Texts of the documents.
+        objective: Criterion of comparisons.
+        document_tokens: Max tokens of a document in comparisons.
     """
 
     task: Task
@@ -73,22 +85,28 @@ class Subject:
 
     def check(self) -> None:
         """Raise UsageError if the prompt does not take this number of documents."""
-        purpose, number = self.purpose.name, len(self.ids)
+        name = self.purpose.name
+        number = len(self.ids)
         if len(set(self.ids)) < number:
             raise UsageError("a document is given twice; name each once")
+
         if self.purpose.question is None:
-            if number:
+            if number > 0:
                 raise UsageError(
-                    f"the prompt for {purpose} asks about a topic alone; name no document"
+                    f"the prompt for {name} asks about a topic alone; name no document"
                 )
-        elif self.purpose.depends_on == "documents":
-            most = MAX_CHOICES if purpose == "best" else MAX_DOCUMENTS
-            if not 2 <= number <= most:
+            return
+
+        if self.purpose.depends_on == "documents":
+            max_documents = MAX_CHOICES if name == "best" else MAX_DOCUMENTS
+            if not 2 <= number <= max_documents:
                 raise UsageError(
-                    f"the prompt for {purpose} compares 2 to {most} documents, not {number}"
+                    f"the prompt for {name} compares 2 to {max_documents} documents, not {number}"
                 )
-        elif not number:
-            raise UsageError(f"the prompt for {purpose} asks about documents; name one or more")
+            return
+
+        if number == 0:
+            raise UsageError(f"the prompt for {name} asks about documents; name one or more")
 
 
 @dataclass(frozen=True)
@@ -98,19 +116,19 @@ class Trial:
     Attributes:
         ids: Ids of the documents; empty if the prompt is about the topic alone.
         result: Result of the request.
-        cut: Omitted text by document.
+        cut: Truncations by document id; documents that the model saw in full are left out.
         question: Question about the documents; None if the prompt is about the topic alone.
     """
 
     ids: tuple[str, ...]
-    result: AnsweredRequest[AnswerModel] | FailedRequest
+    result: AnsweredRequest[AnswerModel] | UnansweredRequest
     cut: dict[str, Cut]
     question: Question | None = None
 
     @property
     def messages(self) -> Messages:
         """Messages as they were sent; none if the length of a document could not be determined."""
-        if isinstance(self.result, FailedRequest) and self.result.is_unmeasured:
+        if isinstance(self.result, UnansweredRequest) and self.result.is_unmeasured:
             return ()
         return self.result.request.messages
 
@@ -120,65 +138,111 @@ class Trial:
         return isinstance(self.result, AnsweredRequest) and self.result.is_cached
 
     @property
+    def attempts(self) -> list[Attempt]:
+        """Attempts that gave no usable answer; none for an answer and for a replay miss."""
+        if isinstance(self.result, FailedRequest):
+            return self.result.attempts
+        return []
+
+    @property
     def is_miss(self) -> bool:
         """Whether it is a replay whose cache lacks the answer."""
-        return isinstance(self.result, FailedRequest) and self.result.is_miss
+        return isinstance(self.result, UncachedRequest)
 
     @cached_property
     def readings(self) -> dict[str, Reading]:
-        """Return the reading of each field that has labels; empty without a usable answer."""
+        """Readings of the fields that have labels; empty without a usable answer."""
         if not isinstance(self.result, AnsweredRequest):
             return {}
-        return read_labels(self.result, self.question)
+        if self.question is None:
+            return dict(self.result.readings)
+        return self.question.combine(self.result.readings)
 
     @cached_property
     def values(self) -> dict[str, float | str]:
-        """Return expected grades, most probable labels, and texts.
-
-        Empty without a usable answer.
-        """
+        """Texts, expected grades and most probable labels, by field; empty without usable answer."""
         if not isinstance(self.result, AnsweredRequest):
             return {}
-        said: dict[str, Any] = self.result.value.model_dump(
-            exclude=set(get_labels(type(self.result.value)))
-        )
+
+        answer = self.result.value
+        labelled_fields = set(get_labels(type(answer)))
+        values: dict[str, float | str] = answer.model_dump(exclude=labelled_fields)
         for name, reading in self.readings.items():
-            graded = isinstance(reading.answered, int)
-            said[name] = compute_expected_grade(reading) if graded else get_most_probable(reading)
-        return said
+            if reading.is_grade:
+                values[name] = compute_expected_grade(reading)
+            else:
+                values[name] = get_most_probable(reading)
+        return values
 
 
 async def make_subject(
     run: RunContext, topic: Topic, purpose: Purpose, ids: tuple[str, ...], builder: RequestBuilder
 ) -> Subject:
-    """Return what to try a prompt for this purpose on.
+    """Return what to try a prompt on.
 
-    Objects that the topic does not name are requested; if the builder has no engine, they are
-    looked up in the cache.
+    Objects that the topic does not name are requested.
+
+    Args:
+        run: Context with the corpus and the prompts.
+        topic: Topic of the trial.
+        purpose: Purpose of the prompt.
+        ids: Ids of the documents.
+        builder: Builder of the request for objects; without an engine, they are looked up in the
+            cache.
+
+    Raises:
+        DataError: The corpus lacks a document, or the model names no two objects.
+        UsageError: The prompt does not take this number of documents, or the cache lacks the
+            objects.
     """
-    task, config = run.task, run.config
     documents: Documents = Texts("")
     if ids:
         await run.corpus.fetch(ids)
-        documents = run.corpus.candidates if purpose.name == "sentence" else run.corpus.documents
+        is_about_sentences = purpose.name == "sentence"
+        documents = run.corpus.candidates if is_about_sentences else run.corpus.documents
     subject = Subject(
-        task, purpose, topic, ids, documents, config.objective, config.ranking.document_tokens
+        task=run.task,
+        purpose=purpose,
+        topic=topic,
+        ids=ids,
+        documents=documents,
+        objective=run.config.objective,
+        document_tokens=run.config.ranking.document_tokens,
     )
     subject.check()
-    if purpose.question is None or task.objects_answer is None or topic.objects is not None:
+
+    has_objects = run.task.objects_answer is not None
+    needs_objects = purpose.question is not None and has_objects and topic.objects is None
+    if not needs_objects:
         return subject
-    prompt = load(task, purposes_of(task)["objects"], config.prompts.objects, config.prompts.folder)
-    result = await request_objects(topic, task, prompt, builder)
+    objects = await _request_missing_objects(run, topic, builder)
+    return replace(subject, topic=replace(topic, objects=objects))
+
+
+async def _request_missing_objects(
+    run: RunContext, topic: Topic, builder: RequestBuilder
+) -> tuple[str, str]:
+    """Return the two objects of a topic that the model finds in its title.
+
+    Raises:
+        DataError: The model names no two objects.
+        UsageError: The builder has no engine, and the cache lacks the objects.
+    """
+    prompts = run.config.prompts
+    purpose = purposes_of(run.task)["objects"]
+    prompt = load(run.task, purpose, prompts.objects, prompts.folder)
+    result = await request_objects(topic, prompt, builder)
     if isinstance(result, AnsweredRequest):
-        return replace(subject, topic=replace(topic, objects=read_objects(result)))
-    if not result.is_miss:
-        reason = result.attempts[-1].reason
-        raise DataError(
-            f"topic {topic.id}: the model names no two objects ({reason}); name them in <objects>"
+        return read_objects(result)
+
+    if isinstance(result, UncachedRequest):
+        raise UsageError(
+            f"topic {topic.id} names no objects, and the cache {builder.model.cache.path} has no answer of "
+            f"{prompt.label}; `touche-llm prompts try objects` requests them"
         )
-    raise UsageError(
-        f"topic {topic.id} names no objects, and the cache {builder.model.cache.path} has no answer of "
-        f"{prompt.label}; `touche-llm prompts try objects` requests them"
+    reason = result.attempts[-1].reason
+    raise DataError(
+        f"topic {topic.id}: the model names no two objects ({reason}); name them in <objects>"
     )
 
 
@@ -198,11 +262,11 @@ class OfflineBuilders:
 @asynccontextmanager
 async def open_offline(config: Config) -> AsyncIterator[OfflineBuilders]:
     """Open the builders of requests that send nothing, with the settings of a run."""
-    reused = config.cache.model_copy(update={"mode": CacheMode.REUSE})
-    engine, sampling, cache = config.engine, config.sampling, reused.read_only
+    cache = config.cache.model_copy(update={"mode": CacheMode.REUSE}).read_only
+    open_with = partial(open_client, config.engine, config.sampling, cache)
     async with (
-        open_client(engine, sampling, cache, answers=StoredAnswers()) as known,
-        open_client(engine, sampling, cache, answers=make_dry_engine()) as dry,
+        open_with(answers=StoredAnswers()) as known,
+        open_with(answers=DryRunEngine()) as dry,
     ):
         yield OfflineBuilders(known=make_request_builder(known), dry=make_request_builder(dry))
 
@@ -211,26 +275,29 @@ async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list
     """Send a prompt about a subject, with the requests that a run would send.
 
     Returns:
-        A trial for each request: of a document, one for each part of the prompt.
+        A trial for each request: of a document, one for each field of a divided prompt.
 
     Raises:
         EngineError: The engine failed.
         PromptError: The prompt is invalid, or leaves no room for a document.
         ReplayMiss: The cache of a replay lacks an answer.
     """
-    by_part: list[list[Trial]] = []
-    for part in prompt.sent:
-        by_part.append(await _send_part(part, subject, builder))
+    trials_by_prompt: list[list[Trial]] = []
+    for request_prompt in prompt.request_prompts:
+        trials_by_prompt.append(await _send_prompt(request_prompt, subject, builder))
 
-    trials = [trial for of_document in zip(*by_part, strict=True) for trial in of_document]
+    trials: list[Trial] = []
+    for document_trials in zip(*trials_by_prompt, strict=True):
+        trials.extend(document_trials)
+
     misses = [trial.result.request for trial in trials if trial.is_miss]
     if misses:
         raise make_replay_miss(builder.model.cache.path, misses)
     return trials
 
 
-async def _send_part(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[Trial]:
-    """Send one part of a prompt; return a trial for each document, or one for the topic."""
+async def _send_prompt(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[Trial]:
+    """Send an undivided prompt; return a trial for each document, or one for the topic."""
     purpose = subject.purpose
     if purpose.question is None:
         result = await _request_about_topic(prompt, subject, builder)
@@ -239,34 +306,40 @@ async def _send_part(prompt: Prompt, subject: Subject, builder: RequestBuilder) 
     if purpose.depends_on == "documents":
         return [await _compare_documents(prompt, subject, purpose.question, builder)]
 
-    question = purpose.question
+    requests = [DocumentRequest(subject.topic, document_id, prompt) for document_id in subject.ids]
+    send = partial(
+        _request_about_document,
+        documents=subject.documents,
+        question=purpose.question,
+        builder=builder,
+    )
+    return await map_in_order(send, requests, builder.concurrency)
 
-    async def send(document_id: str) -> Trial:
-        result, cut = await request_answer(
-            subject.topic,
-            document_id,
-            subject.documents,
-            question,
-            prompt,
-            builder,
-        )
-        return Trial(
-            ids=(document_id,),
-            result=result,
-            cut={} if cut is None else {document_id: cut},
-            question=question,
-        )
 
-    return await map_in_order(send, subject.ids, builder.concurrency)
+async def _request_about_document(
+    request: DocumentRequest,
+    *,
+    documents: Documents,
+    question: Question,
+    builder: RequestBuilder,
+) -> Trial:
+    """Send a prompt that is about one document."""
+    result, cut = await request_answer(request, documents, question, builder)
+    return Trial(
+        ids=(request.document_id,),
+        result=result,
+        cut={} if cut is None else {request.document_id: cut},
+        question=question,
+    )
 
 
 async def _request_about_topic(
     prompt: Prompt, subject: Subject, builder: RequestBuilder
-) -> AnsweredRequest[Any] | FailedRequest:
+) -> AnsweredRequest[Any] | UnansweredRequest:
     """Send a prompt that is about a topic alone."""
     if subject.purpose.name == "objects":
         topic = replace(subject.topic, objects=None)
-        return await request_objects(topic, subject.task, prompt, builder)
+        return await request_objects(topic, prompt, builder)
     return await request_queries(subject.topic, prompt, builder)
 
 
@@ -286,8 +359,8 @@ async def _compare_documents(
         objective=subject.objective,
         document_tokens=subject.document_tokens,
     )
-    result, cut = await comparer.request_answer(kind, subject.ids)
-    return Trial(ids=subject.ids, result=result, cut=cut, question=question)
+    reply = await comparer.request_answer(Comparands(kind, subject.ids))
+    return Trial(ids=subject.ids, result=reply.result, cut=reply.cut, question=question)
 
 
 # A server's prefix cache serves the common beginning of requests; who shares a part is found by
@@ -297,9 +370,14 @@ Shared = Literal["all", "topic", "nobody"]
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A piece of a message, and the requests that share the prompt up to its end: all, its topic's, or none.
+    """A piece of a message, with the requests that share the prompt up to its end.
 
-    `tokens` is an estimate.
+    Attributes:
+        message: Index of the message.
+        role: Role of the message.
+        shared: Requests that share the piece: all, those of the topic, or none.
+        text: Text of the piece.
+        tokens: Estimated number of tokens.
     """
 
     message: int
@@ -309,20 +387,32 @@ class PromptPart:
     tokens: int
 
 
-class _Changed:
+class TrialParts(NamedTuple):
+    """A trial, with the pieces of its messages."""
+
+    trial: Trial
+    parts: list[PromptPart]
+
+
+class _ChangedDocuments:
     """Documents with the same ids and other texts."""
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
 
     def get(self, document_id: str) -> Document:
+        """Return the document with this id, with other texts and the other side."""
         document = self._documents.get(document_id)
-        side = {"PRO": "CON", "CON": "PRO"}.get(document.side, document.side)
+        other_sides = {"PRO": "CON", "CON": "PRO"}
         return replace(
-            document, text=_other(document.text), title=_other(document.title), side=side
+            document,
+            text=_change_text(document.text),
+            title=_change_text(document.title),
+            side=other_sides.get(document.side, document.side),
         )
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
+        """Return the given ids that there is no document of."""
         return self._documents.find_unknown(document_ids)
 
 
@@ -330,49 +420,52 @@ class _Changed:
 async def open_dry_builder() -> AsyncIterator[RequestBuilder]:
     """Open a builder of requests that sends, truncates and stores nothing."""
     cache = CacheConfig(mode=CacheMode.OFF)
-    answers = make_dry_engine()
+    answers = DryRunEngine()
     async with open_client(EngineConfig(), SamplingConfig(), cache, answers=answers) as client:
         yield make_request_builder(client)
 
 
 def make_other_subject(subject: Subject, *, topic: bool) -> Subject:
-    """Return the subject with other document texts, and another `topic` if wanted.
+    """Return a subject whose texts begin with other characters.
 
-    First characters differ.
+    Args:
+        subject: Subject to change.
+        topic: Whether to change the texts of the topic too.
     """
-    changed = replace(subject, documents=_Changed(subject.documents))
-    return replace(changed, topic=_other_topic(subject.topic)) if topic else changed
+    changed = replace(subject, documents=_ChangedDocuments(subject.documents))
+    if not topic:
+        return changed
+    return replace(changed, topic=_change_topic(subject.topic))
 
 
 def count_common(one: Messages, other: Messages) -> int:
     """Count the characters of two chats before they begin to differ."""
     chars = 0
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
-            return chars + (
-                count_shared(mine.content, theirs.content) if mine.role == theirs.role else 0
-            )
-        chars += len(mine.content)
+    for message, other_message in zip(one, other, strict=False):
+        if message.role != other_message.role:
+            return chars
+        if message != other_message:
+            return chars + count_shared(message.content, other_message.content)
+        chars += len(message.content)
     return chars
 
 
 async def ask_for_parts(
     prompt: Prompt, subject: Subject, builder: RequestBuilder
-) -> list[tuple[Trial, list[PromptPart]]]:
-    """Send a prompt like `ask`.
+) -> list[TrialParts]:
+    """Send a prompt like `ask`, and find the parts of its messages that other requests share.
 
-    Return each trial with the parts of its prompt, found by sending two others.
+    The prompt is also sent about other documents, for the same and for another topic.
     """
-    subjects = (
-        subject,
-        make_other_subject(subject, topic=False),
-        make_other_subject(subject, topic=True),
-    )
-    trials = [await ask(prompt, each, builder) for each in subjects]
-    return [
-        (mine, split_by_sharing(mine.messages, same.messages, other.messages))
-        for mine, same, other in zip(*trials, strict=True)
-    ]
+    trials = await ask(prompt, subject, builder)
+    same_topic = await ask(prompt, make_other_subject(subject, topic=False), builder)
+    other_topic = await ask(prompt, make_other_subject(subject, topic=True), builder)
+
+    trials_with_parts: list[TrialParts] = []
+    for trial, same, other in zip(trials, same_topic, other_topic, strict=True):
+        parts = split_by_sharing(trial.messages, same.messages, other.messages)
+        trials_with_parts.append(TrialParts(trial, parts))
+    return trials_with_parts
 
 
 def split_by_sharing(
@@ -380,42 +473,78 @@ def split_by_sharing(
 ) -> list[PromptPart]:
     """Split a chat by the requests that share it.
 
-    The others are about other documents, for this or another topic.
+    Args:
+        messages: Chat to split.
+        same_topic: Chat about other documents for the same topic.
+        other_topic: Chat about other documents for another topic.
     """
     of_topic = count_common(messages, same_topic)
     of_all = min(of_topic, count_common(messages, other_topic))
+
     parts: list[PromptPart] = []
-    passed = 0
-    for place, message in enumerate(messages):
-        start, length = 0, len(message.content)
-        shares: tuple[tuple[Shared, int], ...] = (
-            ("all", of_all),
-            ("topic", of_topic),
-            ("nobody", passed + length),
+    chars_before = 0
+    for index, message in enumerate(messages):
+        parts += _split_message(
+            index,
+            message,
+            shared_by_all=of_all - chars_before,
+            shared_by_topic=of_topic - chars_before,
         )
-        for shared, shared_to in shares:
-            end = min(shared_to - passed, length)
-            if end > start:
-                tokens = round((end - start) / TOKEN_CHARS)
-                parts.append(
-                    PromptPart(place, message.role, shared, message.content[start:end], tokens)
-                )
-                start = end
-        passed += length
+        chars_before += len(message.content)
     return parts
 
 
-def _other_topic(topic: Topic) -> Topic:
-    objects = topic.objects and (_other(topic.objects[0]), f"{_other(topic.objects[1])} too")
+def _split_message(
+    index: int, message: Message, *, shared_by_all: int, shared_by_topic: int
+) -> list[PromptPart]:
+    """Split a message by the requests that share it; parts without text are left out.
+
+    Args:
+        index: Index of the message.
+        message: Message to split.
+        shared_by_all: Number of characters, from its first, that all requests share; it may be
+            negative, or more than the message has.
+        shared_by_topic: The same for the requests of the topic.
+    """
+    length = len(message.content)
+    ends: dict[Shared, int] = {
+        "all": min(shared_by_all, length),
+        "topic": min(shared_by_topic, length),
+        "nobody": length,
+    }
+    parts: list[PromptPart] = []
+    start = 0
+    for shared, end in ends.items():
+        if end <= start:
+            continue
+        part = PromptPart(
+            message=index,
+            role=message.role,
+            shared=shared,
+            text=message.content[start:end],
+            tokens=round((end - start) / TOKEN_CHARS),
+        )
+        parts.append(part)
+        start = end
+    return parts
+
+
+def _change_topic(topic: Topic) -> Topic:
+    """Return a topic with other texts; those that are empty stay so."""
+    objects: tuple[str, str] | None = None
+    if topic.objects is not None:
+        first, second = topic.objects
+        # The two differ, as those of a topic do.
+        objects = (_change_text(first), f"{_change_text(second)} too")
     return Topic(
-        _other(topic.id),
-        _other(topic.title),
-        _other(topic.description),
-        _other(topic.narrative),
-        objects or None,
+        id=_change_text(topic.id),
+        title=_change_text(topic.title),
+        description=_change_text(topic.description),
+        narrative=_change_text(topic.narrative),
+        objects=objects,
     )
 
 
-def _other(text: str) -> str:
+def _change_text(text: str) -> str:
     """Return a text with another beginning; empty for an empty text."""
     return "※ another" if text else ""

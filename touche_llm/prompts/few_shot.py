@@ -30,15 +30,24 @@ _DOCUMENTS = "documents"
 
 @dataclass(frozen=True, slots=True)
 class FewShotExample:
-    """An example: its topic, the other template variables by name, and the text of the correct answer."""
+    """An example of a prompt.
+
+    Attributes:
+        topic: Topic of the example.
+        variables: Other template variables, by name.
+        answer: Text of the correct answer.
+    """
 
     topic: Topic
     variables: Mapping[str, Any]
     answer: str
 
 
-def _collapse_spaces(value: Any) -> Any:
-    return " ".join(value.split()) if isinstance(value, str) else value
+def _collapse_spaces(value: object) -> object:
+    """Return a text with single spaces for all white space; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    return " ".join(value.split())
 
 
 _Text = Annotated[str, BeforeValidator(_collapse_spaces)]
@@ -65,9 +74,15 @@ def parse_examples(
 ) -> tuple[FewShotExample, ...]:
     """Parse the examples of a file.
 
-    Each has a topic, the variables `names` and an answer, written in the given form.
+    Args:
+        path: File of the examples, for messages.
+        text: Its text, in YAML.
+        names: Variables that each example has, beside a topic and an answer.
+        answer_for: Returns the answer model for a topic and a number of documents.
+        form: Form in which the answers are written.
 
-    A PromptError names the file, the example and the field.
+    Raises:
+        PromptError: The file or an example is invalid; names the file, the example and the field.
     """
     try:
         values = parse_yaml(text)
@@ -77,43 +92,67 @@ def parse_examples(
         raise PromptError(
             f"{path}: must be a list of examples, each with topic, {', '.join(sorted(names))} and answer"
         )
-    variables: dict[str, Any] = {
-        name: (_Documents if name == _DOCUMENTS else _Stripped, ...) for name in sorted(names)
-    }
-    model = create_model(
+
+    model = _create_example_model(names)
+    examples: list[FewShotExample] = []
+    for number, value in enumerate(values, start=1):
+        location = f"{path}: example {number}"
+        examples.append(_parse_example(location, value, model, answer_for, form))
+    return tuple(examples)
+
+
+def _create_example_model(names: Collection[str]) -> type[Model]:
+    """Return the model of an example, as the file has it, with these variables."""
+    variables: dict[str, Any] = {}
+    for name in sorted(names):
+        variables[name] = (_Documents if name == _DOCUMENTS else _Stripped, ...)
+    return create_model(
         "Example", __base__=Model, topic=(_Topic, ...), **variables, answer=(dict[str, Any], ...)
-    )
-    return tuple(
-        _parse_example(f"{path}: example {number}", value, model, answer_for, form)
-        for number, value in enumerate(values, start=1)
     )
 
 
 def _parse_example(
-    where: str,
-    value: Any,
+    location: str,
+    value: object,
     model: type[Model],
     answer_for: Callable[[Topic, int], type[AnswerModel]],
     form: AnswerForm,
 ) -> FewShotExample:
+    """Parse an example.
+
+    Args:
+        location: File and number of the example, for messages.
+        value: Value of the example in the file.
+        model: Model of the example.
+        answer_for: Returns the answer model for a topic and a number of documents.
+        form: Form in which the answer is written.
+
+    Raises:
+        PromptError: The example is invalid; names the location and the field.
+    """
     try:
-        given = dict(model.model_validate(value))
-        topic = Topic(**given.pop("topic").model_dump())
-        if _DOCUMENTS in given:
-            given[_DOCUMENTS] = list(
-                map(LabelledDocument, string.ascii_uppercase, given[_DOCUMENTS])
-            )
-        answer = answer_for(topic, len(given.get(_DOCUMENTS, [0])))
-        # As an object, which has the labels in full.
-        parse_answer(orjson.dumps(given["answer"]).decode(), answer)
+        variables = dict(model.model_validate(value))
+        topic = Topic(**variables.pop("topic").model_dump())
     except ValidationError as error:
-        raise PromptError(f"{where}: {describe_first_problem(error, model=model)}") from error
+        raise PromptError(f"{location}: {describe_first_problem(error, model=model)}") from error
+    values = variables.pop("answer")
+
+    documents = 1
+    if _DOCUMENTS in variables:
+        documents = len(variables[_DOCUMENTS])
+        labelled = map(LabelledDocument, string.ascii_uppercase, variables[_DOCUMENTS])
+        variables[_DOCUMENTS] = list(labelled)
+
+    try:
+        answer_model = answer_for(topic, documents)
+        # Checked as an object, which has the labels in full.
+        parse_answer(orjson.dumps(values).decode(), answer_model)
     except DataError as error:
-        raise PromptError(f"{where}: {error}") from error
+        raise PromptError(f"{location}: {error}") from error
     except Unusable as error:
         reason = error.reason.replace("Value error, ", "")
-        raise PromptError(f"{where}: answer: {reason}; not {given['answer']!r:.200}") from error
+        raise PromptError(f"{location}: answer: {reason}; not {values!r:.200}") from error
+
     # As the grammar lets a model spell it: fields in their order, no white space between them.
-    return FewShotExample(
-        topic, given, Layout(form, tuple(answer.model_fields)).spell(given.pop("answer"))
-    )
+    layout = Layout(form, tuple(answer_model.model_fields))
+    return FewShotExample(topic, variables, layout.spell(values))

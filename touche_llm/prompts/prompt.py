@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import orjson
 from pydantic import Field
@@ -19,12 +19,11 @@ from pydantic import Field
 from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, Layout, can_be_letters
-from touche_llm.llm.parsing import parse_answer
+from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, can_be_letters
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
-from touche_llm.prompts.fields import group_fields, pick_fields, select_fields
-from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
+from touche_llm.prompts.fields import FieldSelection, group_fields, pick_fields
+from touche_llm.prompts.templates import HEADER, TemplateFiles, read_text, resolve_reference
 from touche_llm.settings.section import Option, Scope, Section
 from touche_llm.settings.yaml_text import load_yaml
 from touche_llm.tasks.questions import Question
@@ -83,10 +82,14 @@ _SHORT = 10_000
 
 
 class PromptHeader(Section):
-    """The YAML front matter of a template.
+    """Front matter of a template, in YAML.
 
-    `answer` is the purpose; `position`, whether an answer says first whether the document takes a
-    position.
+    Attributes:
+        version: Version of the prompt.
+        purpose: Purpose in words, for people.
+        answer: Name of the purpose, which determines the answer.
+        form: Form of the answer.
+        position: Whether an answer says first whether the document takes a position.
     """
 
     version: int = Field(ge=1, lt=2**53)
@@ -96,18 +99,21 @@ class PromptHeader(Section):
     position: bool = False
 
 
+# Returns the answer model for a front matter, a topic and a number of documents.
 AnswerByHeader = Callable[[PromptHeader, Topic, int], type[AnswerModel]]
 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """The purpose of a prompt.
+    """Purpose of a prompt.
 
     Attributes:
         name: Its name in `config.prompts`, of the project's own template, and as `answer` in a
             front matter.
         variables: Variables that a template may use; True if it must use them.
-        question: The question about documents; None if the prompt is about the topic alone.
+        answer_for: Returns the answer model.
+        depends_on: What the labels of the answer depend on.
+        question: Question about documents; None if the prompt is about the topic alone.
         shared: Variables with one value for all questions of a run; few-shot examples take them
             from the question.
     """
@@ -121,18 +127,32 @@ class Purpose:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptSource:
+    """A template as it is stored: its file, text and front matter."""
+
+    path: Path
+    text: str
+    header: PromptHeader
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A template with its front matter and few-shot examples.
 
     Attributes:
         name: `task/name`.
+        path: File of the template.
+        header: Front matter.
         hash: Hash of the file's text and, if there are any, of the files that it references and of
             its examples.
+        files: Compiled template.
+        answer_for: Returns the answer model for a topic and a number of documents.
+        examples: Few-shot examples.
         shared: Variables that the examples take from the question, such as the comparison
             criterion.
-        parts: The prompts for each field that are sent in place of this one; empty if it is sent
-            itself.
-        whole: Of such a part, the answer model of the whole prompt.
+        field_prompts: Prompts for each field of the answer, which are sent in place of this one;
+            empty if it is sent itself.
+        selection: Fields that the prompt requests; None if it requests the whole answer.
     """
 
     name: str
@@ -143,81 +163,145 @@ class Prompt:
     answer_for: AnswerFor
     examples: tuple[FewShotExample, ...] = ()
     shared: tuple[str, ...] = ()
-    parts: tuple[Prompt, ...] = ()
-    whole: type[AnswerModel] | None = None
-    _turns: dict[tuple[Any, ...], tuple[Message, ...]] = field(
+    field_prompts: tuple[Prompt, ...] = ()
+    selection: FieldSelection | None = None
+    # Messages of the examples by the values of the shared variables.
+    _rendered_examples: dict[tuple[tuple[str, object], ...], tuple[Message, ...]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
-    def render(self, **variables: Any) -> tuple[Message, ...]:
-        """Render the system message, a user and an assistant message per example, and the user message.
-
-        Any failure of the template is a PromptError with its file and line.
-        """
-        system, user = (self._render(role, variables) for role in ROLES)
-        if self.whole is not None:
-            try:
-                system = select_fields(
-                    system, self.whole, self.answer_for(_ANY_TOPIC, 1), self.header.form
-                )
-            except ValueError as error:
-                raise PromptError(
-                    f"{self.path}: block system: {error}; with `judge_per: field` it needs a paragraph for each field, "
-                    "which begins with its name and a colon, and a last one that says how to answer"
-                ) from error
-        return (Message("system", system), *self._render_examples(variables), Message("user", user))
+    @property
+    def request_prompts(self) -> tuple[Prompt, ...]:
+        """Prompts that are sent about each document: the prompt itself, or one for each field."""
+        return self.field_prompts or (self,)
 
     @property
-    def sent(self) -> tuple[Prompt, ...]:
-        """The prompts that are sent about a document: the prompt itself, or its parts."""
-        return self.parts or (self,)
+    def requests_per_document(self) -> int:
+        """Number of requests about each document."""
+        return len(self.request_prompts)
+
+    @property
+    def label(self) -> str:
+        """Name, version, hash and the fields of a divided prompt in one word, as judgments have it."""
+        label = f"{self.name}@{self.header.version}-{self.hash}"
+        for prompt in self.request_prompts:
+            if prompt.selection is not None:
+                label += f":{prompt.selection.name}"
+        return label
+
+    def origin(self, topic_id: str, document_id: str | None) -> Origin:
+        """Return the origin of a request made from this prompt."""
+        return Origin(
+            prompt=self.name,
+            prompt_version=self.header.version,
+            prompt_hash=self.hash,
+            topic_id=topic_id,
+            document_id=document_id,
+        )
 
     def divide(self) -> Prompt:
-        """Return the prompt with a part for each field of its answer.
+        """Return the prompt with a prompt for each field of its answer.
 
-        Raise UsageError if that has one field only.
+        Raises:
+            UsageError: The answer has one field only.
         """
-        answer, form = self.answer_for(_ANY_TOPIC, 1), self.header.form
+        answer = self.answer_for(_ANY_TOPIC, 1)
         groups = group_fields(answer)
         if len(groups) < 2:
+            only_field = groups[0][-1]
             raise UsageError(
-                f"{self.path}: the answer has one field only, {groups[0][-1]}; give `judge_per: document`"
+                f"{self.path}: the answer has one field only, {only_field}; give `judge_per: document`"
             )
-        examples = [
-            (example, parse_answer(example.answer, answer, form).model_dump())
-            for example in self.examples
-        ]
-        parts = []
-        for fields in groups:
-            turns = tuple(
-                replace(example, answer=Layout(form, fields).spell(values))
-                for example, values in examples
-            )
-            picked = partial(_ignore, pick_fields(answer, fields))
-            parts.append(replace(self, answer_for=picked, examples=turns, whole=answer, _turns={}))
-        return replace(self, parts=tuple(parts))
 
-    def _render_examples(self, variables: Mapping[str, Any]) -> tuple[Message, ...]:
-        common = {name: variables[name] for name in self.shared if name in variables}
+        selections = [FieldSelection(answer, pick_fields(answer, fields)) for fields in groups]
+        return replace(self, field_prompts=tuple(map(self._select, selections)))
+
+    def _select(self, selection: FieldSelection) -> Prompt:
+        """Return the prompt for some fields of the answer."""
+        form = self.header.form
+        return replace(
+            self,
+            answer_for=lambda topic, documents: selection.answer,
+            examples=tuple(selection.select_example(example, form) for example in self.examples),
+            selection=selection,
+            _rendered_examples={},
+        )
+
+    def render(self, **variables: object) -> tuple[Message, ...]:
+        """Render the messages of a request.
+
+        Args:
+            variables: Variables of the template.
+
+        Returns:
+            The system message, a user and an assistant message per example, and the user message.
+
+        Raises:
+            PromptError: The template fails; names its file and line.
+        """
+        system = self._render("system", variables)
+        user = self._render("user", variables)
+        if self.selection is not None:
+            system = self._select_instructions(system, self.selection)
+
+        examples = self._render_examples(variables)
+        return (Message("system", system), *examples, Message("user", user))
+
+    def _select_instructions(self, system: str, selection: FieldSelection) -> str:
+        """Return the instructions for the selected fields alone.
+
+        Raises:
+            PromptError: The instructions have no paragraph for a field.
+        """
+        try:
+            return selection.select_instructions(system, self.header.form)
+        except ValueError as error:
+            raise PromptError(
+                f"{self.path}: block system: {error}; with `judge_per: field` it needs a paragraph for each field, "
+                "which begins with its name and a colon, and a last one that says how to answer"
+            ) from error
+
+    def check_examples(self) -> None:
+        """Raise PromptError if the template fails on an example; not done if they share variables."""
+        needs_question = not self.files.used.isdisjoint(self.shared)
+        if not needs_question:
+            self._render_examples({})
+
+    def _render_examples(self, variables: Mapping[str, object]) -> tuple[Message, ...]:
+        """Render the examples, with the values of the shared variables."""
+        shared = {name: variables[name] for name in self.shared if name in variables}
         # The examples are the same for all documents, and a document that is truncated is rendered
         # many times.
-        key = tuple(common.items())
-        if key not in self._turns:
-            turns: list[Message] = []
+        key = tuple(shared.items())
+        if key not in self._rendered_examples:
+            messages: list[Message] = []
             for number, example in enumerate(self.examples, start=1):
-                try:
-                    text = self._render(
-                        "user", {**example.variables, **common, "topic": example.topic}
-                    )
-                except PromptError as error:
-                    raise PromptError(
-                        f"{examples_path(self.path)}: example {number}: {error}"
-                    ) from error
-                turns += [Message("user", text), Message("assistant", example.answer)]
-            self._turns[key] = tuple(turns)
-        return self._turns[key]
+                messages.append(Message("user", self._render_example(number, example, shared)))
+                messages.append(Message("assistant", example.answer))
+            self._rendered_examples[key] = tuple(messages)
+        return self._rendered_examples[key]
 
-    def _render(self, role: str, variables: Mapping[str, Any]) -> str:
+    def _render_example(
+        self, number: int, example: FewShotExample, shared: Mapping[str, object]
+    ) -> str:
+        """Render the user message of an example.
+
+        Raises:
+            PromptError: The template fails; names the file and the number of the example.
+        """
+        variables = {**example.variables, **shared, "topic": example.topic}
+        try:
+            return self._render("user", variables)
+        except PromptError as error:
+            location = f"{examples_path(self.path)}: example {number}"
+            raise PromptError(f"{location}: {error}") from error
+
+    def _render(self, role: str, variables: Mapping[str, object]) -> str:
+        """Render a block of the template.
+
+        Raises:
+            PromptError: The template fails; names its file and line.
+        """
         try:
             return self.files.render(role, variables).strip("\n")
         # A template is a program of its author: any exception that it raises is an error in the
@@ -228,35 +312,20 @@ class Prompt:
                 f"{self.path}: block {role}: {place}{type(error).__name__}: {error}"
             ) from error
 
-    def origin(self, topic_id: str, document_id: str | None) -> Origin:
-        """Return the origin of a request made from this prompt."""
-        return Origin(self.name, self.header.version, self.hash, topic_id, document_id)
 
-    @property
-    def label(self) -> str:
-        """Name, version and hash in one word, as judgments store it.
-
-        And the fields of a divided prompt.
-        """
-        divided = [part.answer_for(_ANY_TOPIC, 1) for part in self.sent if part.whole is not None]
-        fields = "".join(f":{list(answer.model_fields)[-1]}" for answer in divided)
-        return f"{self.name}@{self.header.version}-{self.hash}{fields}"
-
-
-def _ignore(answer: type[AnswerModel], topic: Topic, documents: int) -> type[AnswerModel]:
-    return answer
-
-
-def _sanitize_value(value: Any) -> str:
+def _sanitize_value(value: object) -> str:
     """Return the text that a template expression inserts, sanitized."""
     if type(value) is SanitizedText:
         return value
+
     text = value if type(value) is str else str(value)
-    return _sanitize_cached(text) if len(text) <= _SHORT else sanitize(text)
+    if len(text) > _SHORT:
+        return sanitize(text)
+    return _sanitize_short(text)
 
 
 # A topic's texts are inserted for each of its documents.
-_sanitize_cached = lru_cache(maxsize=1024)(sanitize)
+_sanitize_short = lru_cache(maxsize=1024)(sanitize)
 
 
 def examples_path(template: Path) -> Path:
@@ -265,162 +334,257 @@ def examples_path(template: Path) -> Path:
 
 
 def template_path(task: Task, name: str, folder: Path | None = None) -> Path:
-    """Return the path of a template, in `folder` or else among the task's own.
+    """Return the path of a template.
 
-    A name may itself be a path.
+    Args:
+        task: Task of the template.
+        name: Name of the template, or its path, which ends in `.jinja`.
+        folder: Folder whose templates, `TASK/NAME.jinja`, are preferred to those of the task.
     """
     if name.endswith(".jinja"):
         return Path(name)
+
     file = f"{name}.jinja"
-    # A broken link counts as present, so that reading it raises an error.
-    if folder is not None and os.path.lexists(folder / task.name / file):
-        return folder / task.name / file
+    if folder is not None:
+        preferred = folder / task.name / file
+        # A broken link counts as present, so that reading it raises an error.
+        if os.path.lexists(preferred):
+            return preferred
     return task.find_template(file)
 
 
 def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
-    """Raise UsageError unless a folder has at least one of the named templates, `TASK/NAME.jinja`."""
-    wanted = sorted(f"{task}/{name}.jinja" for name in names)
-    if not any(os.path.lexists(folder / file) for file in wanted):
-        raise UsageError(f"{folder}: contains none of the templates {', '.join(wanted)}")
-    for path in sorted((folder / task).glob(f"*{EXAMPLES_SUFFIX}")):
-        if not path.with_name(f"{path.name.removesuffix(EXAMPLES_SUFFIX)}.jinja").exists():
+    """Check a folder of templates that replace those of a task.
+
+    Args:
+        folder: Folder with templates, `TASK/NAME.jinja`.
+        task: Name of the task.
+        names: Names of the templates that the task can use.
+
+    Raises:
+        UsageError: The folder has none of the named templates, or few-shot examples without a
+            template.
+    """
+    files = sorted(f"{task}/{name}.jinja" for name in names)
+    if not any(os.path.lexists(folder / file) for file in files):
+        raise UsageError(f"{folder}: contains none of the templates {', '.join(files)}")
+
+    for examples in sorted((folder / task).glob(f"*{EXAMPLES_SUFFIX}")):
+        template = examples.with_name(f"{examples.name.removesuffix(EXAMPLES_SUFFIX)}.jinja")
+        if not template.exists():
             raise UsageError(
-                f"{path}: no template of this name beside it; copy the project's own there"
+                f"{examples}: no template of this name beside it; copy the project's own there"
             )
 
 
 def read_template(
     task: Task, name: str, folder: Path | None = None, text: str | None = None
-) -> tuple[Path, str, PromptHeader]:
-    """Return the path, the text and the front matter of a template.
+) -> PromptSource:
+    """Read a template and its front matter.
 
-    Raise PromptError if it has none.
+    Args:
+        task: Task of the template.
+        name: Name of the template, or its path, which ends in `.jinja`.
+        folder: Folder whose templates are preferred to those of the task.
+        text: Text that takes the place of the template's own.
 
-    A `text` takes the place of the template's own.
+    Raises:
+        PromptError: The name is invalid, the file cannot be read, or it has no valid front matter.
     """
     if not name.endswith(".jinja") and not name.isidentifier():
         raise PromptError(f"{name}: neither the name of a prompt nor the path of a .jinja file")
+
     path = template_path(task, name, folder)
-    try:
-        source = read_text(path) if text is None else text
-    except OSError as error:
-        known = [
-            *_list_names(task.folder),
-            *([] if folder is None else _list_names(folder / task.name)),
-        ]
-        raise PromptError(
-            f"{path}: cannot read the prompt: {error.strerror}; known are {', '.join(sorted(set(known)))}"
-        ) from error
-    found = HEADER.match(source)
-    if found is None:
+    if text is None:
+        text = _read_template_text(path, task, folder)
+
+    front_matter = HEADER.match(text)
+    if front_matter is None:
         raise PromptError(f"{path}: must begin with front matter between two lines of `---`")
-    return path, source, read_header(path, found.group(1))
+    return PromptSource(path, text, read_header(path, front_matter.group(1)))
+
+
+def _read_template_text(path: Path, task: Task, folder: Path | None) -> str:
+    """Read the text of a template; the error of a missing one lists the known ones."""
+    try:
+        return read_text(path)
+    except OSError as error:
+        names = set(_list_names(task.folder))
+        if folder is not None:
+            names.update(_list_names(folder / task.name))
+        known = ", ".join(sorted(names))
+        raise PromptError(
+            f"{path}: cannot read the prompt: {error.strerror}; known are {known}"
+        ) from error
 
 
 def load_prompt(
     task: Task, purpose: Purpose, name: str, folder: Path | None = None, text: str | None = None
 ) -> Prompt:
-    """Load the prompt `name` of a task from `folder` or its own.
+    """Load a prompt for a purpose, with the files that it references and its few-shot examples.
 
-    `name` may be a path that ends in `.jinja`.
+    Args:
+        task: Task of the prompt.
+        purpose: Purpose for which it is loaded.
+        name: Name of the prompt, or the path of its template, which ends in `.jinja`.
+        folder: Folder whose templates are preferred to those of the task.
+        text: Text that takes the place of the template's own, such as a draft of it.
 
-    A `text` takes the place of the template's own: a draft of it, with the files that it
-    references.
+    Raises:
+        PromptError: A file cannot be read, is invalid, or does not fit the purpose.
     """
-    path, source, header = read_template(task, name, folder, text)
-    if header.answer != purpose.name:
-        raise PromptError(
-            f"{path}: front matter: the answer is {header.answer!r}; for this purpose it must be {purpose.name!r}"
-        )
-    answers = _check_answer(path, header, purpose.answer_for)
-    files = TemplateFiles(path, source, purpose.variables, _sanitize_value)
-    for unused in sorted(
-        name for name, must in purpose.variables.items() if must and name not in files.used
-    ):
-        raise PromptError(
-            f"{path}: the variable {unused!r} is not used, so its text would never be sent; insert it"
-        )
-    texts, examples = dict(files.texts), tuple[FewShotExample, ...]()
+    source = read_template(task, name, folder, text)
+    path = source.path
+    header = source.header
+    _check_header(path, header, purpose)
+    answer_for = partial(purpose.answer_for, header)
+
+    files = TemplateFiles(path, source.text, purpose.variables, _sanitize_value)
+    _check_required_variables(path, files, purpose)
+
+    texts = dict(files.texts)
+    examples: tuple[FewShotExample, ...] = ()
     example_file = examples_path(path)
     if os.path.lexists(example_file):
-        try:
-            texts[example_file.name] = read_text(
-                resolve_reference(path.parent, example_file.name, "examples")
-            )
-        except OSError as error:
-            raise PromptError(
-                f"{example_file}: cannot read the examples: {error.strerror}"
-            ) from error
-        names = files.used - {"topic", *purpose.shared}
+        example_text = _read_examples(example_file)
+        texts[example_file.name] = example_text
         examples = parse_examples(
-            example_file, texts[example_file.name], names, answers, header.form
+            path=example_file,
+            text=example_text,
+            names=files.used - {"topic", *purpose.shared},
+            answer_for=answer_for,
+            form=header.form,
         )
-    digest = _hash(source, texts)
+
     prompt = Prompt(
-        f"{task.name}/{path.stem}", path, header, digest, files, answers, examples, purpose.shared
+        name=f"{task.name}/{path.stem}",
+        path=path,
+        header=header,
+        hash=_hash(source.text, texts),
+        files=files,
+        answer_for=answer_for,
+        examples=examples,
+        shared=purpose.shared,
     )
-    if not files.used.intersection(purpose.shared):
-        prompt._render_examples({})  # raises errors now rather than at the first question
+    # Errors are raised now rather than at the first question.
+    prompt.check_examples()
     return prompt
 
 
-def copy_prompt(prompt: Prompt, mine: Path, text: str | None = None) -> list[Path]:
-    """Write a prompt, or another `text` of it, as a template of one's own; return its files.
+def _check_header(path: Path, header: PromptHeader, purpose: Purpose) -> None:
+    """Raise PromptError if a front matter does not fit the purpose of the prompt.
 
-    A file with another text in the way is a UsageError.
+    Args:
+        path: File of the template, for the message.
+        header: Front matter.
+        purpose: Purpose for which the prompt is loaded.
     """
-    texts = {mine.parent / part: content for part, content in prompt.files.texts.items()}
+    location = f"{path}: front matter"
+    if header.answer != purpose.name:
+        raise PromptError(
+            f"{location}: the answer is {header.answer!r}; for this purpose it must be {purpose.name!r}"
+        )
+
+    answer = purpose.answer_for(header, _ANY_TOPIC, 2)
+    fields = answer.model_fields
+    can_have_position = header.answer == "judge" and "position" in fields
+    if header.position and not can_have_position:
+        raise PromptError(
+            f"{location}: `position: true` is for judge prompts of tasks with a label without a side"
+        )
+
+    if header.form is AnswerForm.TEXT:
+        raise PromptError(
+            f"{location}: `form: text` is for reasoning; give object, array or letters"
+        )
+
+    if header.form is AnswerForm.LETTERS and not can_be_letters(answer):
+        raise PromptError(
+            f"{location}: `form: letters` is for labels with different first letters; those of "
+            f"{', '.join(fields)} have not; use `form: array`"
+        )
+
+
+def _check_required_variables(path: Path, files: TemplateFiles, purpose: Purpose) -> None:
+    """Raise PromptError if a template does not use a variable that it must use."""
+    for name in sorted(purpose.variables):
+        is_required = purpose.variables[name]
+        if is_required and name not in files.used:
+            raise PromptError(
+                f"{path}: the variable {name!r} is not used, so its text would never be sent; insert it"
+            )
+
+
+def _read_examples(path: Path) -> str:
+    """Read the text of a file of few-shot examples; raise PromptError if it is unreadable."""
+    try:
+        return read_text(resolve_reference(path.parent, path.name, "examples"))
+    except OSError as error:
+        raise PromptError(f"{path}: cannot read the examples: {error.strerror}") from error
+
+
+def copy_prompt(prompt: Prompt, path: Path, text: str | None = None) -> list[Path]:
+    """Write a copy of a prompt with all of its files.
+
+    Args:
+        prompt: Prompt to copy.
+        path: File of the copied template; the other files are written beside it.
+        text: Text of the copied template; None for that of the prompt.
+
+    Returns:
+        Paths of the written files, the template last.
+
+    Raises:
+        UsageError: The template exists, or another file exists with another text.
+    """
+    texts = {path.parent / name: content for name, content in prompt.files.texts.items()}
     if prompt.examples:
-        texts[examples_path(mine)] = read_text(examples_path(prompt.path))
-    if there := [
-        path for path, own in texts.items() if os.path.lexists(path) and read_text(path) != own
-    ]:
-        raise UsageError(f"{there[0]}: exists with another text; give a FILE in another folder")
-    if os.path.lexists(mine):
-        raise UsageError(f"{mine}: exists; give another FILE")
+        texts[examples_path(path)] = read_text(examples_path(prompt.path))
+
+    for other_path, content in texts.items():
+        if os.path.lexists(other_path) and read_text(other_path) != content:
+            raise UsageError(
+                f"{other_path}: exists with another text; give a FILE in another folder"
+            )
+    if os.path.lexists(path):
+        raise UsageError(f"{path}: exists; give another FILE")
+
     # The template comes last, so that a copy that has it is complete.
-    texts[mine] = prompt.files.text if text is None else text
-    for path, content in texts.items():
-        with open_atomic(path) as stream:
+    texts[path] = prompt.files.text if text is None else text
+    for written_path, content in texts.items():
+        with open_atomic(written_path) as stream:
             stream.write(content.encode())
     return list(texts)
 
 
-def _check_answer(path: Path, header: PromptHeader, answer_for: AnswerByHeader) -> AnswerFor:
-    """Return the function that gives the answer model.
-
-    Raise PromptError if it does not fit the front matter.
-    """
-    answers = partial(answer_for, header)
-    model = answers(_ANY_TOPIC, 2)
-    if header.position and (header.answer != "judge" or "position" not in model.model_fields):
-        raise PromptError(
-            f"{path}: front matter: `position: true` is for judge prompts of tasks with a label without a side"
-        )
-    if header.form is AnswerForm.TEXT:
-        raise PromptError(
-            f"{path}: front matter: `form: text` is for reasoning; give object, array or letters"
-        )
-    if header.form is AnswerForm.LETTERS and not can_be_letters(model):
-        raise PromptError(
-            f"{path}: front matter: `form: letters` is for labels with different first letters; those of "
-            f"{', '.join(model.model_fields)} have not; use `form: array`"
-        )
-    return answers
-
-
 def _hash(source: str, texts: Mapping[str, str]) -> str:
-    """Hash the text of a lone template, else the text and the other files in the order of their names."""
-    content = source.encode() if not texts else orjson.dumps([source, sorted(texts.items())])
+    """Return the hash of a prompt.
+
+    Args:
+        source: Text of the template.
+        texts: Texts of its other files, by name.
+    """
+    if texts:
+        content = orjson.dumps([source, sorted(texts.items())])
+    else:
+        content = source.encode()
     return hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
 
 
 def _list_names(folder: Path) -> list[str]:
+    """Return the names of the templates in a folder, sorted."""
     return sorted(path.stem for path in folder.glob("*.jinja"))
 
 
 def read_header(path: Path, text: str) -> PromptHeader:
-    """Parse the front matter of the template `path`; raise PromptError if it is invalid."""
-    # After the line `---`, so that errors count the lines of the file.
+    """Parse the front matter of a template.
+
+    Args:
+        path: File of the template, for the message.
+        text: Text between the lines `---`.
+
+    Raises:
+        PromptError: The front matter is invalid.
+    """
+    # The first line of the file is `---`, and errors count the lines of the file.
     return load_yaml(path, PromptHeader, text=f"\n{text}", error=PromptError)

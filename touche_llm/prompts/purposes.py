@@ -6,12 +6,12 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, create_model
 
@@ -21,8 +21,8 @@ from touche_llm.llm.answer_schema import AnswerForm, AnswerModel
 from touche_llm.llm.parsing import parse_answer
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import (
-    AnswerByHeader,
     Prompt,
+    PromptHeader,
     Purpose,
     check_overlay,
     examples_path,
@@ -42,38 +42,87 @@ _TOPIC = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
 
 def purposes_of(task: Task) -> dict[str, Purpose]:
     """Return the purposes of a task's prompts, by name."""
-    questions = {
-        "judge": task.question,
-        "sentence": task.sentence_question,
-        "stance": task.stance_question,
-    }
-    found = [
-        Purpose(name, question.template_variables, _choose_answer(question), question=question)
-        for name, question in questions.items()
-        if question is not None
+    purposes = [
+        *_list_document_purposes(task),
+        *_list_topic_purposes(task),
+        *_list_comparison_purposes(task),
     ]
-    if (build := task.objects_answer) is not None:
-        found.append(
-            Purpose("objects", {"topic": True}, lambda header, topic, _: build(topic), "topic")
+    return {purpose.name: purpose for purpose in purposes}
+
+
+def _list_document_purposes(task: Task) -> list[Purpose]:
+    """Return the purposes of the prompts about one document."""
+    purposes: list[Purpose] = []
+    for name, question in task.questions.items():
+        purpose = Purpose(
+            name=name,
+            variables=question.template_variables,
+            answer_for=partial(_choose_answer, question),
+            question=question,
         )
-    found.append(Purpose("queries", {"topic": True}, lambda *_: AlternativeQueries))
-    variables = list_template_variables(task.question)
-    # The comparison criterion is the same for all questions of a run, so few-shot examples use it
-    # too.
-    compare = partial(
-        Purpose,
+        purposes.append(purpose)
+    return purposes
+
+
+def _choose_answer(
+    question: Question, header: PromptHeader, topic: Topic, documents: int
+) -> type[AnswerModel]:
+    """Return the answer model of a question, with the position if the front matter has it."""
+    if header.position and question.position_answer is not None:
+        return question.position_answer
+    return question.answer
+
+
+def _list_topic_purposes(task: Task) -> list[Purpose]:
+    """Return the purposes of the prompts about a topic alone."""
+    variables = {"topic": True}
+    purposes: list[Purpose] = []
+    build_objects_answer = task.objects_answer
+    if build_objects_answer is not None:
+        purpose = Purpose(
+            name="objects",
+            variables=variables,
+            answer_for=lambda header, topic, documents: build_objects_answer(topic),
+            depends_on="topic",
+        )
+        purposes.append(purpose)
+
+    purpose = Purpose(
+        name="queries",
         variables=variables,
-        depends_on="documents",
-        question=task.question,
-        shared=("aim",),
+        answer_for=lambda header, topic, documents: AlternativeQueries,
     )
-    found.append(
-        compare("best", answer_for=lambda _, topic, documents: build_best_answer(documents))
-    )
-    found.append(
-        compare("order", answer_for=lambda _, topic, documents: build_order_answer(documents))
-    )
-    return {purpose.name: purpose for purpose in found}
+    purposes.append(purpose)
+    return purposes
+
+
+def _list_comparison_purposes(task: Task) -> list[Purpose]:
+    """Return the purposes of the prompts that compare documents."""
+    builders = {"best": build_best_answer, "order": build_order_answer}
+    purposes: list[Purpose] = []
+    for name, build_answer in builders.items():
+        purpose = Purpose(
+            name=name,
+            variables=list_template_variables(task.question),
+            answer_for=partial(_build_comparison_answer, build_answer),
+            depends_on="documents",
+            question=task.question,
+            # The comparison criterion is the same for all questions of a run, so few-shot examples
+            # use it too.
+            shared=("aim",),
+        )
+        purposes.append(purpose)
+    return purposes
+
+
+def _build_comparison_answer(
+    build_answer: Callable[[int], type[AnswerModel]],
+    header: PromptHeader,
+    topic: Topic,
+    documents: int,
+) -> type[AnswerModel]:
+    """Build the answer model for a number of documents."""
+    return build_answer(documents)
 
 
 def load(
@@ -85,27 +134,50 @@ def load(
     judge_per: JudgePer = "document",
     text: str | None = None,
 ) -> Prompt:
-    """Load a prompt like `load_prompt`; a judge prompt is divided if it is sent for each field."""
-    prompt, question = load_prompt(task, purpose, name, folder, text), purpose.question
+    """Load a prompt like `load_prompt`, and divide a judge prompt that is sent for each field.
+
+    Args:
+        task: Task of the prompt.
+        purpose: Purpose for which it is loaded.
+        name: Name of the prompt, or the path of its template, which ends in `.jinja`.
+        folder: Folder whose templates are preferred to those of the task.
+        judge_per: What one request of a judge prompt is about.
+        text: Text that takes the place of the template's own.
+
+    Raises:
+        PromptError: The prompt is invalid, or has no instructions for one of its fields alone.
+        UsageError: The prompt is to be divided, and its answer has one field only.
+    """
+    prompt = load_prompt(task, purpose, name, folder, text)
+    question = purpose.question
     if judge_per == "document" or purpose.name not in _DIVISIBLE or question is None:
         return prompt
-    prompt = prompt.divide()
-    variables = question.render(_TOPIC, Document("0", "TEXT", "TITLE", "PRO")).variables
-    for part in prompt.parts:
-        part.render(topic=_TOPIC, document="TEXT", **variables)
-    return prompt
+
+    divided = prompt.divide()
+    # Errors are raised now rather than at the first question.
+    rendered = question.render(_TOPIC, Document("0", "TEXT", "TITLE", "PRO"))
+    for field_prompt in divided.field_prompts:
+        field_prompt.render(topic=_TOPIC, document="TEXT", **rendered.variables)
+    return divided
 
 
 def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int) -> list[str]:
-    """Return the purposes of the prompts that judge candidates."""
-    needed = ["judge"]
-    if task.objects_answer is not None and any(topic.objects is None for topic in topics):
-        needed.append("objects")
-    if task.sentence_question is not None:
-        needed.append("sentence")
-    if task.stance_question is not None and stance_depth:
-        needed.append("stance")
-    return needed
+    """Return the purposes of the prompts that judge candidates.
+
+    Args:
+        task: Task of the run.
+        topics: Topics of the run.
+        stance_depth: Number of documents per topic that the stance prompt labels.
+    """
+    purposes = ["judge"]
+    lacks_objects = any(topic.objects is None for topic in topics)
+    if task.objects_answer is not None and lacks_objects:
+        purposes.append("objects")
+    if "sentence" in task.questions:
+        purposes.append("sentence")
+    if "stance" in task.questions and stance_depth > 0:
+        purposes.append("stance")
+    return purposes
 
 
 def list_copyable_answers(prompt: Prompt) -> list[str]:
@@ -114,36 +186,37 @@ def list_copyable_answers(prompt: Prompt) -> list[str]:
     A small model copies what it is shown: 533 of 750 answers of Qwen2.5-Coder-1.5B were the example
     in the prompt.
     """
+    # Other answers are words of the topic, or about several documents.
     if prompt.header.answer in ("objects", "best", "order"):
-        return []  # answers in words of the topic, or about several documents
-    model = prompt.answer_for(Topic("", ""), 1)
+        return []
+
+    answer = prompt.answer_for(Topic("", ""), 1)
     text = "\n".join((prompt.files.text, *prompt.files.texts.values()))
+    # Without repetitions.
+    values = list(dict.fromkeys(_find_json(text)))
     return [
-        f"{prompt.path}: the text shows {shown}, a complete answer, which small models copy; name the parts instead, "
+        f"{prompt.path}: the text shows {value}, a complete answer, which small models copy; name the parts instead, "
         f"as the project's prompts do, or give examples in {examples_path(prompt.path).name}"
-        for shown in dict.fromkeys(_find_json(text))
-        if _is_answer(shown, model, prompt.header.form)
+        for value in values
+        if _is_answer(value, answer, prompt.header.form)
     ]
 
 
 def _find_json(text: str) -> Iterator[str]:
+    """Yield the JSON objects and arrays in a text, also those within others."""
     for start in re.finditer(r"[\[{]", text):
         with suppress(json.JSONDecodeError):
-            yield text[start.start() : _DECODER.raw_decode(text, start.start())[1]]
+            _, end = _DECODER.raw_decode(text, start.start())
+            yield text[start.start() : end]
 
 
 def _is_answer(text: str, model: type[AnswerModel], form: AnswerForm) -> bool:
+    """Return whether a text is an answer in a form."""
     try:
         parse_answer(text, model, form)
     except Unusable:
         return False
     return True
-
-
-def _choose_answer(question: Question) -> AnswerByHeader:
-    return lambda header, topic, documents: (
-        (header.position and question.position_answer) or question.answer
-    )
 
 
 LABELS = string.ascii_uppercase
@@ -166,10 +239,7 @@ class AlternativeQueries(AnswerModel):
 
 
 def list_template_variables(question: Question) -> dict[str, bool]:
-    """Return the variables of a template that compares documents.
-
-    True for those that it must use.
-    """
+    """Return the variables of a template that compares documents; True for those it must use."""
     return {"topic": True, **question.variables, "aim": False, "documents": True}
 
 
@@ -183,137 +253,202 @@ def build_best_answer(documents: int) -> type[AnswerModel]:
 @cache
 def build_order_answer(documents: int) -> type[AnswerModel]:
     """Build the answer model that orders `documents` documents, each label once: `C > A > B`."""
+    labels = LABELS[:documents]
     if documents <= _MAX_IN_SCHEMA:
-        pattern = _permutations(LABELS[:documents])
+        pattern = _match_permutations(labels)
     else:
-        pattern = f"[A-{LABELS[documents - 1]}](?:{ORDER_SEPARATOR}[A-{LABELS[documents - 1]}]){{{documents - 1}}}"
+        label = f"[A-{labels[-1]}]"
+        pattern = f"{label}(?:{ORDER_SEPARATOR}{label}){{{documents - 1}}}"
+
     # Runs before the pattern, whose error could not name the wrong labels.
-    complete = BeforeValidator(partial(_require_each_label, LABELS[:documents]))
+    complete = BeforeValidator(partial(_require_each_label, labels))
     text: Any = Annotated[str, complete, Field(pattern=f"^{pattern}$")]
     return create_model("Order", __base__=AnswerModel, order=(text, ...))
 
 
-def _require_each_label(labels: str, order: Any) -> Any:
-    """Return `order`; raise ValueError if it is a text with repeated, missing or unknown labels."""
-    if isinstance(order, str):
-        found = Counter(order.split(ORDER_SEPARATOR))
-        repeated = {label for label, times in found.items() if times > 1}
-        wrong = {
-            "repeated": repeated,
-            "missing": set(labels) - set(found),
-            "unknown": set(found) - set(labels),
-        }
-        problems = [
-            f"{', '.join(sorted(names))} {problem}" for problem, names in wrong.items() if names
-        ]
-        if problems:
-            raise ValueError("; ".join(problems))
+def _require_each_label(labels: str, order: object) -> object:
+    """Return an order of labels as it is; anything but a text is left to other checks.
+
+    Raises:
+        ValueError: The order has repeated, missing or unknown labels.
+    """
+    if not isinstance(order, str):
+        return order
+
+    counts = Counter(order.split(ORDER_SEPARATOR))
+    labels_by_problem = {
+        "repeated": [label for label, count in counts.items() if count > 1],
+        "missing": set(labels) - set(counts),
+        "unknown": set(counts) - set(labels),
+    }
+    problems = [
+        f"{', '.join(sorted(wrong))} {problem}"
+        for problem, wrong in labels_by_problem.items()
+        if wrong
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))
     return order
 
 
-def _permutations(labels: str) -> str:
+def _match_permutations(labels: str) -> str:
+    """Return the regular expression of all orders of labels."""
     if len(labels) == 1:
         return labels
-    branches = (
-        label + ORDER_SEPARATOR + _permutations(labels.replace(label, "")) for label in labels
-    )
+
+    branches: list[str] = []
+    for label in labels:
+        others = labels.replace(label, "")
+        branches.append(label + ORDER_SEPARATOR + _match_permutations(others))
     return f"(?:{'|'.join(branches)})"
 
 
 _REFERENCE = re.compile(r"""\{%[-+]?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
 
 
+class LoadedPrompt(NamedTuple):
+    """A prompt, loaded for its purpose."""
+
+    purpose: Purpose
+    prompt: Prompt
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A template with its purpose and prompt, or with the error that prevents loading it."""
+    """A template of the catalogue.
+
+    Attributes:
+        task: Task of the template.
+        name: Name or path of the prompt.
+        path: File of the template.
+        loaded: Prompt with its purpose; None if it cannot be loaded.
+        error: Error that prevents loading it; empty if there is none.
+    """
 
     task: Task
     name: str
     path: Path
-    loaded: tuple[Purpose, Prompt] | None
+    loaded: LoadedPrompt | None
     error: str = ""
 
     @property
     def is_builtin(self) -> bool:
         """Whether the template is one of the project's own."""
-        own = (self.task.folder,) if self.task.is_own else ()
-        return self.path.parent in (*own, *self.task.shared_folders)
+        folder = self.path.parent
+        is_in_task = self.task.is_own and folder == self.task.folder
+        return is_in_task or folder in self.task.shared_folders
 
 
 def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEntry:
     """Return the entry for a prompt's name or path.
 
-    Raise UsageError if the folder has no template of the task.
+    Args:
+        task: Task of the prompt.
+        name: Name of the prompt, or the path of its template, which ends in `.jinja`.
+        folder: Folder whose templates are preferred to those of the task.
+
+    Raises:
+        UsageError: The folder has no template of the task.
     """
     path = template_path(task, name, folder)
     try:
-        return CatalogEntry(task, name, path, load_named(task, name, folder))
+        loaded = load_named(task, name, folder)
     except PromptError as error:
-        return CatalogEntry(task, name, path, None, str(error))
+        return CatalogEntry(task, name, path, loaded=None, error=str(error))
+    return CatalogEntry(task, name, path, loaded)
 
 
 def find_prompts(tasks: Iterable[Task], folder: Path | None = None) -> list[CatalogEntry]:
     """Return the entries of tasks by name; templates of `folder` replace the project's own.
 
-    A file without front matter that another file names is a part of that template, not a prompt. A
-    folder without a template is a UsageError.
+    A file without front matter that another file names is a part of that template, not a prompt.
+
+    Raises:
+        UsageError: The folder has no template of these tasks.
     """
-    found: list[CatalogEntry] = []
+    entries: list[CatalogEntry] = []
     for task in tasks:
-        own = set() if folder is None else set(_list_prompts(folder / task.name))
-        names = own.union(_list_prompts(task.folder))
-        names |= {name for shared in task.shared_folders for name in _list_prompts(shared)} & set(
-            purposes_of(task)
-        )
-        found += [find_prompt(task, name, folder if own else None) for name in sorted(names)]
-    if folder is not None and not any(entry.path.is_relative_to(folder) for entry in found):
+        own_names = set() if folder is None else set(_list_prompts(folder / task.name))
+        # A folder without a template of this task is no error if it has one of another task.
+        task_folder = folder if own_names else None
+        names = own_names | _list_task_prompts(task)
+        entries += [find_prompt(task, name, task_folder) for name in sorted(names)]
+
+    if folder is not None and not any(entry.path.is_relative_to(folder) for entry in entries):
         raise UsageError(
             f"{folder}: no template found; put them in folders of tasks, as {task.name}/judge.jinja"
         )
-    return found
+    return entries
+
+
+def _list_task_prompts(task: Task) -> set[str]:
+    """Return the names of a task's prompts: its own, and those for its purposes that it shares."""
+    names = set(_list_prompts(task.folder))
+    purposes = purposes_of(task)
+    for folder in task.shared_folders:
+        names.update(name for name in _list_prompts(folder) if name in purposes)
+    return names
 
 
 def load_named(
     task: Task, name: str, folder: Path | None = None, judge_per: JudgePer = "document"
-) -> tuple[Purpose, Prompt]:
-    """Load the prompt with a name or path, divided as by `load`; return its purpose and the prompt.
+) -> LoadedPrompt:
+    """Load the prompt with a name or path, divided as by `load`.
 
     A prompt named like a purpose, such as `judge`, has that purpose; the others name theirs as
     `answer` in their front matter.
+
+    Args:
+        task: Task of the prompt.
+        name: Name of the prompt, or the path of its template, which ends in `.jinja`.
+        folder: Folder whose templates are preferred to those of the task.
+        judge_per: What one request of a judge prompt is about.
+
+    Raises:
+        PromptError: The prompt is invalid, or the task lacks its purpose.
+        UsageError: The folder has no template of the task, or the prompt cannot be divided.
     """
     purposes = purposes_of(task)
     if folder is not None and not name.endswith(".jinja"):
-        check_overlay(
-            folder,
-            task.name,
-            {path.stem for path in (folder / task.name).glob("*.jinja")} or purposes,
-        )
-    path, _, header = read_template(task, name, folder)
-    answer = name if name in purposes else header.answer
-    if answer not in purposes:
+        templates = {path.stem for path in (folder / task.name).glob("*.jinja")}
+        check_overlay(folder, task.name, templates or purposes)
+
+    source = read_template(task, name, folder)
+    purpose_name = name if name in purposes else source.header.answer
+    if purpose_name not in purposes:
         raise PromptError(
-            f"{path}: front matter: {task.name} has no answer {answer!r:.40}; name one of {', '.join(purposes)}"
+            f"{source.path}: front matter: {task.name} has no answer {purpose_name!r:.40}; "
+            f"name one of {', '.join(purposes)}"
         )
-    return purposes[answer], load(task, purposes[answer], name, folder, judge_per=judge_per)
+
+    purpose = purposes[purpose_name]
+    prompt = load(task, purpose, name, folder, judge_per=judge_per)
+    return LoadedPrompt(purpose, prompt)
 
 
 def list_files(template: Path) -> set[Path]:
     """Return the files of a template, even if it does not load; some of them may not exist."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = [template]
     while waiting:
         path = waiting.pop()
-        if path not in found:
-            found.add(path)
+        if path not in files:
+            files.add(path)
             waiting += [template.parent / name for name in _find_references(path)]
-    return {*found, examples_path(template)}
+    files.add(examples_path(template))
+    return files
 
 
 def _list_prompts(folder: Path) -> Iterator[str]:
+    """Yield the names of the prompts in a folder, without the parts of other templates."""
     files = sorted(folder.glob("*.jinja"))
-    parts = {folder / name for file in files for name in _find_references(file)}
+    referenced: set[Path] = set()
     for file in files:
-        if file not in parts or HEADER.match(_read_text_or_empty(file)):
+        referenced.update(folder / name for name in _find_references(file))
+
+    for file in files:
+        has_front_matter = HEADER.match(_read_text_or_empty(file)) is not None
+        if has_front_matter or file not in referenced:
             yield file.stem
 
 

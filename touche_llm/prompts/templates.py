@@ -19,6 +19,7 @@ from jinja2 import (
     nodes,
 )
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from touche_llm.data.files import read_bounded
 from touche_llm.errors import PromptError
@@ -31,16 +32,45 @@ class _TemplateLoader(BaseLoader):
         self._files = files
 
     def load(self, environment: Environment, name: str, globals: Any = None) -> Template:
+        """Return a compiled file; raise TemplateNotFound if it was not checked."""
         if name not in self._files:
             raise TemplateNotFound(name)
         return self._files[name].template
+
+
+# Name of the filter that finalizes the text of a block.
+_FINALIZE = "finalize"
+
+
+class _BlockFinalizer(NodeTransformer):
+    """Visitor that finalizes the text of blocks that Jinja writes as it is.
+
+    A filter may put a control token together (`replace("< ", "<")`), and a call may be one of a
+    method (`"{}".format(document)`).
+    """
+
+    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.FilterBlock:
+        """Add a filter after those of the block."""
+        self.generic_visit(node)
+        node.filter = _make_finalizer(node.filter)
+        return node
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.FilterBlock:
+        """Filter the text of the block."""
+        self.generic_visit(node)
+        return nodes.FilterBlock([node], _make_finalizer(None), lineno=node.lineno)
+
+
+def _make_finalizer(value: nodes.Filter | None) -> nodes.Filter:
+    """Return a filter of a value, or of the text of a block if there is none."""
+    return nodes.Filter(value, _FINALIZE, [], [], None, None)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
     """A Jinja environment that makes unsafe attributes unreachable and undefined variables errors.
 
     It applies `finalize` to the value of each expression, the text of macros and of `super()`
-    included.
+    included, and to the text of each `{% filter %}` and `{% call %}` block.
     """
 
     def __init__(self, finalize: Callable[[Any], str]) -> None:
@@ -48,7 +78,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=finalize
         )
         # Both give another text each time, so that no cached answer would match the request.
-        del self.globals["lipsum"], self.filters["random"]
+        del self.globals["lipsum"]
+        del self.filters["random"]
+        self.filters[_FINALIZE] = finalize
 
 
 ROLES = ("system", "user")
@@ -62,7 +94,15 @@ _DEFINITIONS = (nodes.Import, nodes.FromImport, nodes.Macro)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _File:
-    """A file of a template: its whole text, and its tree without the front matter."""
+    """A file of a template.
+
+    Attributes:
+        path: Path of the file.
+        text: Whole text.
+        tree: Syntax tree, without the front matter.
+        template: Compiled template.
+        references: Nodes that refer to other files.
+    """
 
     path: Path
     text: str
@@ -72,43 +112,58 @@ class _File:
 
     @property
     def parent(self) -> str | None:
-        """The name of the file that this one extends."""
-        return next(
-            (_get_name(node) for node in self.references if isinstance(node, nodes.Extends)), None
-        )
+        """Name of the file that this one extends; None if it extends none."""
+        for node in self.references:
+            if isinstance(node, nodes.Extends):
+                return _get_name(node)
+        return None
+
+    @property
+    def blocks(self) -> set[str]:
+        """Names of all blocks of the file."""
+        return {block.name for block in self.tree.find_all(nodes.Block)}
 
     @property
     def assigned(self) -> set[str]:
         """All names that the file assigns anywhere."""
         names = {node.name for node in self.tree.find_all(nodes.Name) if node.ctx != "load"}
-        names |= {node.name for node in self.tree.find_all(nodes.Macro)}
-        names |= {node.target for node in self.tree.find_all(nodes.Import)}
-        imported = (name for node in self.tree.find_all(nodes.FromImport) for name in node.names)
-        return names | {name if isinstance(name, str) else name[1] for name in imported}
+        names.update(node.name for node in self.tree.find_all(nodes.Macro))
+        names.update(node.target for node in self.tree.find_all(nodes.Import))
+        for node in self.tree.find_all(nodes.FromImport):
+            for name in node.names:
+                # A pair if the name is imported under another one.
+                names.add(name if isinstance(name, str) else name[1])
+        return names
 
 
 class TemplateFiles:
     """A compiled template with the files of its folder that it references; rendering reads no file.
 
-    `texts` are those of the referenced files by name; `used` are the variables that any of the
-    files uses.
+    Attributes:
+        text: Text of the template.
+        texts: Texts of the referenced files, by name.
+        used: Variables that any of the files uses.
     """
 
     def __init__(
         self, path: Path, text: str, variables: Collection[str], finalize: Callable[[Any], str]
     ) -> None:
-        """Read the files that the template references.
+        """Read and check the files that the template references.
 
-        Raise PromptError with file and line if one is invalid.
+        Args:
+            path: File of the template.
+            text: Its text.
+            variables: Variables that the template may use.
+            finalize: Returns the text that an expression inserts, for its value.
+
+        Raises:
+            PromptError: A file is invalid; names the file and the line.
         """
         self._path = path
         self._files: dict[str, _File] = {}
         self._environment = _Sandbox(finalize)
         self._load(path.name, path, text, ())
-        # The template, the file that it extends, the file that this one extends, and so on.
-        self._chain = [self._files[path.name]]
-        while (parent := self._chain[-1].parent) is not None:
-            self._chain.append(self._files[parent])
+        self._chain = self._list_chain()
         self._check_blocks()
         for file in self._files.values():
             _check_chat_control(file)
@@ -123,52 +178,59 @@ class TemplateFiles:
         for file in self._chain[1:]:
             for name, block in file.template.blocks.items():
                 context.blocks.setdefault(name, []).append(block)
-        return self._environment.concat(context.blocks[role][0](context))
+        render_block = context.blocks[role][0]
+        return self._environment.concat(render_block(context))
 
     def place(self, error: BaseException) -> str:
         """Return the place where a rendering error arose: `line 7: `, `macros.jinja:7: ` or an empty text."""
-        by_path = {str(file.path): file for file in self._files.values()}
-        found, trace = "", error.__traceback__
+        file_by_path = {str(file.path): file for file in self._files.values()}
+        place = ""
+        trace = error.__traceback__
+        # The last place in one of the files is the innermost.
         while trace is not None:
-            file = by_path.get(trace.tb_frame.f_code.co_filename)
+            file = file_by_path.get(trace.tb_frame.f_code.co_filename)
             if file is not None:
                 line = file.template.get_corresponding_lineno(trace.tb_lineno)
-                found = f"line {line}: " if file.path == self._path else f"{file.path}:{line}: "
+                is_own = file.path == self._path
+                place = f"line {line}: " if is_own else f"{file.path}:{line}: "
             trace = trace.tb_next
-        return found
+        return place
 
     def _load(self, name: str, path: Path, text: str, inside: tuple[str, ...]) -> None:
         """Parse and compile a file and its references.
 
-        `inside` names the files that reference this one.
+        Args:
+            name: Name of the file in the folder of the template.
+            path: Its path.
+            text: Its text.
+            inside: Names of the files that reference this one.
+
+        Raises:
+            PromptError: A file is invalid, or includes itself.
         """
-        file = self._files[name] = self._parse(name, path, text)
+        file = self._parse(name, path, text)
+        self._files[name] = file
         for node in file.references:
-            wanted, where = _get_name(node), f"{path}:{node.lineno}"
-            if wanted in (*inside, name):
-                raise PromptError(f"{where}: {wanted} would include itself")
-            if wanted not in self._files:
-                target = resolve_reference(self._path.parent, wanted, where)
-                self._load(wanted, target, read_text(target), (*inside, name))
+            location = f"{path}:{node.lineno}"
+            reference = _get_name(node)
+            if reference in (*inside, name):
+                raise PromptError(f"{location}: {reference} would include itself")
+            if reference not in self._files:
+                target = resolve_reference(self._path.parent, reference, location)
+                self._load(reference, target, read_text(target), (*inside, name))
 
     def _parse(self, name: str, path: Path, text: str) -> _File:
-        header = HEADER.match(text)
-        # The front matter is kept as empty lines, so that line numbers in messages are those of the
-        # file.
-        body = text if header is None else "\n" * header.group(0).count("\n") + text[header.end() :]
+        """Parse and compile a file.
+
+        Raises:
+            PromptError: The file is no template, or the name of a referenced file is no text.
+        """
         environment = self._environment
         try:
-            tree = environment.parse(body, name, str(path))
-            references = tuple(
-                node for node in tree.find_all(nodes.Stmt) if isinstance(node, _Reference)
-            )
-            for node in references:
-                if not isinstance(node.template, nodes.Const) or not isinstance(
-                    node.template.value, str
-                ):
-                    raise PromptError(
-                        f"{path}:{node.lineno}: the name of a file must be a text in quotation marks"
-                    )
+            tree = environment.parse(_blank_front_matter(text), name, str(path))
+            _BlockFinalizer().visit(tree)
+            tree.set_environment(environment)
+            references = _list_references(tree, path)
             # In Jinja, definitions apply only outside the blocks, which is not sent.
             definitions = [node for node in tree.body if isinstance(node, _DEFINITIONS)]
             for block in list(tree.find_all(nodes.Block)):
@@ -176,66 +238,95 @@ class TemplateFiles:
             code = environment.compile(tree, name, str(path))
         except TemplateSyntaxError as error:
             raise PromptError(f"{path}:{error.lineno}: {error.message}") from error
+
         # A plain dictionary, since each rendering copies it and iterating over Jinja's own mapping
         # is far slower.
         template = Template.from_code(environment, code, dict(environment.globals))
         return _File(path, text, tree, template, references)
 
+    def _list_chain(self) -> list[_File]:
+        """Return the template, the file that it extends, the file that this one extends, and so on."""
+        chain = [self._files[self._path.name]]
+        parent = chain[0].parent
+        while parent is not None:
+            chain.append(self._files[parent])
+            parent = chain[-1].parent
+        return chain
+
     def _check_blocks(self) -> None:
-        """Raise PromptError unless each role has a block and no text stands outside the blocks that are sent."""
-        known = {block.name for file in self._chain for block in file.tree.find_all(nodes.Block)}
-        if missing := set(ROLES) - known:
+        """Check that each role has a block, and that no text stands outside the blocks that are sent.
+
+        Raises:
+            PromptError: A block is missing, or a file has text that would not be sent.
+        """
+        blocks = set[str]().union(*(file.blocks for file in self._chain))
+        missing = sorted(set(ROLES) - blocks)
+        if missing:
             raise PromptError(
-                f"{self._path}: no block named {' nor '.join(sorted(missing))}; a prompt needs `system` and `user`"
+                f"{self._path}: no block named {' nor '.join(missing)}; a prompt needs `system` and `user`"
             )
+
         sent = set(ROLES)
         for file in reversed(self._chain):
             for node in file.tree.body:
-                # A template may override blocks that are nested in the blocks of its base.
-                allowed = isinstance(node, (nodes.Extends, *_DEFINITIONS))
-                allowed = allowed or (isinstance(node, nodes.Block) and node.name in sent)
-                if not allowed and not _is_blank(node):
+                if not _is_sent(node, sent):
                     raise PromptError(
                         f"{file.path}:{node.lineno}: only the blocks `system` and `user` are sent; move this into one"
                     )
-            sent |= {block.name for block in file.tree.find_all(nodes.Block)}
+            # A template may override blocks that are nested in the blocks of its base.
+            sent |= file.blocks
 
     def _check_names(self, variables: set[str]) -> set[str]:
         """Return the variables that the files use.
 
-        Raise PromptError if one uses an undefined name.
+        Args:
+            variables: Variables that the template may use.
+
+        Raises:
+            PromptError: A file uses an undefined name.
         """
         used: set[str] = set()
         # Included files see what the others assign.
         assigned = set[str]().union(*(file.assigned for file in self._files.values()))
         for file in self._files.values():
             names = meta.find_undeclared_variables(file.tree)
-            if unknown := sorted(names - variables - (set() if file in self._chain else assigned)):
+            unknown = names - variables
+            if file not in self._chain:
+                unknown -= assigned
+            if unknown:
                 known = ", ".join(sorted(variables))
                 raise PromptError(
-                    f"{file.path}: undefined variable {unknown[0]!r}; the template may use {known}"
+                    f"{file.path}: undefined variable {min(unknown)!r}; the template may use {known}"
                 )
             used |= names & variables
         return used
 
 
 def read_text(path: Path) -> str:
-    """Read a template file of bounded size, with Unix line ends and without a byte order mark."""
+    """Read a template file, with Unix line ends and without a byte order mark.
+
+    Raises:
+        PromptError: The file is too large, or not UTF-8.
+        OSError: The file cannot be read.
+    """
+    content = read_bounded(path, _MAX_BYTES, PromptError)
     try:
-        return (
-            read_bounded(path, _MAX_BYTES, PromptError)
-            .decode("utf-8-sig")
-            .replace("\r\n", "\n")
-            .replace("\r", "\n")
-        )
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PromptError(f"{path}: not UTF-8: {error}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def resolve_reference(folder: Path, name: str, where: str) -> Path:
     """Return the path of a file in a template's folder.
 
-    Raise PromptError, with the place `where`, for any other.
+    Args:
+        folder: Folder of the template.
+        name: Name of the file.
+        where: Place of the reference, for messages.
+
+    Raises:
+        PromptError: The file is outside the folder, or missing.
     """
     path = folder / name
     if not name.isprintable() or not path.resolve().is_relative_to(folder.resolve()):
@@ -249,13 +340,58 @@ def resolve_reference(folder: Path, name: str, where: str) -> Path:
     return path
 
 
+def _blank_front_matter(text: str) -> str:
+    """Return a text with empty lines for its front matter, so that lines keep their numbers."""
+    header = HEADER.match(text)
+    if header is None:
+        return text
+    empty_lines = "\n" * header.group(0).count("\n")
+    return empty_lines + text[header.end() :]
+
+
+def _list_references(tree: nodes.Template, path: Path) -> tuple[_Reference, ...]:
+    """Return the nodes that refer to other files.
+
+    Raises:
+        PromptError: The name of a file is an expression.
+    """
+    references: list[_Reference] = []
+    for node in tree.find_all(nodes.Stmt):
+        if not isinstance(node, _Reference):
+            continue
+        name = node.template
+        if not isinstance(name, nodes.Const) or not isinstance(name.value, str):
+            raise PromptError(
+                f"{path}:{node.lineno}: the name of a file must be a text in quotation marks"
+            )
+        references.append(node)
+    return tuple(references)
+
+
 def _get_name(node: _Reference) -> str:
+    """Return the name of the file that a node refers to."""
+    # `_list_references` has checked that it is a text.
     assert isinstance(node.template, nodes.Const)
     return str(node.template.value)
 
 
+def _is_sent(node: nodes.Node, blocks: Collection[str]) -> bool:
+    """Return whether a node of a file is a sent block, or has no text that could be sent.
+
+    Args:
+        node: Node outside all blocks, or a block.
+        blocks: Names of the blocks that are sent.
+    """
+    if isinstance(node, nodes.Block):
+        return node.name in blocks
+    return isinstance(node, (nodes.Extends, *_DEFINITIONS)) or _is_blank(node)
+
+
 def _is_blank(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Output) and all(
+    """Return whether a node is white space."""
+    if not isinstance(node, nodes.Output):
+        return False
+    return all(
         isinstance(part, nodes.TemplateData) and not part.data.strip() for part in node.nodes
     )
 

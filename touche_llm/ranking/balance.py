@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import Field
 
-from touche_llm.data.records import ScoredDocument
-from touche_llm.settings.section import Section
+from touche_llm.ranking.registry import RankingStep, ReorderingMethod, register
+from touche_llm.ranking.scores import JudgedRanking, TopicDocuments
 
 
-class BalanceSettings(Section):
+class BalanceSettings(ReorderingMethod):
     """Limits on how far a document may rise because of its side.
 
     Attributes:
@@ -22,42 +23,125 @@ class BalanceSettings(Section):
     margin: float = Field(0.05, ge=0.0)
     places: int = Field(3, ge=1)
 
+    def reorder(self, documents: list[str], topic: TopicDocuments) -> list[str]:
+        """Balance the sides of documents, whatever scores the steps gave them."""
+        return balance(
+            documents,
+            list_balance_scores(topic.judged),
+            topic.stances,
+            topic.sides,
+            self,
+        )
+
+
+# Judged scores are at least 0, so with a margin below 1 a document without a grade of its own stays
+# behind the judged ones, and one without a judgment behind both.
+_SCORE_OF_INHERITED = -1.0
+_SCORE_OF_UNJUDGED = -2.0
+
+
+def list_balance_scores(judged: JudgedRanking) -> dict[str, float]:
+    """Return the score by which `balance` compares each document."""
+    scores = {document.document_id: document.score for document in judged.judged}
+    scores |= dict.fromkeys(judged.inherited, _SCORE_OF_INHERITED)
+    scores |= dict.fromkeys(judged.unjudged, _SCORE_OF_UNJUDGED)
+    return scores
+
 
 def balance(
-    ranking: Sequence[ScoredDocument],
+    documents: Sequence[str],
     scores: Mapping[str, float],
     stances: Mapping[str, str],
     sides: Sequence[str],
     settings: BalanceSettings,
-) -> list[ScoredDocument]:
+) -> list[str]:
     """Reorder documents of about equal judged score so that their sides alternate.
 
     Each place goes to the first later document that may rise that far and takes another side than
-    the last document with a side, or else to the next document. Scores stay with the places, so
-    they still decrease.
+    the last document with a side, or else to the next document.
+
+    Args:
+        documents: Documents, best first.
+        scores: Score of each document, see `list_balance_scores`.
+        stances: Stance of each document.
+        sides: Stances that take a side.
+        settings: Limits on the rise of a document.
     """
-    left = [(place, scored.document_id) for place, scored in enumerate(ranking)]
-    order: list[str] = []
-    last = None
-    while left:
-        chosen = 0
-        passed = scores[left[0][1]]
-        for position, (place, document) in enumerate(left):
-            rises = place - len(order)
-            if rises > settings.places:
-                break
-            is_other_side = (
-                last is not None and stances[document] in sides and stances[document] != last
-            )
-            if is_other_side and scores[document] >= passed - settings.margin:
-                chosen = position
-                break
-            passed = max(passed, scores[document])
-        document = left.pop(chosen)[1]
-        order.append(document)
-        if stances[document] in sides:
-            last = stances[document]
-    return [
-        ScoredDocument(document, scored.score)
-        for document, scored in zip(order, ranking, strict=True)
+    left = [
+        _Contender(
+            document_id=document,
+            place=place,
+            score=scores[document],
+            stance=stances[document],
+        )
+        for place, document in enumerate(documents)
     ]
+
+    last_side: str | None = None
+    balanced: list[str] = []
+    for place in range(len(documents)):
+        if last_side is None:
+            chosen = left[0]
+        else:
+            other_sides = [side for side in sides if side != last_side]
+            chosen = _choose(left, place, other_sides, settings)
+
+        left.remove(chosen)
+        balanced.append(chosen.document_id)
+        if chosen.stance in sides:
+            last_side = chosen.stance
+    return balanced
+
+
+@dataclass(frozen=True, slots=True)
+class _Contender:
+    """A document that has no place in the balanced ranking yet.
+
+    Attributes:
+        place: Place in the given ranking, from 0.
+        score: Judged score.
+    """
+
+    document_id: str
+    place: int
+    score: float
+    stance: str
+
+
+def _choose(
+    contenders: Sequence[_Contender],
+    place: int,
+    wanted_sides: Sequence[str],
+    settings: BalanceSettings,
+) -> _Contender:
+    """Return the first contender with a wanted side that may rise to a place, or else the next one.
+
+    Args:
+        contenders: Documents without a place, in the order of the given ranking.
+        place: Place to fill, from 0.
+        wanted_sides: Sides of which one is wanted.
+        settings: Limits on the rise of a document.
+    """
+    best_passed = contenders[0].score
+    for contender in contenders:
+        if contender.place - place > settings.places:
+            break
+        is_close = contender.score >= best_passed - settings.margin
+        if is_close and contender.stance in wanted_sides:
+            return contender
+        best_passed = max(best_passed, contender.score)
+    return contenders[0]
+
+
+register(
+    RankingStep(
+        name="balance",
+        method=BalanceSettings,
+        summary=(
+            "sides take turns: a document rises by at most 3 places, past others whose judgments are "
+            "at most 0.05 better"
+        ),
+        needs_sides=True,
+        order=90,
+    )
+)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Generic, Literal, TypeVar
 
 from touche_llm.data.concurrency import ItemT, ResultT, map_in_order
 from touche_llm.data.records import (
@@ -19,15 +19,16 @@ from touche_llm.data.records import (
     Cut,
     Failure,
     LabelledDocument,
-    ScoredDocument,
+    Reading,
     Topic,
 )
 from touche_llm.errors import PromptError
+from touche_llm.judging.readings import count_labels
 from touche_llm.judging.requests import RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answer_schema import AnswerModel
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.llm.request import Message, Request, place_system_message
+from touche_llm.llm.request import Message, Origin, Request, place_system_message
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (
@@ -37,7 +38,6 @@ from touche_llm.prompts.purposes import (
     build_order_answer,
 )
 from touche_llm.retrieval.corpus import Documents
-from touche_llm.settings.section import Section
 from touche_llm.tasks.parts import Objective
 from touche_llm.tasks.questions import Question
 
@@ -53,44 +53,69 @@ _MIN_SHARE = 16
 _SEAM = 2
 
 ComparisonKind = Literal["best", "order"]
-# A kind of comparison with the documents in the order shown.
-Comparands = tuple[ComparisonKind, tuple[str, ...]]
+KeyT = TypeVar("KeyT")
+MeasuredT = TypeVar("MeasuredT")
 
 
-class RankingMethod(Section):
-    """A method of reranking documents with a model; its fields are its settings.
+@dataclass(frozen=True, slots=True, order=True)
+class Comparands:
+    """Documents of a comparison.
 
-    `kind` is the kind of its comparisons, which is also the name of their prompt; None if a
-    cross-encoder scores the documents. `max_depth` is the maximum number of documents.
+    Attributes:
+        kind: Whether the best of them is chosen, or all are ordered.
+        documents: Ids in the order in which the prompt shows them.
     """
 
-    kind: ClassVar[ComparisonKind | None]
-    max_depth: ClassVar[int] = 1000
+    kind: ComparisonKind
+    documents: tuple[str, ...]
 
     @property
-    def max_shown(self) -> int:
-        """Maximum number of documents that one request shows."""
-        raise NotImplementedError
-
-    def bound_comparisons(self, documents: int) -> int | None:
-        """Return the maximum number of comparisons of so many documents.
-
-        None if answers do not change the number.
-        """
-        return None
-
-    async def rerank(self, documents: list[str], model: Any) -> list[ScoredDocument]:
-        """Rank documents, given best first, with scores from 0 to 1.
-
-        `model` is a comparer or scores documents.
-        """
-        raise NotImplementedError
+    def joined_ids(self) -> str:
+        """Ids of the documents in one text, for records and errors."""
+        return " ".join(self.documents)
 
 
-_ANSWERS: Mapping[ComparisonKind, Callable[[int], type[AnswerModel]]] = {
-    "best": build_best_answer,
-    "order": build_order_answer,
-}
+@dataclass(frozen=True, slots=True)
+class ComparisonReply:
+    """Reply to a comparison.
+
+    Attributes:
+        result: Answer, or why there is none.
+        cut: Truncation of each document that was cut.
+    """
+
+    result: AnsweredRequest[AnswerModel] | UnansweredRequest
+    cut: dict[str, Cut]
+
+
+@dataclass(frozen=True, slots=True)
+class _ShownDocument:
+    """Text of a document as a prompt shows it, with its truncation if it is cut."""
+
+    text: str
+    cut: Cut | None
+
+
+class _Measurements(Generic[KeyT, MeasuredT]):
+    """Measurements by key, each made once; one that failed is repeated, since it may succeed then."""
+
+    def __init__(self) -> None:
+        """Begin without measurements."""
+        self._known: dict[KeyT, MeasuredT] = {}
+        self._locks: defaultdict[KeyT, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def get(
+        self, key: KeyT, measure: Callable[[], Awaitable[MeasuredT | UnansweredRequest]]
+    ) -> MeasuredT | UnansweredRequest:
+        """Return the measurement of a key, made by `measure` unless it is known."""
+        async with self._locks[key]:
+            if key in self._known:
+                return self._known[key]
+
+            measured = await measure()
+            if not isinstance(measured, UnansweredRequest):
+                self._known[key] = measured
+            return measured
 
 
 @dataclass(slots=True)
@@ -101,8 +126,14 @@ class Comparer:
     in `failures`.
 
     Attributes:
+        step: Step, as in `--rank`.
+        topic: Topic of the documents.
+        documents: Texts of the documents.
         question: Question that determines how documents are rendered.
+        prompts: Prompts by kind of comparison.
+        builder: Builder of the requests.
         slots: Limit on concurrent requests, shared by all topics.
+        objective: Criterion of the comparisons.
         document_tokens: Maximum number of tokens per document.
         unanswered: Questions without a usable answer, shared by the steps of a topic so that none
             is sent again.
@@ -120,21 +151,25 @@ class Comparer:
     unanswered: set[Comparands] = field(default_factory=set)
     _failures: dict[Comparands, Failure] = field(default_factory=dict)
     _results: dict[Comparands, Comparison] = field(default_factory=dict)
-    # Texts of documents by id and share, and shares by kind and number of documents.
-    _known: dict[tuple[str, int], Any] = field(default_factory=dict)
-    _locks: defaultdict[Any, asyncio.Lock] = field(
+    _locks: defaultdict[Comparands, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
+    )
+    # Tokens for each document, by kind of comparison and number of documents.
+    _shares: _Measurements[tuple[ComparisonKind, int], int] = field(default_factory=_Measurements)
+    # Documents as shown, by id and number of tokens.
+    _shown_documents: _Measurements[tuple[str, int], _ShownDocument] = field(
+        default_factory=_Measurements
     )
 
     @property
     def comparisons(self) -> list[Comparison]:
         """Answered comparisons, in an order that does not depend on when they were answered."""
-        return [self._results[key] for key in sorted(self._results)]
+        return [self._results[comparands] for comparands in sorted(self._results)]
 
     @property
     def failures(self) -> list[Failure]:
         """Failed comparisons, in such an order too."""
-        return [self._failures[key] for key in sorted(self._failures)]
+        return [self._failures[comparands] for comparands in sorted(self._failures)]
 
     async def run_all(
         self, call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT]
@@ -143,209 +178,287 @@ class Comparer:
         return await map_in_order(call, items, self.builder.concurrency)
 
     def make_random(self, seed: int, *names: object) -> random.Random:
-        """Return a generator of random numbers that is the same in every run of this step for this topic."""
-        return random.Random(" ".join(map(str, (seed, self.step, self.topic.id, *names))))
+        """Return a generator of random numbers that is the same in every run of this step for this topic.
+
+        Args:
+            seed: Seed of the step.
+            names: What the numbers are for; others give other numbers.
+        """
+        parts = (seed, self.step, self.topic.id, *names)
+        return random.Random(" ".join(map(str, parts)))
 
     async def estimate_best(
         self, documents: Sequence[str], *, both_orders: bool = False
     ) -> dict[str, float] | None:
         """Estimate the probability that each of 2 to 20 documents is the best.
 
-        Return None without an answer.
+        Args:
+            documents: Ids in the order in which the prompt shows them.
+            both_orders: Whether to compare them in the reversed order too, against position bias,
+                and to return the means.
 
-        With `both_orders` they are compared in the reversed order too, against position bias, and
-        the mean is taken. If one of the orders has no answer, neither counts.
+        Returns:
+            Probability of each document; None without an answer, or without one in either of both
+            orders.
         """
-        orders = [tuple(documents), tuple(reversed(documents))][: 1 + both_orders]
-        answers = [
-            answer
-            for answer in await self.run_all(self._estimate_best, orders)
-            if answer is not None
-        ]
-        if len(answers) < len(orders):
+        orders = [tuple(documents)]
+        if both_orders:
+            orders.append(tuple(reversed(documents)))
+
+        answers = await self.run_all(self._estimate_best, orders)
+        usable = [answer for answer in answers if answer is not None]
+        if len(usable) < len(orders):
             return None
-        return {
-            document: sum(answer[document] for answer in answers) / len(answers)
-            for document in documents
-        }
+
+        means: dict[str, float] = {}
+        for document in documents:
+            means[document] = sum(answer[document] for answer in usable) / len(usable)
+        return means
 
     async def choose_best(
         self, documents: Sequence[str], *, both_orders: bool = False
     ) -> str | None:
-        """Return the document with the highest probability to be the best.
+        """Return the document with the highest probability to be the best; None without an answer.
 
-        Of equal ones the one shown first.
+        Of equal ones, it is the one shown first. See `estimate_best` for the arguments.
         """
-        shares = await self.estimate_best(documents, both_orders=both_orders)
-        return None if shares is None else max(documents, key=shares.__getitem__)
+        probabilities = await self.estimate_best(documents, both_orders=both_orders)
+        if probabilities is None:
+            return None
+        return max(documents, key=probabilities.__getitem__)
 
     async def order(self, documents: Sequence[str]) -> list[str] | None:
-        """Order 2 to 26 documents, given in the order in which the prompt shows them, from best to worst."""
-        comparison = await self._compare(("order", tuple(documents)))
+        """Order 2 to 26 documents from best to worst; None without an answer.
+
+        Args:
+            documents: Ids in the order in which the prompt shows them.
+        """
+        comparison = await self._compare(Comparands("order", tuple(documents)))
         return None if comparison is None else comparison.order
 
     async def _estimate_best(self, documents: tuple[str, ...]) -> dict[str, float] | None:
-        comparison = await self._compare(("best", documents))
+        """Estimate the probability of each document to be the best, from one order of them."""
+        comparison = await self._compare(Comparands("best", documents))
         if comparison is None or comparison.best is None:
             return None
-        shares = comparison.best.shares
-        return {
-            document: shares.get(label, 0.0)
-            for label, document in zip(LABELS, documents, strict=False)
-        }
 
-    async def _compare(self, key: Comparands) -> Comparison | None:
-        async with self._locks[key]:
-            if key not in self._results and key not in self.unanswered:
+        by_label = comparison.best.shares
+        probabilities: dict[str, float] = {}
+        for label, document in zip(LABELS, documents, strict=False):
+            probabilities[document] = by_label.get(label, 0.0)
+        return probabilities
+
+    async def _compare(self, comparands: Comparands) -> Comparison | None:
+        """Return a comparison, which is requested unless it has a result or failed before."""
+        async with self._locks[comparands]:
+            is_known = comparands in self._results or comparands in self.unanswered
+            if not is_known:
                 async with self.slots:
-                    found = await self._request_comparison(*key)
-                if isinstance(found, FailedRequest):
-                    self.unanswered.add(key)
-                    kind, documents = key
-                    if failure := make_failure(
-                        self.topic, " ".join(documents), self.prompts[kind], found
-                    ):
-                        self._failures[key] = failure
-                else:
-                    self._results[key] = found
-        return self._results.get(key)
+                    result = await self._request_comparison(comparands)
+                self._record(comparands, result)
+        return self._results.get(comparands)
 
-    async def request_answer(
-        self, kind: ComparisonKind, documents: tuple[str, ...]
-    ) -> tuple[AnsweredRequest[AnswerModel] | FailedRequest, dict[str, Cut]]:
-        """Return the answer to a comparison, and the truncation of each document that was cut."""
-        cut: dict[str, Cut] = {}
-        share = await self._keep(self._measure_share, kind, len(documents))
-        if isinstance(share, FailedRequest):
-            return share, cut
+    def _record(self, comparands: Comparands, result: Comparison | UnansweredRequest) -> None:
+        """Record the result of a comparison, or its failure."""
+        if isinstance(result, Comparison):
+            self._results[comparands] = result
+            return
 
-        texts: list[str] = []
-        truncate = partial(self._truncate, self.prompts[kind])
-        for document in documents:
-            truncated = await self._keep(truncate, document, share)
-            if isinstance(truncated, FailedRequest):
-                return truncated, cut
-            text, document_cut = truncated
-            texts.append(text)
-            if document_cut is not None:
-                cut[document] = document_cut
+        self.unanswered.add(comparands)
+        prompt = self.prompts[comparands.kind]
+        failure = make_failure(self.topic, comparands.joined_ids, prompt, result)
+        if failure is not None:
+            self._failures[comparands] = failure
 
-        request = self._build_request(kind, texts, documents)
-        return await self.builder.model.request(request, _ANSWERS[kind](len(documents))), cut
+    async def _request_comparison(self, comparands: Comparands) -> Comparison | UnansweredRequest:
+        """Request a comparison and read its answer."""
+        reply = await self.request_answer(comparands)
+        if isinstance(reply.result, UnansweredRequest):
+            return reply.result
 
-    async def _request_comparison(
-        self, kind: ComparisonKind, documents: tuple[str, ...]
-    ) -> Comparison | FailedRequest:
-        result, cut = await self.request_answer(kind, documents)
-        if isinstance(result, FailedRequest):
-            return result
-
-        prompt = self.prompts[kind]
-        by_label = dict(zip(LABELS, documents, strict=False))
-        origin = prompt.origin(self.topic.id, " ".join(documents))
+        best: Reading | None = None
+        order: list[str] | None = None
+        if comparands.kind == "best":
+            best = self._read_best(reply.result, comparands)
+        else:
+            order = _read_order(reply.result, comparands)
         return Comparison(
             topic_id=self.topic.id,
             step=self.step,
-            documents=list(documents),
-            best=self.builder.read_and_count_labels(result, origin)["best"]
-            if kind == "best"
-            else None,
-            order=[by_label[label] for label in _read_order(result)] if kind == "order" else None,
-            cut=cut,
-            prompt=prompt.label,
-            key=result.key,
-            sample=result.sample,
+            documents=list(comparands.documents),
+            best=best,
+            order=order,
+            cut=reply.cut,
+            prompt=self.prompts[comparands.kind].label,
+            key=reply.result.key,
+            sample=reply.result.sample,
         )
+
+    def _read_best(self, answered: AnsweredRequest[AnswerModel], comparands: Comparands) -> Reading:
+        """Read the label of the best document, and count an answer whose label cannot be read."""
+        prompt = self.prompts[comparands.kind]
+        origin = prompt.origin(self.topic.id, comparands.joined_ids)
+        count_labels(self.builder, origin, answered, answered.readings)
+        return answered.readings["best"]
+
+    async def request_answer(self, comparands: Comparands) -> ComparisonReply:
+        """Request the answer to a comparison, whose documents are cut to equal shares if they must be."""
+        cut: dict[str, Cut] = {}
+        share = await self._find_share(comparands.kind, len(comparands.documents))
+        if isinstance(share, UnansweredRequest):
+            return ComparisonReply(share, cut)
+
+        texts: list[str] = []
+        for document_id in comparands.documents:
+            shown = await self._find_shown_document(comparands.kind, document_id, share)
+            if isinstance(shown, UnansweredRequest):
+                return ComparisonReply(shown, cut)
+
+            texts.append(shown.text)
+            if shown.cut is not None:
+                cut[document_id] = shown.cut
+
+        request = self._build_request(comparands.kind, texts, comparands.joined_ids)
+        answer_model = _build_answer_model(comparands.kind, len(texts))
+        result = await self.builder.model.request(request, answer_model)
+        return ComparisonReply(result, cut)
 
     def _build_request(
-        self, kind: ComparisonKind, texts: Sequence[str], documents: tuple[str, ...]
+        self, kind: ComparisonKind, texts: Sequence[str], joined_ids: str | None
     ) -> Request:
-        labelled = [
+        """Build the request of a comparison.
+
+        Args:
+            kind: Kind of the comparison.
+            texts: Texts of the documents, in the order in which the prompt shows them.
+            joined_ids: Ids of the documents; None if the request is only measured.
+        """
+        documents = [
             LabelledDocument(label, text) for label, text in zip(LABELS, texts, strict=False)
         ]
-        builder = self.builder
-        if kind == "order":
-            max_tokens = builder.sampling.max_tokens + _TOKENS_PER_LABEL * len(texts)
-            builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
-        origin = " ".join(documents) or None
-        # Where relevance alone is graded, it is the criterion of any objective.
-        aim = "relevance" if self.question.grades == ("relevance",) else self.objective
-        variables = {"documents": labelled, "aim": aim, **self.question.topic_variables(self.topic)}
-        return builder.build(
-            self.prompts[kind], _ANSWERS[kind](len(texts)), self.topic, origin, **variables
+        variables = self.question.topic_variables(self.topic)
+        return self._adapt_builder(kind, len(texts)).build(
+            self.prompts[kind],
+            _build_answer_model(kind, len(texts)),
+            self.topic,
+            joined_ids,
+            documents=documents,
+            aim=self._criterion,
+            **variables,
         )
 
-    async def _keep(
-        self,
-        measure: Callable[[Any, int], Awaitable[ResultT | FailedRequest]],
-        *key: *tuple[str, int],
-    ) -> ResultT | FailedRequest:
-        """Return a known result, or measure it.
+    @property
+    def _criterion(self) -> Objective:
+        """Criterion of the comparisons; relevance if it alone is graded, whatever the objective."""
+        if self.question.grades == ("relevance",):
+            return "relevance"
+        return self.objective
 
-        A failure is not kept, since the next question may succeed.
+    def _adapt_builder(self, kind: ComparisonKind, document_count: int) -> RequestBuilder:
+        """Return the builder, which for an order leaves room for the labels of all documents."""
+        if kind == "best":
+            return self.builder
+        sampling = self.builder.sampling
+        max_tokens = sampling.max_tokens + _TOKENS_PER_LABEL * document_count
+        return replace(self.builder, sampling=replace(sampling, max_tokens=max_tokens))
+
+    async def _find_share(
+        self, kind: ComparisonKind, document_count: int
+    ) -> int | UnansweredRequest:
+        """Return the maximum number of tokens for each document, measured once."""
+        measure = partial(self._measure_share, kind, document_count)
+        return await self._shares.get((kind, document_count), measure)
+
+    async def _measure_share(
+        self, kind: ComparisonKind, document_count: int
+    ) -> int | UnansweredRequest:
+        """Return the maximum number of tokens for each document.
+
+        Raises:
+            PromptError: The prompt leaves too little room in the context.
         """
-        async with self._locks[key]:
-            result: ResultT | FailedRequest = self._known.get(key) or await measure(*key)
-            if not isinstance(result, FailedRequest):
-                self._known[key] = result
-            return result
+        model = self.builder.model
+        without_texts = self._build_request(kind, [CUT_MARK] * document_count, None)
+        room = model.engine_info.context - without_texts.max_tokens
 
-    async def _measure_share(self, kind: ComparisonKind, documents: int) -> int | FailedRequest:
-        """Return the maximum number of tokens for each of `documents` documents."""
-        model, max_tokens = self.builder.model, self.document_tokens
-        bare = self._build_request(kind, [CUT_MARK] * documents, ())
-        room = model.engine_info.context - bare.max_tokens
-        bound = await model.bound_tokens(bare)
-        if isinstance(bound, FailedRequest):
-            return bound
-        if bound + documents * max_tokens <= room:
-            return max_tokens
-        counted = await model.count_tokens(bare)
-        if isinstance(counted, FailedRequest):
-            return counted
-        share = min(max_tokens, (room - counted) // documents - _SEAM)
+        max_prompt_tokens = await model.bound_tokens(without_texts)
+        if isinstance(max_prompt_tokens, UnansweredRequest):
+            return max_prompt_tokens
+        if max_prompt_tokens + document_count * self.document_tokens <= room:
+            return self.document_tokens
+
+        prompt_tokens = await model.count_tokens(without_texts)
+        if isinstance(prompt_tokens, UnansweredRequest):
+            return prompt_tokens
+
+        equal_share = (room - prompt_tokens) // document_count - _SEAM
+        share = min(self.document_tokens, equal_share)
         if share < _MIN_SHARE:
             raise PromptError(
-                f"prompt {bare.origin.prompt}, topic {self.topic.id}: the prompt needs {counted} tokens without the "
-                f"documents, which leaves {max(share, 0)} for each of {documents}; give a longer context "
-                "(`engine.context`, or serve the model with one), shorten the prompt, or let "
+                f"prompt {without_texts.origin.prompt}, topic {self.topic.id}: the prompt needs {prompt_tokens} "
+                f"tokens without the documents, which leaves {max(share, 0)} for each of {document_count}; give a "
+                "longer context (`engine.context`, or serve the model with one), shorten the prompt, or let "
                 f"{self.step} compare fewer at a time"
             )
         return share
 
+    async def _find_shown_document(
+        self, kind: ComparisonKind, document_id: str, share: int
+    ) -> _ShownDocument | UnansweredRequest:
+        """Return a document as shown with at most `share` tokens, truncated once."""
+        truncate = partial(self._truncate, self.prompts[kind], document_id, share)
+        return await self._shown_documents.get((document_id, share), truncate)
+
     async def _truncate(
         self, prompt: Prompt, document_id: str, share: int
-    ) -> tuple[str, Cut | None] | FailedRequest:
-        """Truncate a document to `share` tokens; return its text and the truncation, if any."""
-        model, builder = self.builder.model, self.builder
-
-        def wrap(text: str) -> Request:
-            return Request(
-                messages=place_system_message(
-                    (Message("system", ""), Message("user", text)), builder.system_message
-                ),
-                schema={},
-                sampling=builder.sampling,
-                model=model.engine_info.model,
-                revision=model.engine_info.revision,
-                chat_template_kwargs=builder.chat_template_kwargs,
-                origin=prompt.origin(self.topic.id, document_id),
-            )
-
-        content = sanitize_document(
-            self.question.render(self.topic, self.documents.get(document_id))
-        )
+    ) -> _ShownDocument | UnansweredRequest:
+        """Truncate a document to at most `share` tokens."""
+        rendered = self.question.render(self.topic, self.documents.get(document_id))
+        content = sanitize_document(rendered)
         if isinstance(content, str):
-            content = (
-                content.strip()
-            )  # chat templates may strip a lone text, and so count fewer tokens
-        whole = wrap(content if isinstance(content, str) else content.whole.text)
-        return await model.truncate_document(
-            wrap, whole, content, model.engine_info.overhead + share
+            # Chat templates may strip a lone text, and so count fewer tokens.
+            content = content.strip()
+        whole_text = content if isinstance(content, str) else content.whole.text
+
+        model = self.builder.model
+        build_request = partial(
+            self._build_document_request, origin=prompt.origin(self.topic.id, document_id)
+        )
+        truncated = await model.truncate_document(
+            build_request,
+            build_request(whole_text),
+            content,
+            model.engine_info.overhead + share,
+        )
+        if isinstance(truncated, UnansweredRequest):
+            return truncated
+        text, cut = truncated
+        return _ShownDocument(text, cut)
+
+    def _build_document_request(self, text: str, origin: Origin) -> Request:
+        """Build a request with the text of a document alone, which is only measured."""
+        builder = self.builder
+        messages = (Message("system", ""), Message("user", text))
+        return Request(
+            messages=place_system_message(messages, builder.system_message),
+            schema={},
+            sampling=builder.sampling,
+            model=builder.model.engine_info.model,
+            revision=builder.model.engine_info.revision,
+            chat_template_kwargs=builder.chat_template_kwargs,
+            origin=origin,
         )
 
 
-def _read_order(result: AnsweredRequest[AnswerModel]) -> list[str]:
-    """Return the labels in the order of an answer."""
-    order: str = result.value.model_dump()["order"]
-    return order.split(ORDER_SEPARATOR)
+def _build_answer_model(kind: ComparisonKind, document_count: int) -> type[AnswerModel]:
+    """Build the model of the answers to a comparison."""
+    if kind == "best":
+        return build_best_answer(document_count)
+    return build_order_answer(document_count)
+
+
+def _read_order(answered: AnsweredRequest[AnswerModel], comparands: Comparands) -> list[str]:
+    """Return the documents in the order of an answer."""
+    order: str = answered.value.model_dump()["order"]
+    document_by_label = dict(zip(LABELS, comparands.documents, strict=False))
+    return [document_by_label[label] for label in order.split(ORDER_SEPARATOR)]

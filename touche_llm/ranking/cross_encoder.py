@@ -5,7 +5,8 @@ Nogueira and Cho, Passage Re-ranking with BERT, arXiv 1901.04085.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -17,7 +18,7 @@ from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.judging.requests import sanitize_document
 from touche_llm.llm.request import Request
-from touche_llm.ranking.comparer import RankingMethod
+from touche_llm.ranking.registry import RankingStep, ScoreDocuments, ScoringMethod, register
 from touche_llm.ranking.scores import rank_by_value, scale_scores
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.retrieval.settings import QueryField, to_texts
@@ -25,8 +26,6 @@ from touche_llm.settings.section import AnswerKey, Option, Scope
 from touche_llm.tasks.questions import Question
 from touche_llm.text.sanitize import sanitize
 
-# Scores of documents for one topic, in the given order.
-ScoreDocuments = Callable[[Sequence[str]], Awaitable[list[float]]]
 # As published with the models (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B).
 _QWEN3 = TextTemplates(
     query=(
@@ -38,14 +37,13 @@ _QWEN3 = TextTemplates(
 )
 
 
-class CrossEncoderSettings(TemplateConfig, RankingMethod):
+class CrossEncoderSettings(TemplateConfig, ScoringMethod):
     """Settings of the cross-encoder.
 
     Attributes:
         query: Fields of a topic that make the query.
     """
 
-    kind: ClassVar[None] = None
     presets: ClassVar[Mapping[str, TextTemplates]] = {"plain": TextTemplates(), "qwen3": _QWEN3}
 
     url: Annotated[
@@ -81,41 +79,74 @@ class CrossEncoderSettings(TemplateConfig, RankingMethod):
         AnswerKey.ENTERS,
     ] = ("title",)
 
-    @property
-    def max_shown(self) -> int:
-        """One document, since a pair of query and document is scored alone."""
-        return 1
-
     async def rerank(self, documents: list[str], score: ScoreDocuments) -> list[ScoredDocument]:
         """Rank documents by their scores, scaled to 0..1; equal ones keep their order."""
-        ranking = rank_by_value(dict(zip(documents, await score(documents), strict=True)))
-        scaled = zip(ranking, scale_scores(ranking), strict=True)
-        return [ScoredDocument(scored.document_id, share) for scored, share in scaled]
+        scores = await score(documents)
+        ranking = rank_by_value(dict(zip(documents, scores, strict=True)))
+        return [
+            ScoredDocument(document.document_id, scaled)
+            for document, scaled in zip(ranking, scale_scores(ranking), strict=True)
+        ]
 
 
-async def score_documents(
-    client: PoolingClient,
-    settings: CrossEncoderSettings,
-    question: Question,
-    documents: Documents,
-    topic: Topic,
-    document_ids: Sequence[str],
-) -> list[float]:
-    """Return the relevance of documents to a topic, in the given order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentScorer:
+    """Scores of the documents of one topic by the cross-encoder.
 
-    0 for those that a replay misses.
-
-    Raises:
-        EngineError: The server failed.
-        PromptError: The query leaves no room for a document.
+    Attributes:
+        client: Client of the cross-encoder.
+        settings: Settings of the cross-encoder.
+        question: Question that determines how documents are rendered.
+        documents: Texts of the documents.
+        topic: Topic of the documents.
     """
-    query = settings.render_query(sanitize(build_query(topic, settings.query)))
 
-    async def render(document_id: str) -> Request:
-        content = sanitize_document(question.render(topic, documents.get(document_id)))
-        text = await client.fit(
-            lambda text: query + settings.render_document(text), content, topic.id, document_id
+    client: PoolingClient
+    settings: CrossEncoderSettings
+    question: Question
+    documents: Documents
+    topic: Topic
+
+    async def score(self, document_ids: Sequence[str]) -> list[float]:
+        """Return the relevance of documents, in the given order; 0 for those that a replay misses.
+
+        Raises:
+            EngineError: The server failed.
+            PromptError: The query leaves no room for a document.
+        """
+        requests = await map_in_order(self._build_request, document_ids, self.client.concurrency)
+        return await self.client.score(self._query, requests)
+
+    @property
+    def _query(self) -> str:
+        """Text of the query in its template."""
+        query = build_query(self.topic, self.settings.query)
+        return self.settings.render_query(sanitize(query))
+
+    async def _build_request(self, document_id: str) -> Request:
+        """Build the text of a document in its template, truncated so that it fits after the query."""
+        rendered = self.question.render(self.topic, self.documents.get(document_id))
+        text = await self.client.fit(
+            self._join_with_query,
+            sanitize_document(rendered),
+            self.topic.id,
+            document_id,
         )
-        return client.wrap(settings.render_document(text), topic.id, document_id)
+        document = self.settings.render_document(text)
+        return self.client.wrap(document, self.topic.id, document_id)
 
-    return await client.score(query, await map_in_order(render, document_ids, client.concurrency))
+    def _join_with_query(self, text: str) -> str:
+        """Return what the model reads of the query and a text of a document."""
+        return self._query + self.settings.render_document(text)
+
+
+register(
+    RankingStep(
+        name="cross_encoder",
+        method=CrossEncoderSettings,
+        summary="by the scores of a [cross-encoder](../how-to/rerankers.md)",
+        requests="N/32, each of 32 pairs",
+        reference="monoBERT, arXiv 1901.04085",
+        order=70,
+    )
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -9,11 +10,12 @@ from pydantic import Field, model_validator
 from touche_llm.data.records import ScoredDocument
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
 from touche_llm.ranking.central_ranking import find_central_ranking
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.ranking.registry import ComparingMethod, RankingStep, register
 from touche_llm.ranking.scores import score_positions
 
 
-class Listwise(RankingMethod):
+class Listwise(ComparingMethod):
     """Windows that slide from the end of the ranking to its start, each ordered by one answer.
 
     After RankGPT (Sun et al., arXiv 2304.09542). Several shuffles of a window are permutation
@@ -54,19 +56,47 @@ class Listwise(RankingMethod):
         A window without any answer keeps its order.
         """
         order = list(documents)
-        for end in range(len(order), 1, -self.stride):
+        end = len(order)
+        while end > 1:
             start = max(0, end - self.window)
-            # The first answer is on the present order.
-            orders = [order[start:end] for _ in range(self.shuffles)]
-            for number, shuffled in enumerate(orders[1:], start=1):
-                comparer.make_random(self.seed, f"{start}-{end}", number).shuffle(shuffled)
-            answers = [
-                answer
-                for answer in await comparer.run_all(comparer.order, orders)
-                if answer is not None
-            ]
-            if answers:
-                order[start:end] = find_central_ranking(answers)
-            if start == 0:
-                break
+            order[start:end] = await self._order_window(order[start:end], start, comparer)
+            end = 0 if start == 0 else end - self.stride
         return score_positions(order)
+
+    async def _order_window(
+        self, documents: Sequence[str], start: int, comparer: Comparer
+    ) -> Sequence[str]:
+        """Return the documents of a window in their new order.
+
+        Args:
+            documents: Documents in their present order, which the first request shows.
+            start: Place of the first document in the ranking, from 0.
+            comparer: Comparisons by the model.
+        """
+        window_name = f"{start}-{start + len(documents)}"
+        shown_orders = [list(documents)]
+        for number in range(1, self.shuffles):
+            shuffled = list(documents)
+            comparer.make_random(self.seed, window_name, number).shuffle(shuffled)
+            shown_orders.append(shuffled)
+
+        answers = await comparer.run_all(comparer.order, shown_orders)
+        usable = [answer for answer in answers if answer is not None]
+        if not usable:
+            return documents
+        return find_central_ranking(usable)
+
+
+register(
+    RankingStep(
+        name="listwise",
+        method=Listwise,
+        summary=(
+            "windows of 20, each put in order by one answer, sliding by 10; with "
+            "`shuffles`, the central ranking of several answers"
+        ),
+        requests="about N/10",
+        reference="RankGPT, arXiv 2304.09542; arXiv 2310.07712",
+        order=50,
+    )
+)

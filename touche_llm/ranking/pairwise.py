@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from itertools import combinations, permutations
 from statistics import fmean
 from typing import ClassVar
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.ranking.registry import ComparingMethod, RankingStep, register
 from touche_llm.ranking.scores import rank_by_value
 
 
-class Pairwise(RankingMethod):
+class Pairwise(ComparingMethod):
     """Comparison of all pairs: a document's score is its mean probability to win.
 
     PRP-Allpair (Qin et al., arXiv 2306.17563), with the probability of the answer in place of the
@@ -23,9 +26,6 @@ class Pairwise(RankingMethod):
     """
 
     kind: ClassVar[ComparisonKind] = "best"
-    # All pairs of many more would not fit in memory.
-    max_depth: ClassVar[int] = 200
-
     both_orders: bool = True
 
     @property
@@ -38,19 +38,37 @@ class Pairwise(RankingMethod):
 
         A pair counts for neither document if one of its orders has no answer; a document without
         any pair keeps its place. k documents take k(k - 1) requests, or half of that in one order.
-        Requests that show the same document first are sent one after the other, for the server's
-        prefix cache, before the orders of a pair are combined.
         """
         if self.both_orders:
+            # Requests that show the same document first are sent one after the other, for the
+            # server's prefix cache, before the orders of a pair are combined.
             await comparer.run_all(comparer.estimate_best, permutations(documents, 2))
 
-        async def compare(pair: tuple[str, str]) -> dict[str, float] | None:
-            return await comparer.estimate_best(pair, both_orders=self.both_orders)
-
         wins: dict[str, list[float]] = {document: [] for document in documents}
-        for answer in await comparer.run_all(compare, list(combinations(documents, 2))):
-            for document, share in (answer or {}).items():
-                wins[document].append(share)
-        return rank_by_value(
-            {document: fmean(shares) if shares else None for document, shares in wins.items()}
-        )
+        compare = partial(comparer.estimate_best, both_orders=self.both_orders)
+        for probabilities in await comparer.run_all(compare, combinations(documents, 2)):
+            if probabilities is None:
+                continue
+            for document, probability in probabilities.items():
+                wins[document].append(probability)
+
+        return rank_by_value({document: _mean(wins[document]) for document in documents})
+
+
+def _mean(probabilities: Sequence[float]) -> float | None:
+    """Return the mean of probabilities; None if there is none."""
+    return fmean(probabilities) if probabilities else None
+
+
+register(
+    RankingStep(
+        name="pairwise",
+        method=Pairwise,
+        summary="all pairs in both orders, the mean probability to win",
+        requests="N(N − 1)",
+        reference="PRP, arXiv 2306.17563",
+        # All pairs of many more would not fit in memory.
+        max_depth=200,
+        order=10,
+    )
+)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from touche_llm.data.records import RunLine, ScoredDocument
+from touche_llm.data.records import RunLine
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN, make_strictly_decreasing
 from touche_llm.errors import UsageError
-from touche_llm.ranking.fusion import FusionSettings, fuse
+from touche_llm.ranking.fusion import FusionFormula, WeightedRanking, fuse
 from touche_llm.tasks.task import Task
 
 
@@ -37,84 +37,206 @@ class FusedRun:
 def fuse_runs(
     runs: Sequence[ParsedRun],
     weights: Sequence[float],
-    settings: FusionSettings,
+    formula: FusionFormula,
     *,
     task: Task | None,
     depth: int,
     tag: str,
 ) -> FusedRun:
-    """Fuse runs topic by topic, each topic from the runs that have it, in the order of first occurrence.
+    """Fuse runs topic by topic, each topic from the runs that have it.
 
     A document has the stance of the first run that gives it one. If no run has any stance, the
-    column keeps `Q0`; else a document without one gets the task's label for an unknown stance, or
-    is left out if the task has none.
+    stance column keeps `Q0`. Otherwise a document without a stance gets the task's label for an
+    unknown one, or is left out if the task has no such label.
 
-    The runs are read with the labels of the task, which may be None if no document or every
-    document has a stance.
+    Args:
+        runs: Runs, read with the labels of the task.
+        weights: One weight per run.
+        formula: Formula of the fusion.
+        task: Task of the runs; may be None if no document or every document has a stance.
+        depth: Maximum number of documents per topic.
+        tag: Tag of the fused run.
+
+    Returns:
+        Fused run, with the topics in the order in which the runs first have them.
 
     Raises:
-        UsageError: Weights are missing, negative or all 0, only runs of weight 0 have a topic, or a
-            task is needed.
+        UsageError: Weights are missing, negative, infinite or all 0; only runs of weight 0 have a
+            topic; or a document needs a task for its stance.
     """
-    if (
-        len(weights) != len(runs)
-        or not all(0 <= weight < math.inf for weight in weights)
-        or not any(weights)
-    ):
-        given = ", ".join(map(str, weights))
+    _check_weights(weights, len(runs))
+    weighted_runs = [_WeightedRun(run, weight) for run, weight in zip(runs, weights, strict=True)]
+    stances = _StanceChooser(runs, task)
+
+    topics: list[_FusedTopic] = []
+    for topic_id in _list_topics(runs):
+        topics.append(_fuse_topic(topic_id, weighted_runs, formula, stances, depth))
+
+    documents = [document for topic in topics for document in topic.documents]
+    return FusedRun(
+        lines=[line for topic in topics for line in _make_lines(topic, tag)],
+        partial=[topic.topic_id for topic in topics if topic.run_count < len(runs)],
+        disagreeing=sum(document.stance.is_disputed for document in documents),
+        imputed=sum(document.stance.is_imputed for document in documents),
+        left_out=sum(topic.left_out for topic in topics),
+    )
+
+
+def _check_weights(weights: Sequence[float], run_count: int) -> None:
+    """Raise UsageError unless each run has a finite weight of at least 0, and one is above 0."""
+    are_valid = all(0 <= weight < math.inf for weight in weights)
+    if len(weights) == run_count and are_valid and any(weights):
+        return
+    given = ", ".join(map(str, weights))
+    raise UsageError(
+        f"weights: {given}; give one of at least 0 to each of {run_count} runs, not all 0"
+    )
+
+
+def _list_topics(runs: Sequence[ParsedRun]) -> list[str]:
+    """Return the ids of all topics, in the order in which the runs first have them."""
+    topic_ids = [topic_id for run in runs for topic_id in run.rankings]
+    return list(dict.fromkeys(topic_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightedRun:
+    """A run with its weight in the fusion."""
+
+    run: ParsedRun
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedStance:
+    """Stance of a document in the fused run.
+
+    Attributes:
+        label: Label, or what the stance column keeps without stances.
+        is_disputed: Whether runs have different stances of the document.
+        is_imputed: Whether no run has a stance of the document.
+    """
+
+    label: str
+    is_disputed: bool = False
+    is_imputed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedDocument:
+    """Document of the fused run."""
+
+    document_id: str
+    score: float
+    stance: _FusedStance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FusedTopic:
+    """Fused ranking of a topic.
+
+    Attributes:
+        documents: Documents, best first.
+        run_count: Number of runs that have the topic.
+        left_out: Number of documents left out for lack of a stance.
+    """
+
+    topic_id: str
+    documents: list[_FusedDocument]
+    run_count: int
+    left_out: int
+
+
+def _fuse_topic(
+    topic_id: str,
+    weighted_runs: Sequence[_WeightedRun],
+    formula: FusionFormula,
+    stances: _StanceChooser,
+    depth: int,
+) -> _FusedTopic:
+    """Fuse the rankings of one topic, and keep the best `depth` documents that get a stance."""
+    runs_with_topic = [weighted for weighted in weighted_runs if topic_id in weighted.run.rankings]
+    if not any(weighted.weight for weighted in runs_with_topic):
         raise UsageError(
-            f"weights: {given}; give one of at least 0 to each of {len(runs)} runs, not all 0"
+            f"topic {topic_id}: only runs of weight 0 have it; weigh one of them, or leave them out"
         )
-    has_stances = any(run.stances for run in runs)
+    rankings = [
+        WeightedRanking(weighted.run.rankings[topic_id], weighted.weight)
+        for weighted in runs_with_topic
+    ]
+
+    documents: list[_FusedDocument] = []
+    left_out = 0
+    for scored in fuse(rankings, formula):
+        if len(documents) == depth:
+            break
+
+        stance = stances.choose(topic_id, scored.document_id)
+        if stance is None:
+            left_out += 1
+        else:
+            documents.append(_FusedDocument(scored.document_id, scored.score, stance))
+
+    return _FusedTopic(
+        topic_id=topic_id,
+        documents=documents,
+        run_count=len(runs_with_topic),
+        left_out=left_out,
+    )
+
+
+def _make_lines(topic: _FusedTopic, tag: str) -> list[RunLine]:
+    """Return the lines of a topic, with ranks from 1 and strictly decreasing scores."""
+    scores = make_strictly_decreasing([document.score for document in topic.documents])
+
     lines: list[RunLine] = []
-    partial: list[str] = []
-    disagreeing = imputed = left_out = 0
-    for topic in dict.fromkeys(topic for run in runs for topic in run.rankings):
-        weighted = [
-            (run, weight)
-            for run, weight in zip(runs, weights, strict=True)
-            if topic in run.rankings
-        ]
-        if not any(weight for _, weight in weighted):
-            raise UsageError(
-                f"topic {topic}: only runs of weight 0 have it; weigh one of them, or leave them out"
-            )
-        if len(weighted) < len(runs):
-            partial.append(topic)
-        rankings = [run.rankings[topic] for run, _ in weighted]
-        kept: list[tuple[ScoredDocument, str]] = []
-        for scored in fuse(rankings, [weight for _, weight in weighted], settings):
-            if len(kept) == depth:
-                break
-            key = topic, scored.document_id
-            stances = [run.stances[key] for run, _ in weighted if key in run.stances]
-            stance = (
-                stances[0]
-                if stances
-                else _impute_stance(*key, task)
-                if has_stances
-                else NO_STANCE_COLUMN
-            )
-            disagreeing += len(set(stances)) > 1
-            imputed += has_stances and not stances and stance is not None
-            left_out += stance is None
-            if stance is not None:
-                kept.append((scored, stance))
-        scores = make_strictly_decreasing([scored.score for scored, _ in kept])
-        lines += [
-            RunLine(topic, stance, scored.document_id, rank, score, tag)
-            for rank, (score, (scored, stance)) in enumerate(
-                zip(scores, kept, strict=True), start=1
-            )
-        ]
-    return FusedRun(lines, partial, disagreeing, imputed, left_out)
-
-
-def _impute_stance(topic: str, document: str, task: Task | None) -> str | None:
-    """Return the task's label for an unknown stance, or None if it has none."""
-    if task is None:
-        raise UsageError(
-            f"topic {topic}, document {document}: has no stance in any run, other documents have one; give "
-            "`task: NAME`, whose label for an unknown stance it then gets"
+    for document, score in zip(topic.documents, scores, strict=True):
+        line = RunLine(
+            topic_id=topic.topic_id,
+            stance=document.stance.label,
+            document_id=document.document_id,
+            rank=len(lines) + 1,
+            score=score,
+            tag=tag,
         )
-    return task.unknown_stance
+        lines.append(line)
+    return lines
+
+
+class _StanceChooser:
+    """Chooser of the stances of a fused run.
+
+    Attributes:
+        runs: Fused runs; an earlier one's stances come first.
+        has_stances: Whether any run has a stance.
+        task: Task with the label for an unknown stance, if known.
+    """
+
+    def __init__(self, runs: Sequence[ParsedRun], task: Task | None) -> None:
+        """Take the runs, and the task, if any, with the label for an unknown stance."""
+        self.runs = runs
+        self.has_stances = any(run.stances for run in runs)
+        self.task = task
+
+    def choose(self, topic_id: str, document_id: str) -> _FusedStance | None:
+        """Choose the stance of a document; return None if the document must be left out.
+
+        Raises:
+            UsageError: The document needs a label for an unknown stance, and there is no task.
+        """
+        if not self.has_stances:
+            return _FusedStance(NO_STANCE_COLUMN)
+
+        key = (topic_id, document_id)
+        labels = [run.stances[key] for run in self.runs if key in run.stances]
+        if labels:
+            return _FusedStance(labels[0], is_disputed=len(set(labels)) > 1)
+
+        if self.task is None:
+            raise UsageError(
+                f"topic {topic_id}, document {document_id}: has no stance in any run, other documents have one; "
+                "give `task: NAME`, whose label for an unknown stance it then gets"
+            )
+        if self.task.unknown_stance is None:
+            return None
+        return _FusedStance(self.task.unknown_stance, is_imputed=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.judging.grades import combine_grades
@@ -14,51 +15,131 @@ Ranked = Sequence[ScoredDocument | Candidate]
 
 def score_positions(documents: Sequence[str]) -> list[ScoredDocument]:
     """Give documents, best first, evenly decreasing scores from 1 that stay above 0."""
-    return [
-        ScoredDocument(document, 1.0 - place / len(documents))
-        for place, document in enumerate(documents)
-    ]
+    ranking: list[ScoredDocument] = []
+    for place, document in enumerate(documents):
+        score = 1.0 - place / len(documents)
+        ranking.append(ScoredDocument(document, score))
+    return ranking
 
 
 def rank_by_value(values: Mapping[str, float | None]) -> list[ScoredDocument]:
     """Rank documents by descending value, equal ones in the given order.
 
-    A document whose value is None keeps its given place, with the score of the document above it.
+    A document whose value is None keeps its given place, with the score of the document above it,
+    or 1 at the first place.
     """
-    known = [(document, value) for document, value in values.items() if value is not None]
-    ranking = [
-        ScoredDocument(document, value)
-        for document, value in sorted(known, key=lambda item: -item[1])
+    known = [
+        ScoredDocument(document, value) for document, value in values.items() if value is not None
     ]
+    ranking = sorted(known, key=lambda scored: -scored.score)
+
     for place, (document, value) in enumerate(values.items()):
         if value is None:
-            ranking.insert(
-                place, ScoredDocument(document, ranking[place - 1].score if place else 1.0)
-            )
+            score = ranking[place - 1].score if place > 0 else 1.0
+            ranking.insert(place, ScoredDocument(document, score))
     return ranking
 
 
 def scale_scores(ranking: Ranked) -> list[float]:
     """Scale the scores of a ranking to 0..1; return 1 for all if they are equal."""
-    lowest = min((scored.score for scored in ranking), default=0.0)
-    span = max((scored.score for scored in ranking), default=0.0) - lowest
-    return [(scored.score - lowest) / span if span else 1.0 for scored in ranking]
+    scores = [scored.score for scored in ranking]
+    if not scores:
+        return []
+
+    lowest = min(scores)
+    span = max(scores) - lowest
+    if span == 0:
+        return [1.0] * len(scores)
+    return [(score - lowest) / span for score in scores]
 
 
-# Marks in place of scores, below every score, so that documents that the model judged stay above
-# the others.
-_INHERITED, _UNJUDGED = -1.0, -2.0
+@dataclass(frozen=True, slots=True)
+class PartialRanking:
+    """A ranking of one topic's documents, of which the last ones may have no score.
+
+    Attributes:
+        scored: Documents with a score, best first.
+        unscored: Documents below them, in their order.
+    """
+
+    scored: list[ScoredDocument]
+    unscored: list[str]
+
+    def __len__(self) -> int:
+        return len(self.scored) + len(self.unscored)
+
+    @property
+    def documents(self) -> list[str]:
+        """Ids of all documents, best first."""
+        return [document.document_id for document in self.scored] + self.unscored
+
+    def take(self, depth: int) -> PartialRanking:
+        """Return the ranking of the first `depth` documents."""
+        unscored_depth = max(depth - len(self.scored), 0)
+        return PartialRanking(self.scored[:depth], self.unscored[:unscored_depth])
+
+    def drop(self, depth: int) -> PartialRanking:
+        """Return the ranking of the documents below the first `depth`."""
+        unscored_depth = max(depth - len(self.scored), 0)
+        return PartialRanking(self.scored[depth:], self.unscored[unscored_depth:])
+
+    def reorder(self, documents: Sequence[str]) -> PartialRanking:
+        """Return a ranking of the same documents in another order; scores stay with the places."""
+        scored = [
+            ScoredDocument(document, place.score)
+            for document, place in zip(documents, self.scored, strict=False)
+        ]
+        return PartialRanking(scored, list(documents[len(scored) :]))
+
+    def fill_scores(self) -> list[ScoredDocument]:
+        """Return all documents, those without a score with the lowest one of the others, or 0."""
+        lowest = min((document.score for document in self.scored), default=0.0)
+        return self.scored + [ScoredDocument(document, lowest) for document in self.unscored]
 
 
-def is_judged(document: ScoredDocument) -> bool:
-    """Return whether a document of a ranking has a score, not a mark of `rank_by_judgment`."""
-    return document.score >= 0.0
+@dataclass(frozen=True, slots=True)
+class JudgedRanking:
+    """A ranking of one topic's documents by their judgments.
+
+    Attributes:
+        judged: Judged documents, best first.
+        inherited: Documents with inherited grades, in first-stage order; below the judged ones.
+        unjudged: Documents without a judgment, in first-stage order; below the others.
+    """
+
+    judged: list[ScoredDocument]
+    inherited: list[str]
+    unjudged: list[str]
+
+    @property
+    def ranking(self) -> PartialRanking:
+        """Ranking of all documents, of which only the judged ones have a score."""
+        return PartialRanking(self.judged, self.inherited + self.unjudged)
 
 
-def replace_marks(ranking: Sequence[ScoredDocument]) -> list[float]:
-    """Return the scores of a ranking, the lowest of them in place of a mark: who scales scores knows no marks."""
-    lowest = min((document.score for document in ranking if is_judged(document)), default=0.0)
-    return [max(document.score, lowest) for document in ranking]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDocuments:
+    """Documents of one topic before the steps.
+
+    Attributes:
+        first_stage: Documents in first-stage order, with scores from 0 to 1.
+        judged: The same documents ranked by their judgments.
+        stances: Stance of each document.
+        sides: Stances that take a side.
+    """
+
+    first_stage: list[ScoredDocument]
+    judged: JudgedRanking
+    stances: Mapping[str, str]
+    sides: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRanking:
+    """The ranking of the first stage or of a step, which a later step may fuse."""
+
+    name: str
+    ranking: PartialRanking
 
 
 def rank_by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
@@ -75,22 +156,31 @@ def rank_by_judgment(
     judgments: Mapping[str, Judgment],
     weights: Mapping[str, float],
     scales: Mapping[str, Scale],
-) -> list[ScoredDocument]:
-    """Rank the documents by their judgments.
+) -> JudgedRanking:
+    """Rank the documents of one topic by their judgments.
 
     A judged document's score is the weighted mean of its grades and the first-stage score; equal
-    scores keep their first-stage order. Documents with inherited grades follow in first-stage
-    order, which is based on those grades. Documents without a judgment come last, also in
-    first-stage order. Both have a mark for a score, see `is_judged`.
-    """
+    scores keep their first-stage order. Inherited grades give no score, since the first-stage order
+    is based on them.
 
-    def score(document: ScoredDocument) -> float:
+    Args:
+        first_stage: Documents, best first.
+        judgments: Judgments by document.
+        weights: Weights of the grades and of the first stage, by name.
+        scales: Scale of each grade.
+    """
+    judged: list[ScoredDocument] = []
+    inherited: list[str] = []
+    unjudged: list[str] = []
+    for document in first_stage:
         judgment = judgments.get(document.document_id)
         if judgment is None:
-            return _UNJUDGED
-        if judgment.source == "inherited":
-            return _INHERITED
-        return combine_grades(judgment, weights, scales, document.score)
+            unjudged.append(document.document_id)
+        elif judgment.source == "inherited":
+            inherited.append(document.document_id)
+        else:
+            score = combine_grades(judgment, weights, scales, document.score)
+            judged.append(ScoredDocument(document.document_id, score))
 
-    scored = [ScoredDocument(document.document_id, score(document)) for document in first_stage]
-    return sorted(scored, key=lambda document: -document.score)
+    best_first = sorted(judged, key=lambda document: -document.score)
+    return JudgedRanking(best_first, inherited, unjudged)

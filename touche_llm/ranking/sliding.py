@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.ranking.registry import ComparingMethod, RankingStep, register
 from touche_llm.ranking.scores import score_positions
 
 
-class Sliding(RankingMethod):
+class Sliding(ComparingMethod):
     """Comparison of neighbours, from last to first; k passes put the best k documents in place.
 
     PRP-Sliding-K (Qin et al., arXiv 2306.17563), a bubble sort.
@@ -34,10 +36,10 @@ class Sliding(RankingMethod):
 
     def bound_comparisons(self, documents: int) -> int:
         """Return the number of comparisons if each pass has new neighbours."""
-        last = documents - 1
-        return sum(last - number for number in range(min(self.passes, last))) * (
-            1 + self.both_orders
-        )
+        pairs = documents - 1
+        passes = min(self.passes, pairs)
+        total = sum(pairs - number for number in range(passes))
+        return 2 * total if self.both_orders else total
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents in several passes; a pair without an answer keeps its order.
@@ -45,29 +47,67 @@ class Sliding(RankingMethod):
         Each pass follows two places behind the one before, so several run concurrently. A pair that
         an earlier pass compared is not sent again.
         """
-        order = list(documents)
-        last = len(order) - 1
-        passes = min(self.passes, last)
-        # settled[p][place]: pass p has compared the documents at place - 1 and place.
+        sort = _BubbleSort(documents, self, comparer)
+        await comparer.run_all(sort.run_pass, range(len(sort.settled)))
+        return score_positions(sort.order)
+
+
+class _BubbleSort:
+    """Documents in the order of several concurrent passes.
+
+    Attributes:
+        order: Documents in their present order.
+        settled: For each pass and place, a future that is done once the pass has compared the
+            documents at the place and above it.
+    """
+
+    def __init__(self, documents: Sequence[str], settings: Sliding, comparer: Comparer) -> None:
+        """Prepare the passes over the documents, in the running event loop."""
+        self.order = list(documents)
+        self.comparer = comparer
+        self.both_orders = settings.both_orders
+
         loop = asyncio.get_running_loop()
-        settled: list[list[asyncio.Future[None]]] = [
-            [loop.create_future() for _ in order] for _ in range(passes)
-        ]
+        self.settled: list[list[asyncio.Future[None]]] = []
+        for _ in range(min(settings.passes, len(documents) - 1)):
+            self.settled.append([loop.create_future() for _ in documents])
 
-        async def bubble(number: int) -> None:
-            try:
-                for place in range(last, number, -1):
-                    if number:
-                        # The document above is the one that the pass before left there.
-                        await settled[number - 1][place - 1]
-                    pair = (order[place - 1], order[place])
-                    if await comparer.choose_best(pair, both_orders=self.both_orders) == pair[1]:
-                        order[place - 1], order[place] = order[place], order[place - 1]
-                    settled[number][place].set_result(None)
-            finally:
-                # If a pass fails, the passes behind it fail too, rather than wait forever.
-                for future in settled[number]:
-                    future.cancel()
+    async def run_pass(self, number: int) -> None:
+        """Compare neighbours from the last ones up to those that earlier passes put in place.
 
-        await comparer.run_all(bubble, range(passes))
-        return score_positions(order)
+        Args:
+            number: Number of the pass, from 0.
+        """
+        last = len(self.order) - 1
+        try:
+            for place in range(last, number, -1):
+                if number > 0:
+                    # The document above is the one that the pass before leaves there.
+                    await self.settled[number - 1][place - 1]
+                await self._compare_with_above(place)
+                self.settled[number][place].set_result(None)
+        finally:
+            # If a pass fails, the passes behind it fail too, rather than wait forever.
+            for future in self.settled[number]:
+                future.cancel()
+
+    async def _compare_with_above(self, place: int) -> None:
+        """Exchange the document at a place and the one above it if the model prefers the lower one."""
+        upper = self.order[place - 1]
+        lower = self.order[place]
+        winner = await self.comparer.choose_best([upper, lower], both_orders=self.both_orders)
+        if winner == lower:
+            self.order[place - 1] = lower
+            self.order[place] = upper
+
+
+register(
+    RankingStep(
+        name="sliding",
+        method=Sliding,
+        summary="pairs of neighbours from the last to the first, 10 passes",
+        requests="at most twice 10 N",
+        reference="PRP, arXiv 2306.17563",
+        order=20,
+    )
+)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.ranking.registry import ComparingMethod, RankingStep, register
 from touche_llm.ranking.scores import rank_by_value
 
 
-class Tournament(RankingMethod):
+class Tournament(ComparingMethod):
     """Tournaments: groups are ordered, the best of each advance, and points add up over several tournaments.
 
     After TourRank (Chen et al., arXiv 2406.11678). The groups of a stage, and the tournaments, run
@@ -43,50 +47,94 @@ class Tournament(RankingMethod):
         group; each gains the fraction of them that it is not ranked behind. A group without an
         answer keeps its order.
         """
+        tournaments = [
+            _Tournament(number=number, documents=documents, settings=self, comparer=comparer)
+            for number in range(self.rounds)
+        ]
+        points_by_tournament = await comparer.run_all(_Tournament.play, tournaments)
 
-        async def play(number: int) -> dict[str, float]:
-            return await self._play(documents, number, comparer)
+        totals: dict[str, float] = {}
+        for document in documents:
+            totals[document] = sum(points[document] for points in points_by_tournament)
 
-        tournaments = await comparer.run_all(play, range(self.rounds))
-        points = {
-            document: sum(tournament[document] for tournament in tournaments)
-            for document in documents
-        }
-        highest = max(points.values(), default=1.0)
-        return rank_by_value({document: value / highest for document, value in points.items()})
+        highest = max(totals.values(), default=1.0)
+        return rank_by_value({document: total / highest for document, total in totals.items()})
 
-    async def _play(
-        self, documents: list[str], number: int, comparer: Comparer
-    ) -> dict[str, float]:
-        points = dict.fromkeys(documents, 0.0)
-        left = list(documents)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tournament:
+    """One of several tournaments of the same documents.
+
+    Attributes:
+        number: Number of the tournament, from 0, which decides its shuffles.
+        documents: Documents, best first.
+        settings: Settings of the tournaments.
+        comparer: Comparisons by the model.
+    """
+
+    number: int
+    documents: Sequence[str]
+    settings: Tournament
+    comparer: Comparer
+
+    async def play(self) -> dict[str, float]:
+        """Return the points of each document."""
+        points = dict.fromkeys(self.documents, 0.0)
+        left = list(self.documents)
         stage = 0
-        while len(left) > self.group:
-            count = -(-len(left) // self.group)
-            # Spreads the best documents over the groups, like the seeds of a championship.
-            groups = [left[first::count] for first in range(count)]
-            winners = set()
-            for group in await self._order_groups(groups, comparer, number, stage):
-                winners.update(group[: self.group // 2])
-            left = [document for document in left if document in winners]
+        while len(left) > self.settings.group:
+            left = await self._play_stage(left, stage)
             for document in left:
                 points[document] += 1.0
             stage += 1
-        (final,) = await self._order_groups([left], comparer, number, stage)
+
+        (final,) = await self._order_groups([left], stage)
         for place, document in enumerate(final):
             points[document] += 1.0 - place / len(final)
         return points
 
+    async def _play_stage(self, documents: Sequence[str], stage: int) -> list[str]:
+        """Return the documents that advance from the groups of a stage, in their given order."""
+        groups_count = math.ceil(len(documents) / self.settings.group)
+        # Spreads the best documents over the groups, like the seeds of a championship.
+        groups = [documents[first::groups_count] for first in range(groups_count)]
+
+        winners: set[str] = set()
+        for group in await self._order_groups(groups, stage):
+            winners.update(group[: self.settings.group // 2])
+        return [document for document in documents if document in winners]
+
     async def _order_groups(
-        self, groups: list[list[str]], comparer: Comparer, number: int, stage: int
-    ) -> list[list[str]]:
-        """Order each group, shown shuffled, so that no position in the prompt always favours the same document."""
-        shuffled = [list(group) for group in groups]
-        for index, group in enumerate(shuffled):
-            comparer.make_random(self.seed, number, stage, index).shuffle(group)
+        self, groups: Sequence[Sequence[str]], stage: int
+    ) -> list[Sequence[str]]:
+        """Return the documents of each group from best to worst.
 
-        async def order(group: list[str]) -> list[str] | None:
-            return await comparer.order(group) if len(group) > 1 else group
+        Each is shown shuffled, so that no position in the prompt always favours the same document.
+        """
+        shown_groups: list[list[str]] = []
+        for index, group in enumerate(groups):
+            shown = list(group)
+            generator = self.comparer.make_random(self.settings.seed, self.number, stage, index)
+            generator.shuffle(shown)
+            shown_groups.append(shown)
 
-        answers = await comparer.run_all(order, shuffled)
+        answers = await self.comparer.run_all(self._order_group, shown_groups)
         return [answer or group for answer, group in zip(answers, groups, strict=True)]
+
+    async def _order_group(self, shown: list[str]) -> list[str] | None:
+        """Return a group from best to worst; None without an answer."""
+        if len(shown) < 2:
+            return shown
+        return await self.comparer.order(shown)
+
+
+register(
+    RankingStep(
+        name="tournament",
+        method=Tournament,
+        summary="groups of at most 10, five of each go on; points of two tournaments",
+        requests="about N/2",
+        reference="after TourRank, arXiv 2406.11678",
+        order=60,
+    )
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -13,11 +12,13 @@ from pathlib import Path
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
+from touche_llm.data.files import open_private_folder
 from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.engines.cached_info import name_kind, replay_engine_info
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.engines.recorder import EstimatingTokenizer, RecordingEngine, run_until_pending
+from touche_llm.engines.recording import RecordingEngine, run_until_pending
 from touche_llm.engines.settings import PoolingConfig, PoolingPurpose
+from touche_llm.engines.token_estimates import EstimatingTokenizer
 from touche_llm.errors import DataError, ToucheError, describe_os_error
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.protocol import EngineInfo
@@ -79,7 +80,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
 
     # The first stage is given, so no query is expanded.
     config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
-    engine = RecordingEngine(lambda _: None, EstimatingTokenizer())
+    engine = RecordingEngine(EstimatingTokenizer())
     used_keys: set[str] = set()
     opening = open_client(
         config.engine,
@@ -161,7 +162,9 @@ async def _open_recorded(
     """Open a cross-encoder whose scores are those of the cache."""
     facts = replay_engine_info(asked, cache, purpose)
     used_keys |= {
-        entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts
+        entry.key
+        for entry in cache.find(name_kind(purpose))
+        if cache.read(entry, EngineInfo) == facts
     }
     yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
 
@@ -187,12 +190,12 @@ async def check_folder(folder: Path) -> CheckResult:
     A run that cannot be read or replayed has the error in its result.
     """
     try:
-        with tempfile.TemporaryDirectory() as work:
+        with open_private_folder() as work:
             snapshot = open_snapshot(folder)
             replayed = await replay(
                 config=snapshot.config(),
                 first_stage=snapshot.first_stage,
-                work=Path(work),
+                work=work,
                 place=folder,
             )
             return compare_replay(snapshot, replayed)

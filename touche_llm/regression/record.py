@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +21,13 @@ from touche_llm.config.files import CONFIG, load_config
 from touche_llm.config.task_copies import copy_task
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data.files import open_atomic, replace_folder
+from touche_llm.data.files import open_atomic, open_private_folder, replace_folder
 from touche_llm.data.records import Document
 from touche_llm.data.topics.reading import write_topics
 from touche_llm.engines.cached_info import name_kind, store_engine_info
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import DataError
+from touche_llm.kinds.known import get_kind
 from touche_llm.llm.answer import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig
@@ -165,7 +165,7 @@ def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: P
             for key in replayed.used_keys:
                 for entry in cache.find(kind, key=key):
                     chosen.put(entry)
-        return chosen.export_cassette(cassette)
+        return chosen.export_cassette(cassette).entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +190,11 @@ async def record(config: Config, run: Path, target: Path) -> Recording:
     directory = RunDirectory(run)
     with (
         replace_folder(target, SNAPSHOT_FILES) as folder,
-        tempfile.TemporaryDirectory() as work,
+        open_private_folder() as work,
         RunContext(config, SilentProgress()) as context,
     ):
         documents = await _write_documents(context, directory, folder)
-        note = describe_restriction(documents)
+        note = describe_restriction(documents) or ""
         # Paths of templates are relative to the final folder.
         write_config(config, target, folder, note)
         copy_task(context.task, folder)
@@ -202,7 +202,7 @@ async def record(config: Config, run: Path, target: Path) -> Recording:
         shutil.copyfile(directory.run_file, folder / directory.run_file.name)
         templates = _copy_templates(context, folder)
         Manifest(templates=templates).write(folder)
-        answers = await _write_answers(config, folder, Path(work), target)
+        answers = await _write_answers(config, folder, work, target)
 
         return Recording(
             size=_measure_size(folder),
@@ -266,7 +266,7 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
         candidate.document_id for ranking in candidates.list_rankings() for candidate in ranking
     }
     with open_atomic(folder / corpus_file(context.task)) as stream:
-        if isinstance(corpus, LocalCorpus) and context.task.sentence_question is not None:
+        if isinstance(corpus, LocalCorpus) and get_kind(context.task).makes_documents:
             write_arguments(documents, corpus.store, stream)
         elif context.task.reads_arguments:
             _write_table(
@@ -285,11 +285,11 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
 def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Read the candidates of the run's topics; of sentences, only those that were judged."""
     found = directory.read_first_stage(context)
-    question = context.task.sentence_question
-    if question is None:
+    if not get_kind(context.task).makes_documents:
         return found
     judged = {
-        (judgment.topic_id, judgment.document_id) for judgment in directory.read_sentences(question)
+        (judgment.topic_id, judgment.document_id)
+        for judgment in directory.read_sentences(context.task)
     }
     rankings = {
         topic_id: [

@@ -15,6 +15,7 @@ from touche_llm.config.task_copies import COPY, find_task_folder
 from touche_llm.data.files import open_atomic, read_bounded, recover, shorten_path
 from touche_llm.data.records import Malformed, Model
 from touche_llm.errors import DataError, UsageError
+from touche_llm.kinds.known import KINDS
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.prompts.templates import read_text
@@ -36,7 +37,9 @@ _MAX_BYTES = 2**20
 # Settings that determine the run after the first stage, in the order of a configuration.
 DECISIVE = (
     *("depth", "judge_per", "sampling", "objective", "weights", "rank", "ranking"),
-    *("stance", "sentences", "pairs", "tag", "engine"),
+    "stance",
+    *(section for kind in KINDS.values() for section in kind.sections),
+    *("tag", "engine"),
 )
 
 

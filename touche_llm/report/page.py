@@ -103,7 +103,7 @@ def describe_run(
         **join_texts(stages.finished.values(), FactGroup.SETUP),
         "ranked by": ", ".join(config.rank),
         "objective": config.criterion,
-        "corpus": str(corpus),
+        "corpus": "" if corpus is None else str(corpus),
         "topics": f"{len(run.rankings):,}",
         "lines": f"{sum(map(len, run.rankings.values())):,}",
         "tag": config.tag,

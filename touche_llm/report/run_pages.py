@@ -21,7 +21,9 @@ from touche_llm.evaluation.agreement import count_confusion
 from touche_llm.evaluation.measures import Evaluation, describe_judging, evaluate_run, list_headline
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, select_topics
 from touche_llm.evaluation.significance import compare
+from touche_llm.kinds.known import get_kind
 from touche_llm.regression.snapshot import DECISIVE
+from touche_llm.report.agreement import describe_agreement
 from touche_llm.report.page import (
     LETTERS,
     CostRow,
@@ -52,11 +54,13 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
     with open_folder(folder) as opened:
         run, task, notes = opened.run, opened.task, list[str]()
         measured = None
+        agreement = None
         if qrels is None:
             notes.append("No qrels were given, so the run is not evaluated.")
         else:
             qrels = select_topics(qrels, [run])
-            measured = measure_run(run, opened.first, qrels, task.before_judging)
+            measured = measure_run(run, opened.first, qrels, get_kind(task).before_judging)
+            agreement = describe_agreement(opened.records.judgments, qrels, task)
             notes += [
                 *measured.notes,
                 *describe_fitted("The run", run, opened.config.fitted_on, qrels),
@@ -74,8 +78,8 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
             name=folder.resolve().name,
             task=task,
             labels=task.stances,
-            before=task.before_judging,
-            marks=[(_RUN, "●", "run"), (task.before_judging, "○", "first")],
+            before=get_kind(task).before_judging,
+            marks=[(_RUN, "●", "run"), (get_kind(task).before_judging, "○", "first")],
             facts=describe_run(opened.config, task, opened.stages, run),
             topics=_describe_topics(opened, rows, top),
             anchors={
@@ -85,6 +89,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
             has_judge_ranks=any(row.judge is not None for row in shown),
             stances=compute_label_shares({_RUN: run}, qrels, task.stances),
             measured=measured,
+            agreement=agreement,
             scores={
                 topic: [
                     (name, run[topic], first.get(topic))
@@ -198,7 +203,7 @@ def gather_comparison(
             template="comparison",
             task=task,
             labels=task.stances,
-            before=task.before_judging,
+            before=get_kind(task).before_judging,
             grades=task.question.grades,
             judged_by=judged_by,
             sides=sides,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -288,9 +289,8 @@ _NamedBlock = tuple[list[str], Block]
 
 
 def _tokenize_in_processes(table: TextTable, starts: range, count: int) -> Iterator[_NamedBlock]:
+    _start_resource_tracker()
     executor = ProcessPoolExecutor(count, get_context("spawn"))
-    # Otherwise the first start of a process does this and unblocks Ctrl-C.
-    resource_tracker.ensure_running()
     # A terminal sends Ctrl-C to all processes; those started here never receive it, and end with
     # this one.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -307,6 +307,17 @@ def _tokenize_in_processes(table: TextTable, starts: range, count: int) -> Itera
         ) from None
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _start_resource_tracker() -> None:
+    """Start the process that removes the semaphores of this one after its end.
+
+    Otherwise the first start of a process does this and unblocks Ctrl-C.
+    """
+    # It takes over the filters of warnings, and warns of the semaphores that an interrupt left.
+    sys.warnoptions.append("ignore:resource_tracker")
+    resource_tracker.ensure_running()
+    sys.warnoptions.pop()
 
 
 def _tokenize(folder: Path, name: str, size: int, start: int) -> _NamedBlock:

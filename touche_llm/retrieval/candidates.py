@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,41 +33,71 @@ def make_frame(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> DataFra
 def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
     """Return the candidates of a frame by topic id, best first.
 
-    Its columns are topic, document, and rank (1 is best), score or both; rank decides.
+    Args:
+        frame: Frame with the columns topic, document, and rank (1 is best), score or both; rank
+            decides.
+
+    Raises:
+        DataError: A column is missing, a value is missing or no number, a topic has a document
+            twice, or rank and score disagree.
     """
     order = [name for name in ("rank", "score") if name in frame.columns]
-    columns = ["topic", "document", *(order or ["rank"])]
-    if missing := [name for name in columns if name not in frame.columns]:
-        raise DataError(
-            f"frame: no column {', '.join(missing)}; expected topic, document, and rank or score"
-        )
-    used = frame[columns]
-    if used.isna().any().any():
-        raise DataError("frame: missing values in topic, document, rank or score; drop these rows")
-    if len(repeated := used[used.duplicated(["topic", "document"])]):
-        first = repeated.iloc[0]
-        raise DataError(
-            f"frame: topic {first['topic']}: document {first['document']} occurs twice; keep one row"
-        )
+    rows = _select_rows(frame, ["topic", "document", *(order or ["rank"])])
     try:
-        used = used.astype(dict.fromkeys(order, float))
+        rows = rows.astype(dict.fromkeys(order, float))
     except (TypeError, ValueError) as error:
         raise DataError(f"frame: {', '.join(order)}: not numbers: {error}") from error
-    rankings: dict[str, list[Candidate]] = {str(topic): [] for topic in used["topic"].unique()}
-    ordered = used.sort_values(order[0], ascending=order[0] == "rank", kind="stable")
+
+    rankings: dict[str, list[Candidate]] = {str(topic): [] for topic in rows["topic"].unique()}
+    has_scores = "score" in order
+    ordered = rows.sort_values(order[0], ascending=order[0] == "rank", kind="stable")
     for topic, document, *values in ordered.itertuples(index=False, name=None):
-        ranking, score = rankings[str(topic)], values[-1] if "score" in order else -values[0]
+        # Without scores, better ranks are higher ones.
+        score = values[-1] if has_scores else -values[0]
+        ranking = rankings[str(topic)]
         if ranking and score > ranking[-1].score:
             raise DataError(
                 f"frame: topic {topic}: document {document}: rank and score disagree; leave one of them out"
             )
-        ranking.append(Candidate(str(topic), str(document), len(ranking) + 1, score))
+        ranking.append(
+            Candidate(
+                topic_id=str(topic),
+                document_id=str(document),
+                rank=len(ranking) + 1,
+                score=score,
+            )
+        )
     return rankings
+
+
+def _select_rows(frame: DataFrame, columns: list[str]) -> DataFrame:
+    """Return these columns of a frame.
+
+    Raises:
+        DataError: A column or a value is missing, or a topic has a document twice.
+    """
+    missing = [name for name in columns if name not in frame.columns]
+    if missing:
+        raise DataError(
+            f"frame: no column {', '.join(missing)}; expected topic, document, and rank or score"
+        )
+
+    rows = frame[columns]
+    if rows.isna().any().any():
+        raise DataError("frame: missing values in topic, document, rank or score; drop these rows")
+
+    repeated = rows[rows.duplicated(["topic", "document"])]
+    if len(repeated) > 0:
+        first = repeated.iloc[0]
+        raise DataError(
+            f"frame: topic {first['topic']}: document {first['document']} occurs twice; keep one row"
+        )
+    return rows
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Candidates:
-    """Candidates of topics: documents, sentences to make pairs of, or pairs.
+    """Candidates of topics: documents, or sentences that documents are made of.
 
     Attributes:
         task: Task of the run.
@@ -77,7 +108,7 @@ class Candidates:
             scores.
         depth: Number of candidates per topic to judge; of sentences, the number judged at a time.
         source: Where the candidates come from, for messages.
-        are_pairs: Whether they are pairs of sentences.
+        are_made: Whether they are documents that were made of sentences, as pairs are.
         queries: Additional queries that were searched for.
         failures: Failures of query expansion, whose topics were searched for with their own query
             only.
@@ -89,26 +120,29 @@ class Candidates:
     rankings: Mapping[str, list[Candidate]]
     depth: int
     source: str = "candidates"
-    are_pairs: bool = False
+    are_made: bool = False
     queries: Sequence[Queries] = ()
     failures: Sequence[Failure] = ()
 
     def __post_init__(self) -> None:
-        ids = [topic.id for topic in self.topics]
-        if len(set(ids)) < len(ids):
-            raise DataError(
-                f"topics: {next(each for each in ids if ids.count(each) > 1)} occurs twice; give it once"
-            )
+        """Raise DataError if a topic occurs twice."""
+        counts = Counter(topic.id for topic in self.topics)
+        for topic_id, count in counts.items():
+            if count > 1:
+                raise DataError(f"topics: {topic_id} occurs twice; give it once")
 
     def __repr__(self) -> str:
-        count = sum(map(len, self.rankings.values()))
-        return f"<Candidates: {count:,} {'pairs' if self.are_pairs else 'candidates'} of {len(self.topics):,} topics>"
+        count = sum(len(ranking) for ranking in self.rankings.values())
+        noun = self.task.kind if self.are_made else "candidates"
+        return f"<Candidates: {count:,} {noun} of {len(self.topics):,} topics>"
 
     @property
     def documents(self) -> Documents:
         """Source of the candidates' texts; raises UsageError without a corpus."""
         corpus = self.require_corpus()
-        return corpus.documents if self.are_pairs else corpus.candidates
+        if self.are_made:
+            return corpus.documents
+        return corpus.candidates
 
     def require_corpus(self) -> Corpus:
         """Return the corpus; raise UsageError if the candidates have none."""
@@ -129,7 +163,7 @@ class Candidates:
         await corpus.fetch(
             candidate.document_id for ranking in self.rankings.values() for candidate in ranking
         )
-        corpus.check(self.rankings.values(), self.source, ranked=self.are_pairs)
+        corpus.check(self.rankings.values(), self.source, ranked=self.are_made)
 
     def write(self, path: Path | str, *, tag: str = "touche-llm", overwrite: bool = False) -> None:
         """Write a TREC run with `Q0` as stance, atomically.
@@ -163,7 +197,7 @@ class Candidates:
         Raises:
             DataError: A column is missing or malformed, or a topic is unknown.
         """
-        return cls._of_rankings(group_rankings(frame), topics, corpus, depth, "frame")
+        return cls._from_rankings(group_rankings(frame), topics, corpus, depth, "frame")
 
     @classmethod
     def from_run(
@@ -173,48 +207,58 @@ class Candidates:
 
         Arguments as `from_frame`.
         """
-        found = read_candidates(Path(path), depth)
-        return cls._of_rankings(found, topics, corpus, depth, str(path))
+        rankings = read_candidates(Path(path), depth)
+        return cls._from_rankings(rankings, topics, corpus, depth, str(path))
 
     @classmethod
-    def _of_rankings(
+    def _from_rankings(
         cls,
-        found: Mapping[str, list[Candidate]],
+        rankings: Mapping[str, list[Candidate]],
         topics: list[Topic],
         corpus: Corpus,
         depth: int | None,
         source: str,
     ) -> Self:
-        check_topics(source, found, topics)
-        rankings = normalise_rankings(found.values())
+        """Return the candidates of rankings of these topics, all of them without a depth.
+
+        Raises:
+            DataError: A ranking is of another topic.
+        """
+        check_topics(source, rankings, topics)
+        normalised = normalise_rankings(rankings.values())
+        longest = max((len(ranking) for ranking in normalised.values()), default=1)
         return cls(
-            corpus.task,
-            topics,
-            corpus,
-            rankings,
-            depth or max(map(len, rankings.values()), default=1),
-            source,
+            task=corpus.task,
+            topics=topics,
+            corpus=corpus,
+            rankings=normalised,
+            depth=depth or longest,
+            source=source,
         )
 
 
 def check_topics(source: object, topic_ids: Iterable[str], topics: Iterable[Topic]) -> None:
     """Raise DataError if a run has topics that are not among the given ones."""
     known = {topic.id for topic in topics}
-    if unknown := [topic_id for topic_id in topic_ids if topic_id not in known]:
+    unknown = [topic_id for topic_id in topic_ids if topic_id not in known]
+    if unknown:
         raise DataError(
             f"{source}: {len(unknown)} of its topics are not among the given ones: {shorten(unknown)}"
         )
 
 
 def normalise_rankings(rankings: Iterable[list[Candidate]]) -> dict[str, list[Candidate]]:
-    """Return candidates by topic id as a run file holds them: ranks from 1, strictly decreasing rounded scores."""
-    result: dict[str, list[Candidate]] = {}
+    """Return candidates by topic id as a run file holds them.
+
+    Ranks are from 1, and scores are rounded and strictly decreasing.
+    """
+    normalised: dict[str, list[Candidate]] = {}
     for ranking in rankings:
         scores = make_strictly_decreasing([candidate.score for candidate in ranking])
         for rank, (candidate, score) in enumerate(zip(ranking, scores, strict=True), start=1):
-            normalised = Candidate(candidate.topic_id, candidate.document_id, rank, score)
-            result.setdefault(candidate.topic_id, []).append(normalised)
-    return result
+            of_topic = normalised.setdefault(candidate.topic_id, [])
+            of_topic.append(Candidate(candidate.topic_id, candidate.document_id, rank, score))
+    return normalised
 
 
 class NoCandidates(DataError):

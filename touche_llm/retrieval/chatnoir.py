@@ -16,7 +16,7 @@ import msgspec
 from pydantic import AfterValidator, Field
 
 from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.files import ID_FORM, is_word
+from touche_llm.data.files import ID_FORM, check_database_file, is_word
 from touche_llm.data.records import Candidate, Document, Malformed, Topic, decode_json
 from touche_llm.data.sqlite import DatabaseFormat, connect, create_if_empty, describe_opening_error
 from touche_llm.data.topics.reading import build_query
@@ -38,15 +38,15 @@ from touche_llm.llm.retries import RetryNotice, retry
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord
 from touche_llm.retrieval.registry import EngineInputs, Retriever, find_engine_problem, register
 from touche_llm.retrieval.settings import QueryField
-from touche_llm.settings.section import Scope, Section, check_address
+from touche_llm.settings.section import NamedSection, Scope, Section, check_address
 from touche_llm.tasks.task import Task
+from touche_llm.text.quoting import CHATNOIR_KEY_VARIABLE
 
 if TYPE_CHECKING:  # slow to load, and every command reads the settings
     import aiohttp
 
-API_KEY_VARIABLE = "CHATNOIR_API_KEY"
 HOW_TO_GIVE_A_KEY = (
-    f"give it in the environment variable {API_KEY_VARIABLE}; ChatNoir hands keys out at "
+    f"give it in the environment variable {CHATNOIR_KEY_VARIABLE}; ChatNoir hands keys out at "
     "https://www.chatnoir.eu/apikey/"
 )
 # Max bytes of a reply; a longer document is left out.
@@ -67,7 +67,9 @@ class ChatNoirSettings(Section):
     """
 
     base_url: Annotated[
-        str, AfterValidator(lambda url: check_address(url, API_KEY_VARIABLE) + "/"), Scope.DELIVERY
+        str,
+        AfterValidator(lambda url: check_address(url, CHATNOIR_KEY_VARIABLE) + "/"),
+        Scope.DELIVERY,
     ] = "https://chatnoir.eu/"
     index: str = "clueweb22/b"
     cache: Annotated[Path, Scope.DELIVERY] = Path(".touche-llm/chatnoir.sqlite")
@@ -137,6 +139,7 @@ class ChatNoirDocuments:
         self.path, self._index = settings.cache, settings.index_id
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            check_database_file(self.path)
             self._database = connect(self.path.absolute().as_uri())
             self._database.path = self.path
             create_if_empty(self._database, _FORMAT, self.path)
@@ -205,7 +208,7 @@ class ChatNoirCorpus(Corpus):
             f"{settings.base_url}: no page for any topic in {settings.index}; see `retriever.query`"
         )
         self._settings, self._warn = settings, warn
-        self._key = os.environ.get(API_KEY_VARIABLE, "").strip()
+        self._key = os.environ.get(CHATNOIR_KEY_VARIABLE, "").strip()
         self._note = RetryNotice(
             warn, f"{settings.base_url} (chatnoir.base_url)", settings.retry_for
         )
@@ -337,9 +340,7 @@ class ChatNoirCorpus(Corpus):
                 if hit.trec_id is not None and not is_word(hit.trec_id):
                     raise ValueError(f"a TREC id must be {ID_FORM}, not {hit.trec_id!r:.80}")
         except ValueError as error:
-            raise self._fail(
-                f"{query!r}: a reply of another form: {self._clean(str(error))}"
-            ) from None
+            raise self._fail(f"{query!r}: a reply of another form: {to_line(str(error))}") from None
         self._cached.store(page, *place)
         return page
 
@@ -400,12 +401,12 @@ class ChatNoirCorpus(Corpus):
             ) as response:
                 content = await read_body(response, MAX_BYTES)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            problem = describe_connection_error(error, self._settings.request_timeout, self._clean)
+            problem = describe_connection_error(error, self._settings.request_timeout)
             raise TransientFailure(problem) from None
         status = response.status
         if status == 200 or (status == 404 and method == "GET"):
             return status, content, response.charset or "utf-8"
-        problem = f"HTTP {status}: {self._clean(content.decode(errors='replace'))}"
+        problem = f"HTTP {status}: {to_line(content.decode(errors='replace'))}"
         if status == 429 or status >= 500:
             raise TransientFailure(problem, parse_retry_after(response.headers.get("Retry-After")))
         if status in (401, 403):
@@ -413,10 +414,6 @@ class ChatNoirCorpus(Corpus):
                 f"{url}: ChatNoir refuses the key, or this address ({problem}); {HOW_TO_GIVE_A_KEY}"
             )
         raise self._fail(f"{path}: {problem}; is this ChatNoir? see chatnoir.base_url")
-
-    def _clean(self, text: str) -> str:
-        """Return a text from a server on one line, without the key, shortened."""
-        return to_line(text.replace(self._key, "[key]") if self._key else text)
 
     def _fail(self, problem: str) -> EngineError:
         return EngineError(f"{self._settings.base_url}: {problem}")
@@ -456,8 +453,7 @@ register(
         name="chatnoir",
         help="web search",
         method="ChatNoir",
-        section="chatnoir",
-        settings=ChatNoirSettings,
+        section=NamedSection(name="chatnoir", settings=ChatNoirSettings),
         open_engine=_open,
         find_problem=find_engine_problem,
         describe=_get_index,

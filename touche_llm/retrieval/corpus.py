@@ -39,7 +39,7 @@ class CorpusRecord(JsonStruct, frozen=True, kw_only=True):
         sha256: SHA-256 of the file.
         documents: Number of documents.
         bad_lines: Number of lines of the file that are no documents and were skipped.
-        sentences: Number of sentences of the documents; null unless pairs are made.
+        sentences: Number of sentences of the documents; null unless they are retrieved.
     """
 
     source: str
@@ -59,8 +59,8 @@ class Corpus(ABC):
 
     Attributes:
         task: Task of the corpus.
-        candidates: Units that the first stage retrieves: documents or, if pairs are made,
-            sentences.
+        candidates: Units that the first stage retrieves: documents, or the sentences that they are
+            made of.
         documents: Units that a run of the task ranks.
         description: Record for the metadata.
         empty: Error message for a search that found nothing for any topic.
@@ -93,9 +93,16 @@ class Corpus(ABC):
 
         `fields` make the query, `done` is called after each topic.
 
-        `depth` is the maximum number of documents per topic; if pairs are made, the settings limit
-        the sentences.
+        `depth` is the maximum number of documents per topic; sentences that documents are made of
+        are limited by the settings of their retrieval.
         """
+
+    def limit(self, ranking: list[Candidate], depth: int) -> list[Candidate]:
+        """Return the best candidates of a ranking that was fused of several searches.
+
+        Arguments as `search`.
+        """
+        return ranking[:depth]
 
     async def fetch(self, document_ids: Iterable[str]) -> None:  # noqa: B027, most corpora need not fetch
         """Fetch documents from a search engine together, so that later stages do not wait for each."""

@@ -22,7 +22,7 @@ from touche_llm.llm.protocol import EngineInfo
 from touche_llm.retrieval.bm25 import open_stage
 from touche_llm.retrieval.registry import Retriever, register
 from touche_llm.retrieval.selection import select_candidates
-from touche_llm.settings.section import AnswerKey, Option, Scope
+from touche_llm.settings.section import AnswerKey, NamedSection, Option, Scope
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import sanitize
 
@@ -303,13 +303,13 @@ class DenseIndex:
         self._manifest = manifest
 
 
-def find_dense_problem(task: Task) -> str:
-    """Return why a task cannot be searched by vectors; empty if it can.
+def find_dense_problem(task: Task) -> str | None:
+    """Return why a task cannot be searched by vectors; None if it can.
 
     Those of all sentences would be too many.
     """
-    if task.sentence_question is None:
-        return ""
+    if not task.sentence_aspects:
+        return None
     return (
         f"{task.name} retrieves sentences, and dense and hybrid search whole documents; use bm25, and "
         "rank its candidates with the step cross_encoder"
@@ -336,8 +336,7 @@ register(
         name="dense",
         help="vectors",
         method=__name__,
-        section="dense",
-        settings=DenseSettings,
+        section=NamedSection(name="dense", settings=DenseSettings),
         needs_embeddings=True,
         find_problem=find_dense_problem,
         order=30,
@@ -348,8 +347,7 @@ register(
         name="hybrid",
         help="bm25 and dense",
         method=f"reciprocal rank fusion of bm25s.BM25 and {__name__}",
-        section="dense",
-        settings=DenseSettings,
+        section=NamedSection(name="dense", settings=DenseSettings),
         open_stage=open_stage,
         has_index=True,
         needs_embeddings=True,

@@ -41,7 +41,7 @@ from touche_llm.retrieval.registry import (
     register,
 )
 from touche_llm.retrieval.settings import QueryField
-from touche_llm.settings.section import Option, Scope, Section, check_address
+from touche_llm.settings.section import NamedSection, Option, Scope, Section, check_address
 from touche_llm.tasks.task import Task
 from touche_llm.text.analysis import STOP_WORDS
 
@@ -618,8 +618,7 @@ register(
         name="elasticsearch",
         help="a server",
         method="Elasticsearch BM25",
-        section="elasticsearch",
-        settings=ElasticsearchSettings,
+        section=NamedSection(name="elasticsearch", settings=ElasticsearchSettings),
         open_engine=_open,
         load_corpus=_load,
         # Elasticsearch scores like Lucene.

@@ -83,13 +83,14 @@ def _list_sections() -> dict[str, type[Section]]:
     """
     sections: dict[str, type[Section]] = {}
     for retriever in RETRIEVERS.values():
-        settings = retriever.settings
-        if settings is None:
+        section = retriever.section
+        if section is None:
             continue
-        if sections.setdefault(retriever.section, settings) is not settings:
+        settings = sections.setdefault(section.name, section.settings)
+        if settings is not section.settings:
             raise ExtensionError(
                 f"{retriever.name}: another retriever has other settings in the section "
-                f"{retriever.section}; name this section otherwise"
+                f"{section.name}; name this section otherwise"
             )
     return sections
 

@@ -12,7 +12,7 @@ from touche_llm.errors import Warn
 from touche_llm.extensions import Registry
 from touche_llm.retrieval.corpus import Corpus, FirstStage
 from touche_llm.retrieval.settings import Bm25Settings
-from touche_llm.settings.section import Section
+from touche_llm.settings.section import NamedSection
 from touche_llm.tasks.task import Task
 
 
@@ -21,9 +21,9 @@ class StageInputs:
     """Inputs of a first stage that scores documents on disk.
 
     Attributes:
-        table: Documents, or sentences if pairs are made.
+        table: Documents, or the sentences of documents.
         bm25: Settings of BM25.
-        settings: Settings of the declared type; None if none is declared.
+        settings: Settings of its section; None if it declares none.
         warn: Receives notices; None if an index may be opened, but not built.
     """
 
@@ -40,7 +40,7 @@ class EngineInputs:
     Attributes:
         task: Task of the run.
         bm25: Settings of BM25.
-        settings: Settings of the declared type; None if none is declared.
+        settings: Settings of its section; None if it declares none.
         warn: Receives notices.
     """
 
@@ -82,34 +82,34 @@ class Retriever:
         name: Value of `retriever.name`.
         help: A few words for the help of `--retriever`.
         method: Name of the method in the metadata of a run.
-        section: Name of its section in the configuration; empty if it has no settings of its own.
-        settings: Type of that section.
+        section: Section of the configuration with its own settings; None if it has none.
         open_stage: Opens the first stage of documents on disk.
         has_index: Whether `open_stage` stores an index, which `touche-llm index` builds.
         needs_embeddings: Whether an embedding model makes vectors of the documents; its section is
             `dense` then.
         open_engine: Opens a search engine.
         load_corpus: Loads a corpus into the search engine, for `touche-llm index`.
-        bm25_method: The only variant of BM25 that it can be; empty for any, or none.
-        find_problem: Returns why it cannot search the documents of a task; empty if it can.
-        describe: Returns the name of the search engine's documents in reports, of its settings.
-        find_needed_file: Returns a file without which documents cannot be shown offline.
+        bm25_method: The only variant of BM25 that it can be; None for any, or if it is none.
+        find_problem: Returns why it cannot search the documents of a task; None if it can.
+        describe: Returns the name of the search engine's documents in reports, of its settings;
+            None for documents on disk.
+        find_needed_file: Returns a file without which documents cannot be shown offline, of its
+            settings; None if there is no such file.
         order: Place in lists; lower ones come first.
     """
 
     name: str
     help: str
     method: str
-    section: str = ""
-    settings: type[Section] | None = None
+    section: NamedSection | None = None
     open_stage: OpenStage | None = None
     has_index: bool = False
     needs_embeddings: bool = False
     open_engine: OpenEngine | None = None
     load_corpus: LoadCorpus | None = None
-    bm25_method: str = ""
-    find_problem: Callable[[Task], str] = lambda _: ""
-    describe: Callable[[Any], str] = lambda _: ""
+    bm25_method: str | None = None
+    find_problem: Callable[[Task], str | None] = lambda _: None
+    describe: Callable[[Any], str | None] = lambda _: None
     find_needed_file: Callable[[Any], Path | None] = lambda _: None
     order: int = 100
 
@@ -136,9 +136,9 @@ def register(retriever: Retriever) -> Retriever:
     return RETRIEVERS.register(retriever)
 
 
-def find_engine_problem(task: Task) -> str:
-    """Return why a task cannot be searched in a search engine with documents; empty if it can."""
+def find_engine_problem(task: Task) -> str | None:
+    """Return why a task cannot be searched in a search engine with documents; None if it can."""
     if not task.reads_arguments:
-        return ""
-    what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
-    return f"{task.name} ranks {what}; use bm25"
+        return None
+    what = "sentences" if task.sentence_aspects else "arguments"
+    return f"{task.name} retrieves {what} of args.me; use bm25"

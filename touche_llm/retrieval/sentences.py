@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ _PUNCTUATION = ".,;:!?()[]{}<>\"'“”‘’"
 _WORD = re.compile(r"[^\W\d_]{2,}")
 # Candidates before filtering, in multiples of the pool; most filtered sentences are repetitions.
 _OVERFETCH = 4
+# In place of a maximum of 0, if no text matches.
+_MIN_DIVISOR = 1e-12
 
 
 class SentenceSettings(Section):
@@ -52,51 +55,80 @@ class SentenceSettings(Section):
 
 
 def retrieve_sentences(
-    topics: list[Topic],
+    topics: Iterable[Topic],
     arguments: FirstStage,
     sentences: FirstStage,
     parts: Parts,
     settings: SentenceSettings,
     fields: tuple[str, ...],
 ) -> Iterator[list[Candidate]]:
-    """Yield the best sentences of each topic, from matching sentences and all sentences of the best arguments.
+    """Yield the best sentences of each topic.
 
-    The first stages score the documents of the corpus (`arguments`) and their parts (`sentences`).
+    They are among the matching sentences and all sentences of the best arguments.
+
+    Args:
+        topics: Topics to search for.
+        arguments: First stage that scores the documents of the corpus.
+        sentences: First stage that scores their sentences.
+        parts: Sentences of the corpus.
+        settings: Numbers of sentences and arguments, and filters of sentences.
+        fields: Fields of a topic that make the query.
     """
     analyzer = Analyzer()
     parents = parts.load_parents()
     for topic in topics:
         query = build_query(topic, fields)
-        rows, scores = join_scores(
-            arguments.score(query), sentences.score(query), parents, settings
+        found = join_scores(
+            arguments=arguments.score(query),
+            sentences=sentences.score(query),
+            parents=parents,
+            settings=settings,
         )
         ranking = select_candidates(
-            topic, scores, _select_ids(rows, parts), settings.pool * _OVERFETCH
+            topic,
+            found.scores,
+            partial(_get_ids, parts, found.rows),
+            settings.pool * _OVERFETCH,
         )
         yield select_distinct(ranking, parts, settings, analyzer)
 
 
 def select_distinct(
-    ranking: list[Candidate], parts: Parts, settings: SentenceSettings, analyzer: Analyzer
+    ranking: Sequence[Candidate],
+    parts: Parts,
+    settings: SentenceSettings,
+    analyzer: Analyzer,
 ) -> list[Candidate]:
     """Return at most `pool` self-contained sentences that are no near-duplicates of better ones."""
-    seen = DuplicateFilter(settings.duplicate)
-    chosen: list[Candidate] = []
     texts = parts.get_texts([candidate.document_id for candidate in ranking])
+    duplicates = DuplicateFilter(settings.duplicate)
+
+    selected: list[Candidate] = []
     for candidate, text in zip(ranking, texts, strict=True):
-        if is_self_contained(text, settings) and seen.add(frozenset(analyzer.analyze(text))):
-            chosen.append(
-                Candidate(
-                    candidate.topic_id, candidate.document_id, len(chosen) + 1, candidate.score
-                )
+        if len(selected) == settings.pool:
+            break
+        if not is_self_contained(text, settings):
+            continue
+
+        terms = frozenset(analyzer.analyze(text))
+        if duplicates.add(terms):
+            rank = len(selected) + 1
+            selected.append(
+                Candidate(candidate.topic_id, candidate.document_id, rank, candidate.score)
             )
-            if len(chosen) == settings.pool:
-                break
-    return chosen
+    return selected
 
 
-def _select_ids(rows: NDArray[np.int64], parts: Parts) -> Callable[[list[int]], list[str]]:
-    return lambda places: parts.get_ids(rows[places].tolist())
+def _get_ids(parts: Parts, rows: NDArray[np.int64], places: list[int]) -> list[str]:
+    """Return the ids of the sentences at some places in an array of rows."""
+    return parts.get_ids(rows[places].tolist())
+
+
+class ScoredRows(NamedTuple):
+    """Rows of sentences, ascending, and their scores from 0 to 1; both of shape (found,)."""
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float64]
 
 
 def join_scores(
@@ -104,8 +136,8 @@ def join_scores(
     sentences: NDArray[np.floating[Any]],
     parents: NDArray[np.int64],
     settings: SentenceSettings,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the rows of sentences that match or are part of a best argument, ascending, and their scores in [0, 1].
+) -> ScoredRows:
+    """Return the sentences that match or are part of a best argument, with the scores of both.
 
     Args:
         arguments: Scores of the arguments, of shape (arguments,).
@@ -114,31 +146,46 @@ def join_scores(
         settings: Number of best arguments (ties at the cutoff are included) and weight of their
             scores.
     """
-    best = select_best_rows(arguments, settings.arguments)
-    of_argument = np.zeros(len(arguments), dtype=np.float64)
-    of_argument[best] = arguments[best].astype(np.float64) / max(
-        float(arguments.max(initial=0.0)), 1e-12
-    )
-    scored = sentences > 0
-    firsts, ends = np.searchsorted(parents, best), np.searchsorted(parents, best, side="right")
-    for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
-        scored[first:end] = True
-    rows = np.flatnonzero(scored)
-    of_sentence = sentences[rows].astype(np.float64) / max(float(sentences.max(initial=0.0)), 1e-12)
+    best_arguments = select_best_rows(arguments, settings.arguments)
+    argument_scores = np.zeros(len(arguments), dtype=np.float64)
+    argument_scores[best_arguments] = _scale(arguments[best_arguments], arguments)
+
+    is_found = sentences > 0
+    starts = np.searchsorted(parents, best_arguments)
+    ends = np.searchsorted(parents, best_arguments, side="right")
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        is_found[start:end] = True
+
+    rows = np.flatnonzero(is_found)
+    sentence_scores = _scale(sentences[rows], sentences)
     share = settings.argument_share
-    return rows, (1.0 - share) * of_sentence + share * of_argument[parents[rows]]
+    scores = (1.0 - share) * sentence_scores + share * argument_scores[parents[rows]]
+    return ScoredRows(rows, scores)
+
+
+def _scale(
+    chosen: NDArray[np.floating[Any]],
+    scores: NDArray[np.floating[Any]],
+) -> NDArray[np.float64]:
+    """Return some of the scores, divided by the maximum of all."""
+    highest = float(scores.max(initial=0.0))
+    scaled: NDArray[np.float64] = chosen.astype(np.float64) / max(highest, _MIN_DIVISOR)
+    return scaled
 
 
 def is_self_contained(text: str, settings: SentenceSettings) -> bool:
     """Return whether a sentence has enough words (two letters or more, no links) and is not too long."""
     if len(text) > settings.most_chars:
         return False
-    words = (token for token in text.split() if _WORD.search(token) and not _is_link(token))
+
     # Lazily: most sentences have enough words near their beginning.
-    return len(list(islice(words, settings.least_words))) == settings.least_words
+    words = (token for token in text.split() if _WORD.search(token) and not _is_link(token))
+    first_words = list(islice(words, settings.least_words))
+    return len(first_words) == settings.least_words
 
 
 def _is_link(token: str) -> bool:
+    """Return whether a token is an address or a name of a host or file."""
     if "." not in token and "/" not in token:
         return False
     name = token.casefold().strip(_PUNCTUATION)
@@ -149,39 +196,40 @@ class DuplicateFilter:
     """Filter that rejects near-duplicates of the sets of terms kept so far.
 
     Near-duplicates have a Jaccard similarity of at least `threshold`. Prefix and length filtering
-    limit the pairs to
-    compare: at similarity t, the smaller set has at least t times the size of the larger, and both
-        share one of their
-    first |s| - ceil(t |s|) + 1 terms in any common order (Chaudhuri et al., ICDE 2006; Bayardo et
-    al., WWW 2007).
+    limit the pairs to compare: at similarity t, the smaller set has at least t times the size of
+    the larger, and both share one of their first |s| - ceil(t |s|) + 1 terms in any common order
+    (Chaudhuri et al., ICDE 2006; Bayardo et al., WWW 2007).
     """
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
-        # By a term of the prefix.
+        # Kept sets, by each term of their prefix.
         self._kept: dict[str, list[frozenset[str]]] = defaultdict(list)
 
     def add(self, terms: frozenset[str]) -> bool:
         """Keep a set unless it is empty or a near-duplicate of a kept one.
 
-        Return whether it was kept.
+        Returns:
+            Whether it was kept.
         """
         if not terms:
             return False
-        # Long terms first: they are rare, so few sets share them.
-        ordered = sorted(sorted(terms), key=len, reverse=True)
+
         # The tolerance keeps rounding errors from making ceil(0.8 * 5) equal to 5.
         min_size = ceil(self._threshold * len(terms) - 1e-9)
         max_size = int(len(terms) / self._threshold + 1e-9)
+        # Long terms first: they are rare, so few sets share them.
+        ordered = sorted(sorted(terms), key=len, reverse=True)
         prefix = ordered[: len(terms) - min_size + 1]
-        near = {
-            other
-            for term in prefix
-            for other in self._kept.get(term, ())
-            if min_size <= len(other) <= max_size
-        }
-        if any(jaccard(terms, other) >= self._threshold for other in near):
+
+        near: set[frozenset[str]] = set()
+        for term in prefix:
+            for kept in self._kept.get(term, ()):
+                if min_size <= len(kept) <= max_size:
+                    near.add(kept)
+        if any(jaccard(terms, kept) >= self._threshold for kept in near):
             return False
+
         for term in prefix:
             self._kept[term].append(terms)
         return True

@@ -13,7 +13,7 @@ from touche_llm.data.files import open_atomic, read_record, write_records
 from touche_llm.data.records import Model
 from touche_llm.engines.batch_files import group_by_topic, read_replies, read_reply, request_line
 from touche_llm.engines.cached_info import assume_engine_info, store_engine_info
-from touche_llm.engines.recorder import RecordingEngine, run_until_pending
+from touche_llm.engines.recording import RecordingEngine, ReplayingEngine, run_until_pending
 from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import DataError, MissingLogprobs, Transient, UsageError
 from touche_llm.llm.answer import OUTCOMES, Answer, UnusableAnswer
@@ -93,7 +93,7 @@ async def export_requests(
     # Opened for writing, since only this repairs a cache whose creation was killed.
     with Cache(config.cache.file, CacheMode.REUSE) as cache:
         batch = Batch(stage=stage, facts=await _assume_facts(config, cache, counter), config=config)
-    engine = RecordingEngine(lambda _: None, counter)
+    engine = RecordingEngine(counter)
     _, counts = await _run_stage(batch, folder, engine, progress)
     if engine.needs_tokenizer:
         raise UsageError(
@@ -183,7 +183,7 @@ async def import_responses(folder: Path, paths: Sequence[Path], progress: Progre
     with Cache(batch.config.cache.file, CacheMode.REUSE) as cache:
         store_engine_info(batch.facts, cache)
     result = Import(batch.stage)
-    result.is_done, counts = await _run_stage(batch, folder, RecordingEngine(answer), progress)
+    result.is_done, counts = await _run_stage(batch, folder, ReplayingEngine(answer), progress)
     result.failed = counts.failures
     unknown: list[str] = []
     with Cache(batch.config.cache.file, CacheMode.REPLAY) as cache:

@@ -26,7 +26,7 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt, check_overlay
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
-from touche_llm.ranking.steps import CROSS_ENCODER, list_comparison_kinds
+from touche_llm.ranking.steps import list_comparison_kinds, needs_scores
 from touche_llm.retrieval.candidates import Candidates, check_topics
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.known_models import KnownModels, complete_config
@@ -102,6 +102,10 @@ class RunContext:
         """Configuration as the run records it, with what is known of its models."""
         return complete_config(self.config, self.known_models)
 
+    def note_embedding_model(self, record: ModelRecord) -> None:
+        """Keep what the server of the embedding model says about it."""
+        self.known_models = replace(self.known_models, embedding_model=record)
+
     @contextmanager
     def using(self, model: ModelClient) -> Iterator[Self]:
         """Use a model while the block runs; what its server says about it stays known."""
@@ -119,8 +123,7 @@ class RunContext:
 
         What its server says about it stays known.
         """
-        needs_reranker = any(step.name == CROSS_ENCODER for step in self.config.steps)
-        if self.reranker is not None or not needs_reranker:
+        if self.reranker is not None or not needs_scores(self.config.steps):
             yield self
             return
 
@@ -135,68 +138,99 @@ class RunContext:
                 self.reranker = None
 
     def load_prompts(self, *names: str) -> dict[str, Prompt]:
-        """Return the prompts of these purposes or, without names, of all that the run needs.
+        """Return the prompts that the run needs, by purpose; each is loaded once.
 
-        Each is loaded once.
+        Args:
+            names: Purposes to choose from; all if none is given.
+
+        Raises:
+            PromptError: A prompt is invalid.
+            UsageError: The folder of templates has none for the task, or a few-shot example is
+                about a topic of the run.
         """
+        purposes = [name for name in self._list_purposes() if not names or name in names]
+        missing = [name for name in purposes if name not in self._prompts]
+        if missing:
+            self._check_overlay()
+        for name in missing:
+            self._prompts[name] = self._load_prompt(name)
+        return {name: self._prompts[name] for name in purposes}
+
+    def _list_purposes(self) -> list[str]:
+        """Return the purposes of the prompts that the run needs."""
         stance_depth = 0 if self.config.stance is None else self.config.stance.depth
         needed = {
             *list_judging_purposes(self.task, self.topics, stance_depth),
             *list_comparison_kinds(self.config.steps),
-            *(("queries",) if self.config.expansion.use else ()),
         }
-        wanted = [
-            name
-            for name in purposes_of(self.task)
-            if name in needed and (not names or name in names)
-        ]
-        if missing := [name for name in wanted if name not in self._prompts]:
-            settings, purposes = self.config.prompts, purposes_of(self.task)
-            if settings.folder is not None:
-                # A template for a purpose whose prompt is given as a path is unused, but not a
-                # mistake.
-                given = {*purposes, *(getattr(settings, name) for name in purposes)}
-                check_overlay(
-                    settings.folder,
-                    self.task.name,
-                    {name for name in given if not name.endswith(".jinja")},
-                )
-            for name in missing:
-                template, judge_per = getattr(settings, name), self.config.judge_per
-                prompt = load(
-                    self.task, purposes[name], template, settings.folder, judge_per=judge_per
-                )
-                check_examples(prompt, self.topics, self.config.topics, self.progress.warn)
-                self._prompts[name] = prompt
-        return {name: self._prompts[name] for name in wanted}
+        if self.config.expansion.use:
+            needed.add("queries")
+        return [name for name in purposes_of(self.task) if name in needed]
+
+    def _check_overlay(self) -> None:
+        """Raise UsageError if there is a folder of templates that has none for the task."""
+        settings = self.config.prompts
+        if settings.folder is None:
+            return
+
+        purposes = purposes_of(self.task)
+        # A template for a purpose whose prompt is given as a path is unused, but not a mistake.
+        templates = {*purposes, *(getattr(settings, name) for name in purposes)}
+        names = {name for name in templates if not name.endswith(".jinja")}
+        check_overlay(settings.folder, self.task.name, names)
+
+    def _load_prompt(self, purpose: str) -> Prompt:
+        """Load the prompt for a purpose, and check its few-shot examples."""
+        settings = self.config.prompts
+        prompt = load(
+            self.task,
+            purposes_of(self.task)[purpose],
+            getattr(settings, purpose),
+            settings.folder,
+            judge_per=self.config.judge_per,
+        )
+        check_examples(prompt, self.topics, self.config.topics, self.progress.warn)
+        return prompt
 
     def read_candidates(
-        self, path: Path, depth: int | None = None, *, are_pairs: bool = False
+        self, path: Path, depth: int | None = None, *, are_made: bool = False
     ) -> Candidates:
-        """Read up to `depth` candidates of each chosen topic, or all, from a run file.
+        """Read candidates of the chosen topics from a run file; the corpus is not opened.
 
-        The corpus is not opened.
+        Args:
+            path: Run file.
+            depth: Max candidates per topic; None for all.
+            are_made: Whether the candidates are documents that were made of sentences.
+
+        Raises:
+            DataError: The file is missing or invalid, or has an unknown topic.
         """
-        found = read_candidates(path, depth)
-        check_topics(path, found, self.file_topics)
-        rankings = {topic.id: found[topic.id] for topic in self.topics if topic.id in found}
+        by_topic = read_candidates(path, depth)
+        check_topics(path, by_topic, self.file_topics)
+        rankings = {topic.id: by_topic[topic.id] for topic in self.topics if topic.id in by_topic}
         return Candidates(
-            self.task, self.topics, None, rankings, self.config.depth, str(path), are_pairs
+            self.task, self.topics, None, rankings, self.config.depth, str(path), are_made
         )
 
     def check_sources(self) -> None:
-        """Check corpus and candidates before an engine starts, and warn of topics that belong to another task.
+        """Check corpus and candidates before an engine starts.
 
-        Only number and title of the first topic count. A task of one's own may use any topics.
+        Warns of topics that belong to another task: only number and title of the first topic count,
+        and a task of one's own may use any topics.
+
+        Raises:
+            DataError: A file is missing, or is no corpus or no run.
         """
-        corpus, candidates = self.config.corpus, self.config.candidates
-        if candidates is not None:
-            require_kind(candidates, "run", "rerank")
-        if corpus is not None:
-            with suppress(BadLine):  # the store decides on bad lines
-                next(iter(self.task.read_corpus(corpus, None)), None)
+        if self.config.candidates is not None:
+            require_kind(self.config.candidates, "run", "rerank")
+        if self.config.corpus is not None:
+            # The store decides on bad lines.
+            with suppress(BadLine):
+                next(iter(self.task.read_corpus(self.config.corpus, None)), None)
+
         first = self.file_topics[0]
-        if self.task.is_own and (tasks := list_topic_tasks(first)) and self.task.name not in tasks:
+        tasks = list_topic_tasks(first) if self.task.is_own else []
+        if tasks and self.task.name not in tasks:
             self.progress.warn(
                 f"{self.config.topics}: begins with topic {first.id}, {first.title!r:.80}, as published for "
                 f"{', '.join(tasks)}, but the task is {self.task.name}; give `task: NAME` unless this is intended"
@@ -206,14 +240,16 @@ class RunContext:
 def choose_topics(topics: list[Topic], config: Config) -> list[Topic]:
     """Return the topics that the configuration selects, in the order of their file.
 
-    Raise UsageError if one lacks.
+    Raises:
+        UsageError: The configuration names an unknown topic.
     """
+    chosen = topics
     if config.topic:
         unknown = sorted(set(config.topic) - {topic.id for topic in topics})
         if unknown:
             raise UsageError(f"{config.topics}: no topic {', '.join(unknown)}")
-        topics = [topic for topic in topics if topic.id in config.topic]
-    return topics[: config.limit_topics]
+        chosen = [topic for topic in topics if topic.id in config.topic]
+    return chosen[: config.limit_topics]
 
 
 def list_schemas(
@@ -237,6 +273,7 @@ def list_schemas(
             continue
 
         documents = shown.get(purpose, 1)
-        for sent in prompt.sent:
-            schemas.append(build_schema(sent.answer_for(topic, documents), prompt.header.form))
+        for request_prompt in prompt.request_prompts:
+            answer = request_prompt.answer_for(topic, documents)
+            schemas.append(build_schema(answer, prompt.header.form))
     return schemas

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
 
-from touche_llm.api.judge import Judgments
 from touche_llm.api.rank import Ranking
 from touche_llm.api.retrieve import add_objects
 from touche_llm.config.configuration import PURPOSES, Config
@@ -20,6 +14,7 @@ from touche_llm.config.files import CONFIG, METADATA, load_with_origins, write_c
 from touche_llm.config.origins import LoadedConfig, OriginKind, ValueOrigin
 from touche_llm.config.task_copies import copy_task, find_task_folder
 from touche_llm.data.files import RecordT, open_atomic, read_records, write_records
+from touche_llm.data.locks import lock_folder
 from touche_llm.data.records import (
     Comparison,
     Failure,
@@ -31,20 +26,19 @@ from touche_llm.data.records import (
     convert_plain,
 )
 from touche_llm.data.runs.reading import ParsedRun, read_run
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError
 from touche_llm.judging.grades import check_judgments
+from touche_llm.judging.result import Judgments
+from touche_llm.kinds.known import get_kind
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.record import STAGES, RunRecord, StageName, StageRecords
 from touche_llm.settings.yaml_text import read_yaml, to_yaml
 from touche_llm.tasks import get_task
-from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 
-# Locked by the process that writes; the file remains.
-LOCK = ".touche-llm.lock"
 CANDIDATES = "candidates.run.txt"
-# Candidates of the first stage if pairs are made.
+# Candidates of the first stage if documents are made of them.
 SENTENCES = "sentences.run.txt"
 SENTENCE_JUDGMENTS = "sentence_judgments.jsonl"
 # Only if topics name no objects.
@@ -76,7 +70,7 @@ BATCH = "batch.json"
 # Only in a recorded run, which has some files of a run's folder, but is none.
 RECORDED = "recorded.json"
 ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)
-# Outputs of each stage, in the order of the stages. Judging pairs replaces the candidates, but does
+# Outputs of each stage, in the order of the stages. Made documents replace the candidates, but does
 # not remove them. The run comes first so that an interrupted removal never leaves a run without its
 # inputs.
 OUTPUTS: Mapping[StageName, tuple[str, ...]] = {
@@ -84,8 +78,6 @@ OUTPUTS: Mapping[StageName, tuple[str, ...]] = {
     "judge": (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES),
     "rank": (RUN, RESULTS, COMPARISONS, COMPARISON_FAILURES),
 }
-# Bytes of a lock file that an error shows; a file of this program is shorter.
-_MAX_HOLDER = 500
 
 
 class _RunFile:
@@ -117,46 +109,23 @@ class RunDirectory:
     run_file = _RunFile(RUN)
     results_file = _RunFile(RESULTS)
     evaluation_file = _RunFile(EVALUATION)
-    # Candidates to rank: documents or pairs.
+    # Candidates to rank: retrieved or made.
     candidates_file = _RunFile(CANDIDATES)
     judgments_file = _RunFile(JUDGMENTS)
     stances_file = _RunFile(STANCES)
     sentences_file = _RunFile(SENTENCE_JUDGMENTS)
 
     def first_stage_file(self, task: Task) -> Path:
-        """Candidates of the first stage: documents, or sentences if pairs are made."""
-        return self.path / (CANDIDATES if task.sentence_question is None else SENTENCES)
+        """Candidates of the first stage: documents, or the sentences that they are made of."""
+        return self.path / (SENTENCES if get_kind(task).makes_documents else CANDIDATES)
 
     @contextmanager
     def lock(self, command: str, warn: Callable[[str], None]) -> Iterator[None]:
-        """Hold the lock on the folder while the block runs.
-
-        The system releases it when the process dies, however it dies; the file stays and names the
-        last holder and its command, for example `judge`. A file system without locks gives a
-        warning.
-        """
+        """Hold the lock on the folder while the block runs; see `lock_folder`."""
         if not self.path.is_dir():
             raise DataError(f"{self}: no such folder; run `touche-llm retrieve --out {self}` first")
-        with (self.path / LOCK).open("a+b", buffering=0) as file:
-            self._acquire(file, warn)
-            file.truncate(0)
-            file.write(_name_holder(command).encode())
+        with lock_folder(self.path, command, warn):
             yield
-
-    def _acquire(self, file: BinaryIO, warn: Callable[[str], None]) -> None:
-        """Acquire the lock on an open lock file; raise UsageError if another process holds it."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.readline(_MAX_HOLDER).decode(errors="replace").strip()
-            raise UsageError(
-                f"{self}: {holder or 'another process'} is writing there; wait until it ends, or use another folder"
-            ) from error
-        except OSError as error:
-            warn(
-                f"{self}: its file system has no locks ({error.strerror}); let one command write there at a time"
-            )
 
     # Configuration and metadata
 
@@ -279,9 +248,10 @@ class RunDirectory:
         """Read the candidates to rank and their judgments; the corpus is not opened."""
         task = context.task
         self.check_finished("judge")
-        made_by = "retrieve" if task.sentence_question is None else "judge"
+        are_made = get_kind(task).makes_documents
+        made_by = "judge" if are_made else "retrieve"
         file = self._require(self.candidates_file, made_by)
-        candidates = context.read_candidates(file, are_pairs=task.sentence_question is not None)
+        candidates = context.read_candidates(file, are_made=are_made)
         objects = self.read_objects()
         candidates = replace(candidates, topics=add_objects(candidates.topics, objects))
         judgments = read_records(self._require(self.judgments_file, "judge"), Judgment, "judgments")
@@ -306,13 +276,14 @@ class RunDirectory:
                 )
         return readings
 
-    def read_sentences(self, question: Question) -> list[Judgment]:
-        """Read the judgments of sentences.
+    def read_sentences(self, task: Task) -> list[Judgment]:
+        """Read the judgments of the sentences that documents were made of.
 
-        Raise DataError if there is no file, or one does not fit the question.
+        Raises:
+            DataError: There is no file, or a judgment does not fit the question of the task.
         """
         sentences = read_records(self.sentences_file, Judgment, "judgments of sentences")
-        check_judgments(sentences, question, self.sentences_file)
+        check_judgments(sentences, task.questions["sentence"], self.sentences_file)
         return sentences
 
     def read_comparisons(self) -> list[Comparison]:
@@ -365,13 +336,6 @@ class RunDirectory:
 
     def _read_optional(self, name: str, record: type[RecordT], what: str) -> list[RecordT]:
         return read_records(self.path / name, record, what) if (self.path / name).exists() else []
-
-
-def _name_holder(command: str) -> str:
-    """Return the line of a lock file: command, process and host that hold the lock, and since when."""
-    now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
-    host = socket.gethostname()
-    return f"touche-llm {command}, process {os.getpid()} on {host} since {now}\n"
 
 
 def is_page(path: Path) -> bool:

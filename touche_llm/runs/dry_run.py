@@ -8,19 +8,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from touche_llm.api.judge import Judgments
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import ForwardedProgress, Progress
 from touche_llm.api.rank import Ranking
 from touche_llm.config.configuration import Config
 from touche_llm.engines.cached_info import assume_engine_info
+from touche_llm.engines.dry_run import DryRunEngine, Usage
 from touche_llm.engines.pooling import PoolingClient
-from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
 from touche_llm.engines.settings import PoolingConfig, PoolingPurpose
+from touche_llm.judging.result import Judgments
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.ranking.comparer import RankingMethod
-from touche_llm.ranking.steps import METHODS
+from touche_llm.ranking.registry import ComparingMethod
 from touche_llm.retrieval.candidates import Candidates
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory
@@ -98,7 +97,7 @@ async def estimate_cost(
         context.progress = ForwardedProgress(progress, "dry run")
         answered: set[str] = set()
         for stage in stages:
-            engine = make_dry_engine(task=context.task.name, answered=answered)
+            engine = DryRunEngine(task=context.task.name, answered=answered)
             async with open_dry_client(config, engine) as model:
                 context.model = model
                 context.open_pooling = partial(_open_pooling, model)
@@ -119,7 +118,7 @@ async def estimate_cost(
 
 
 def open_dry_client(
-    config: Config, engine: RecordingEngine
+    config: Config, engine: DryRunEngine
 ) -> AbstractAsyncContextManager[ModelClient]:
     """Open a client with the settings of a run that sends and stores nothing."""
     return open_client(config.engine, config.sampling, config.cache.read_only, answers=engine)
@@ -145,29 +144,28 @@ def _list_max_requests(
     """
     max_requests: dict[str, int] = {}
     for step in context.config.steps:
-        kind = METHODS[step.name].kind if step.name in METHODS else None
-        if kind is None:
+        method = context.config.ranking.find_method(step.name)
+        if not isinstance(method, ComparingMethod):
             continue
 
-        (prompt,) = context.load_prompts(kind).values()
+        (prompt,) = context.load_prompts(method.kind).values()
         if prompt.name not in usages:
             continue
 
         # A topic whose comparisons all have an answer in the cache needs no request.
         topics = usages[prompt.name].topics
         depths = [min(step.depth, len(ranking.rankings[topic_id])) for topic_id in topics]
-        method: RankingMethod = getattr(context.config.ranking, step.name)
         max_comparisons = _sum_max_comparisons(method, depths)
         if max_comparisons is None:
             continue
 
-        has_thoughts = context.config.sampling.thinking.think_for(kind)
+        has_thoughts = context.config.sampling.thinking.think_for(method.kind)
         requests_per_comparison = 2 if has_thoughts else 1
         max_requests[str(step)] = max_comparisons * requests_per_comparison
     return max_requests
 
 
-def _sum_max_comparisons(method: RankingMethod, depths: Collection[int]) -> int | None:
+def _sum_max_comparisons(method: ComparingMethod, depths: Collection[int]) -> int | None:
     """Return the maximum number of comparisons of all topics.
 
     None if answers do not change the number.
@@ -194,7 +192,7 @@ async def _open_pooling(
     dimensions: int | None = None,
 ) -> AsyncIterator[PoolingClient]:
     """Open a pooling model that sends nothing, and whose requests the engine of `model` records."""
-    assert isinstance(model.engine, RecordingEngine)
+    assert isinstance(model.engine, DryRunEngine)
     yield PoolingClient(
         engine_info=assume_engine_info(asked, model.cache, purpose),
         engine=model.engine,

@@ -19,7 +19,7 @@ from touche_llm import __version__
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG
 from touche_llm.judging import judgments
-from touche_llm.ranking.steps import JUDGE, METHODS
+from touche_llm.ranking.steps import JUDGE, STEPS
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import REPORT, RunDirectory
 from touche_llm.runs.inputs import OF_JUDGE, OF_RETRIEVE, list_deciding_settings
@@ -143,11 +143,8 @@ def _list_methods(config: Config, stages: StageRecords) -> Iterator[dict[str, An
         if step.name == JUDGE:
             module = judgments.__name__
             names: tuple[str, ...] = (*OF_JUDGE, "weights", "stance")
-        elif step.name in METHODS:
-            module = METHODS[step.name].__module__
-            names = (f"ranking.{step.name}",)
         else:
-            module = f"touche_llm.ranking.{step.name}"
+            module = STEPS[step.name].method.__module__
             names = (f"ranking.{step.name}",)
         yield {
             "name": str(step),

@@ -12,7 +12,6 @@ from string import ascii_uppercase
 from types import SimpleNamespace
 
 from touche_llm.api.corpora import open_run_corpus
-from touche_llm.api.judge import Judgments
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
 from touche_llm.config.task_copies import find_copy
@@ -21,9 +20,10 @@ from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.judging.result import Judgments
+from touche_llm.kinds.known import get_kind
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pairs.documents import SEPARATOR
 from touche_llm.ranking.scores import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.retrieval.candidates import check_topics
@@ -95,7 +95,8 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
         ):
             if corpus is not None:
                 ranked = (line.document_id for ranking in run.rankings.values() for line in ranking)
-                if restriction := describe_restriction(ranked):
+                restriction = describe_restriction(ranked)
+                if restriction is not None:
                     notes.append(f"This page {restriction}.")
             yield RunFolder(
                 directory, context, run, judgments, stages, failures, corpus, answers, notes
@@ -138,8 +139,8 @@ class RunFolder:
         }
         self.compared = summarize_comparisons(self.directory.read_comparisons())
         self.sentences: dict[tuple[str, str], Judgment] = {}
-        if self.task.sentence_question is not None:
-            judged = self.directory.read_sentences(self.task.sentence_question)
+        if get_kind(self.task).makes_documents:
+            judged = self.directory.read_sentences(self.task)
             self.sentences = {
                 (judgment.topic_id, judgment.document_id): judgment for judgment in judged
             }
@@ -165,9 +166,7 @@ class RunFolder:
             kept = {candidate.document_id for candidate in ranking}
             before = rank_by_first_stage(candidates)
             judged = rank_by_judgment(before, judgments, self.config.weights, self.task.aspects)
-            ordered = [
-                candidate.document_id for candidate in judged if candidate.document_id in kept
-            ]
+            ordered = [document for document in judged.ranking.documents if document in kept]
             judge = {document: rank for rank, document in enumerate(ordered, start=1)}
         rows = []
         for candidate in ranking:
@@ -212,12 +211,12 @@ class RunFolder:
         key = (topic_id, row.document_id)
         judgment, stance = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
         readings = {} if judgment is None else dict(judgment.readings)
-        keys = [] if judgment is None else _list_answers(judgment, judgment.answer_keys)
+        keys = [] if judgment is None else _list_answers(judgment)
         if stance is not None:
             probable = Reading(answered=row.stance, probabilities=stance.probabilities)
             readings["stance, separate request"] = probable
-            keys += _list_answers(stance, stance.keys)
-        parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
+            keys += _list_answers(stance)
+        sentence_ids = get_kind(self.task).list_sentences(row.document_id)
         return SimpleNamespace(
             row=row,
             text=None
@@ -232,7 +231,7 @@ class RunFolder:
             else [(prompt, _read_text(self.answers, key)) for prompt, key in keys],
             # Requests about this document alone.
             failures=self.failed.get(key, []),
-            sentences=[self._sentence(topic_id, part) for part in parts],
+            sentences=[self._sentence(topic_id, sentence_id) for sentence_id in sentence_ids],
         )
 
     def _text(self, corpus: Corpus, topic_id: str, document_id: str) -> str:
@@ -250,7 +249,7 @@ class RunFolder:
     def _sentence(
         self, topic_id: str, sentence_id: str
     ) -> tuple[str, str, str, Mapping[str, Reading]]:
-        """Return id, title and side of a sentence of a pair, both empty without a corpus, and its readings."""
+        """Return id, title and side of a sentence of a document, both empty without a corpus, and its readings."""
         judgment = self.sentences.get((topic_id, sentence_id))
         readings = {} if judgment is None else judgment.readings
         sentence = None if self.corpus is None else self.corpus.candidates.get(sentence_id)
@@ -270,10 +269,11 @@ def _read_text(answers: Cache, key: str) -> str | None:
     )
 
 
-def _list_answers(judged: Judgment | StanceReading, keys: Sequence[str]) -> list[tuple[str, str]]:
+def _list_answers(judged: Judgment | StanceReading) -> list[tuple[str, str]]:
     """Return the prompt and the key of each completion, thoughts first."""
-    thoughts = ((f"{judged.prompt}, thought", key) for key in judged.thoughts or ())
-    return [*thoughts, *((judged.prompt, key) for key in keys)]
+    thoughts = [(f"{judged.prompt}, thought", key) for key in judged.thought_keys]
+    answers = [(judged.prompt, key) for key in judged.answer_keys]
+    return [*thoughts, *answers]
 
 
 def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:

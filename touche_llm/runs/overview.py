@@ -19,6 +19,7 @@ from touche_llm.config.files import METADATA
 from touche_llm.config.origins import Origins
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic, sha256
+from touche_llm.data.locks import LOCK
 from touche_llm.data.measure import Measure
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Model
@@ -26,8 +27,8 @@ from touche_llm.data.runs import reading
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
-from touche_llm.pairs.documents import PairDocuments
-from touche_llm.runs.directory import BATCH, LOCK, OUTPUTS, RECORDED, RUN, RunDirectory
+from touche_llm.kinds.known import get_kind
+from touche_llm.runs.directory import BATCH, OUTPUTS, RECORDED, RUN, RunDirectory
 from touche_llm.runs.facts import sum_values
 from touche_llm.runs.record import RunRecord, StageRecords
 from touche_llm.settings.yaml_text import load_yaml, to_yaml
@@ -214,8 +215,11 @@ class RecordedMeasure(Model, extra="ignore"):
 
 
 def _parse_recorded_measure(text: object) -> Measure:
+    # Imported here, since only the folders of evaluated runs need the measures.
+    from touche_llm.evaluation.known_measures import parse_measure
+
     try:
-        return Measure.parse(str(text))
+        return parse_measure(str(text))
     except ValueError as error:
         remedy = "give the qrels to `touche-llm evaluate` again"
         raise ValueError(f"{error}; {remedy}") from error
@@ -399,7 +403,7 @@ def read_texts(config: Config, task: Task, document_ids: Iterable[str]) -> dict[
         return {}
     wanted = list(dict.fromkeys(document_ids))
     with DocumentStore(config.index) as store:
-        source = store if task.sentence_question is None else PairDocuments(store.parts)
+        source = get_kind(task).open_space(store, config.search_settings).documents
         unknown = set(source.find_unknown(wanted))
         return {
             name: " ".join(source.get(name).text.split())[:_TEXT_CHARS]

@@ -5,36 +5,36 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from touche_llm.api.corpora import DenseCorpus
-from touche_llm.api.judge import Judgments, judge
+from touche_llm.api.judge import judge
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import Progress
 from touche_llm.api.rank import Ranking, rank
 from touche_llm.api.retrieve import list_empty, retrieve, warn_of_empty
 from touche_llm.config.configuration import PURPOSES, Config
 from touche_llm.config.files import CONFIG
+from touche_llm.data.locks import LOCK
 from touche_llm.data.records import Failure
 from touche_llm.engines.use import ModelRecord, PoolingUse
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.grades import mean_off_label_mass
 from touche_llm.judging.queries import QueryExpander
+from touche_llm.judging.result import Judgments
+from touche_llm.kinds.known import get_kind
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.label_statistics import LabelCounts
 from touche_llm.llm.model import ModelClient
-from touche_llm.ranking.steps import (
-    RankingPlan,
-    count_shown_documents,
-    list_comparison_kinds,
-    needs_texts,
-)
+from touche_llm.ranking.steps import count_shown_documents, list_comparison_kinds, needs_texts
+from touche_llm.ranking.topics import RankingPlan
 from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
+from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.context import RunContext, list_schemas
-from touche_llm.runs.directory import LOCK, RunDirectory
+from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.inputs import hash_inputs
 from touche_llm.runs.metadata import begin_stage, measure_peak_memory, measure_seconds, record_stage
 from touche_llm.runs.record import (
@@ -50,23 +50,44 @@ from touche_llm.runs.resume import check_inputs, check_settings
 CommandName = Literal["run"] | StageName
 
 
+@dataclass(frozen=True, slots=True)
+class _StageStart:
+    """Start of a stage, from which its record measures what the stage took.
+
+    Attributes:
+        seconds: Time of `time.monotonic`.
+        counts: Counts of the language model; none if no model is open.
+    """
+
+    seconds: float
+    counts: Counts
+
+    @classmethod
+    def now(cls, context: RunContext) -> _StageStart:
+        """Return the start of a stage that begins now."""
+        return cls(time.monotonic(), count_requests(context.model))
+
+
 async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candidates:
-    """Write the candidates of each topic, retrieved or read from a run file of another tool."""
-    started = time.monotonic()
-    before = count_requests(context.model)
+    """Write the candidates of each topic, retrieved or read from a run file of another tool.
+
+    Raises:
+        DataError: A file is missing or invalid, or the corpus lacks a candidate of a given run.
+        EngineError: An engine failed.
+        NoCandidates: Nothing was found for any topic.
+    """
+    start = _StageStart.now(context)
     corpus = context.corpus
-    opened = time.monotonic()
+    seconds_to_open_corpus = round(time.monotonic() - start.seconds, 3)
     inputs = hash_inputs(context.config)
 
     candidates = await retrieve_candidates(context)
-
-    dense: PoolingUse | None = None
-    if isinstance(corpus, DenseCorpus) and corpus.usage is not None:
-        dense = corpus.usage
-        context.known_models = replace(context.known_models, embedding_model=dense.model)
+    dense = _find_embedding_use(corpus)
+    if dense is not None:
+        context.note_embedding_model(dense.model)
     llm: ModelUse | None = None
     if context.config.expansion.use:
-        llm = _record_model_use(context, ("queries",), before, candidates.failures)
+        llm = _record_model_use(context, ("queries",), start.counts, candidates.failures)
 
     directory.path.mkdir(parents=True, exist_ok=True)
     begin_stage(context, directory, "retrieve")
@@ -75,14 +96,14 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
     record = RetrieveRecord(
         chosen_topics=context.chosen_topics,
         llm=llm,
-        seconds=measure_seconds(started),
+        seconds=measure_seconds(start.seconds),
         peak_memory_mib=measure_peak_memory(),
         inputs=inputs,
         corpus=corpus.description,
-        seconds_to_open_corpus=round(opened - started, 3),
+        seconds_to_open_corpus=seconds_to_open_corpus,
         topics=len(context.topics),
         depth=context.config.first_stage_depth,
-        candidates=sum(map(len, candidates.list_rankings())),
+        candidates=_count_candidates(candidates),
         topics_without_candidates=list_empty(candidates),
         dense=dense,
     )
@@ -90,13 +111,26 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
     return candidates
 
 
-async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments:
-    """Judge the candidates of the folder, or sentences and the pairs made of them.
+def _find_embedding_use(corpus: Corpus) -> PoolingUse | None:
+    """Return the use of an embedding model by a search of a corpus; None if there was none."""
+    return corpus.usage if isinstance(corpus, DenseCorpus) else None
 
-    NoCandidates without a pair.
+
+def _count_candidates(candidates: Candidates) -> int:
+    """Return the number of candidates of all topics."""
+    return sum(len(ranking) for ranking in candidates.list_rankings())
+
+
+async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments:
+    """Judge the candidates of the folder, or the documents that are made of them.
+
+    Raises:
+        DataError: A file is missing or invalid.
+        EngineError: The engine failed, or the labels of no answer can be read.
+        NoCandidates: Documents were to be made, and no topic has one.
+        UsageError: The folder has fewer candidates per topic than are to be judged.
     """
-    started = time.monotonic()
-    before = count_requests(context.model)
+    start = _StageStart.now(context)
     candidates = read_first_stage(context, directory)
     judgments = await _judge_candidates(context, candidates)
 
@@ -104,50 +138,60 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     prompts = context.load_prompts(*PURPOSES["judge"])
     directory.write_judgments(judgments, context.config.tag, prompts)
 
+    record_stage(context, directory, _make_judge_record(context, start, judgments))
+    # Checked last: the judgments of the sentences show why no document was made.
+    _check_made(judgments, directory)
+    return judgments
+
+
+def _make_judge_record(
+    context: RunContext, start: _StageStart, judgments: Judgments
+) -> JudgeRecord:
+    """Return the record of the second stage, and warn of known failures."""
     requested = judgments.list_requested()
-    sentences = pairs = None
+    without_probabilities = [judgment for judgment in requested if judgment.source == "value"]
+
+    sentences: int | None = None
+    pairs: int | None = None
     if judgments.sentences is not None:
         sentences = len(judgments.sentences)
-        pairs = sum(map(len, judgments.candidates.list_rankings()))
-    record = JudgeRecord(
+        pairs = _count_candidates(judgments.candidates)
+
+    return JudgeRecord(
         chosen_topics=context.chosen_topics,
-        llm=_record_model_use(context, PURPOSES["judge"], before, judgments.failures),
-        seconds=measure_seconds(started),
+        llm=_record_model_use(context, PURPOSES["judge"], start.counts, judgments.failures),
+        seconds=measure_seconds(start.seconds),
         peak_memory_mib=measure_peak_memory(),
         judgments=len(requested),
-        judgments_without_probabilities=sum(each.source == "value" for each in requested),
+        judgments_without_probabilities=len(without_probabilities),
         mean_off_label_mass=mean_off_label_mass(requested),
         sentences=sentences,
         pairs=pairs,
     )
-    record_stage(context, directory, record)
-    _check_pairs(judgments, directory)
-    return judgments
 
 
 async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
-    """Rank the candidates of the run's folder; write run, results and comparisons."""
-    started = time.monotonic()
-    before = count_requests(context.model)
-    judgments = directory.read_judgments(context)
-    config = context.config
-    kinds = list_comparison_kinds(config.steps)
+    """Rank the candidates of the run's folder; write run, results and comparisons.
 
-    needs_stances = config.stance is not None and config.stance.depth > 0
-    if needs_stances and not directory.stances_file.exists():
-        context.progress.warn(
-            f"{directory.stances_file}: no such file; every stance is that of the judge prompt"
-        )
+    Raises:
+        DataError: A file is missing or invalid.
+        EngineError: An engine failed.
+    """
+    start = _StageStart.now(context)
+    judgments = directory.read_judgments(context)
+    _warn_of_missing_stances(context, directory)
 
     cross_encoder: PoolingUse | None = None
     async with context.using_reranker():
         ranking = await _rank_judgments(context, judgments)
         if context.reranker is not None:
-            settings = config.ranking.cross_encoder
+            settings = context.config.ranking.cross_encoder
             cross_encoder = PoolingUse.from_client(context.reranker, settings)
+
+    kinds = list_comparison_kinds(context.config.steps)
     llm: ModelUse | None = None
     if kinds:
-        llm = _record_model_use(context, kinds, before, ranking.failures)
+        llm = _record_model_use(context, kinds, start.counts, ranking.failures)
 
     begin_stage(context, directory, "rank")
     directory.write_ranking(ranking, compared=bool(kinds))
@@ -155,7 +199,7 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     record = RankRecord(
         chosen_topics=context.chosen_topics,
         llm=llm,
-        seconds=measure_seconds(started),
+        seconds=measure_seconds(start.seconds),
         peak_memory_mib=measure_peak_memory(),
         lines=len(ranking.lines),
         imputed_stances=ranking.imputed,
@@ -163,6 +207,16 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     )
     record_stage(context, directory, record)
     return ranking
+
+
+def _warn_of_missing_stances(context: RunContext, directory: RunDirectory) -> None:
+    """Warn if the stance prompt is to decide, and the folder has no answers to it."""
+    stance = context.config.stance
+    needs_stances = stance is not None and stance.depth > 0
+    if needs_stances and not directory.stances_file.exists():
+        context.progress.warn(
+            f"{directory.stances_file}: no such file; every stance is that of the judge prompt"
+        )
 
 
 async def compute_stage(
@@ -173,7 +227,17 @@ async def compute_stage(
 ) -> Candidates | Judgments | Ranking:
     """Run a stage without writing anything.
 
-    The output of the stage before is `earlier` or read from the folder.
+    Args:
+        stage: Stage to run.
+        context: Context with the models that the stage needs.
+        directory: Folder of the run.
+        earlier: Output of the stage before; None to read it from the folder.
+
+    Raises:
+        DataError: A file is missing or invalid, or the corpus lacks a candidate of a given run.
+        EngineError: An engine failed, or the labels of no answer can be read.
+        NoCandidates: Nothing was found for any topic, or no pair could be made.
+        UsageError: The folder has fewer candidates per topic than are to be judged.
     """
     match stage:
         case "retrieve":
@@ -184,7 +248,7 @@ async def compute_stage(
             else:
                 candidates = read_first_stage(context, directory)
             judgments = await _judge_candidates(context, candidates)
-            _check_pairs(judgments, directory)
+            _check_made(judgments, directory)
             return judgments
         case "rank":
             if isinstance(earlier, Judgments):
@@ -196,24 +260,37 @@ async def compute_stage(
 
 
 async def _judge_candidates(context: RunContext, candidates: Candidates) -> Judgments:
+    """Judge candidates with the prompts and settings of the run."""
     return await judge(
         replace(candidates, corpus=context.corpus),
         context.load_prompts(*PURPOSES["judge"]),
         context.builder,
         context.progress,
         stance=context.config.stance,
-        pairs=context.config.pairs,
+        judging_settings=context.config.judging_settings,
     )
 
 
 async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
+    """Rank judgments with the steps and settings of the run.
+
+    Args:
+        context: Context with the models that the steps need.
+        judgments: Judgments with their candidates.
+    """
     config = context.config
     plan = RankingPlan(
-        context.task, config.weights, config.steps, config.ranking, config.tag, config.objective
+        task=context.task,
+        weights=config.weights,
+        steps=config.steps,
+        settings=config.ranking,
+        tag=config.tag,
+        objective=config.objective,
     )
     if needs_texts(config.steps):
         await replace(judgments.candidates, corpus=context.corpus).check()
         plan = replace(plan, documents=context.corpus.documents, reranker=context.reranker)
+
     kinds = list_comparison_kinds(config.steps)
     if kinds:
         plan = replace(plan, prompts=context.load_prompts(*kinds), builder=context.builder)
@@ -223,7 +300,12 @@ async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
 
 
 def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
-    """Read the candidates to judge; raise UsageError if there are too few for the depth."""
+    """Read the candidates to judge.
+
+    Raises:
+        DataError: The file is missing or invalid.
+        UsageError: The first stage was shallower than the depth that is to be judged.
+    """
     candidates = directory.read_first_stage(context)
     record = directory.read_metadata().stages.retrieve
     depth = context.config.first_stage_depth
@@ -235,13 +317,11 @@ def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates
     return candidates
 
 
-def _check_pairs(judgments: Judgments, directory: RunDirectory) -> None:
-    """Raise NoCandidates if pairs were to be made and none was."""
-    if judgments.sentences is not None and not any(judgments.candidates.list_rankings()):
-        raise NoCandidates(
-            f"{directory.sentences_file}: no topic has two sentences on one side, so there is no pair; read the "
-            "judgments of the sentences there, or set pairs.no_side_above higher"
-        )
+def _check_made(judgments: Judgments, directory: RunDirectory) -> None:
+    """Raise NoCandidates if documents were to be made of sentences, and none was."""
+    kind = get_kind(judgments.candidates.task)
+    if kind.makes_documents and _count_candidates(judgments.candidates) == 0:
+        raise NoCandidates(f"{directory.sentences_file}: {kind.nothing_made}")
 
 
 def count_requests(model: ModelClient | None) -> Counts:
@@ -280,14 +360,13 @@ def _record_model_use(
         before: Counts of the model before the stage.
         failures: Failures of the stage.
     """
-    model = context.model
-    assert model is not None
+    model = context.builder.model
     report_known_failures(context.progress, model, before)
     prompts = context.load_prompts(*purposes)
 
     labels: dict[str, LabelCounts] = {}
     for purpose, prompt in prompts.items():
-        label_counts = model.labels.get(prompt.name)
+        label_counts = model.labels.summarize(prompt.name)
         if label_counts is not None:
             labels[purpose] = label_counts
 
@@ -319,18 +398,30 @@ async def run_all(
 ) -> RunResult:
     """Run all stages.
 
-    Missing files, and errors of an engine that the cache does not know, are raised before the
-    first.
+    Errors of files, and those of an engine that the cache does not know, come before the first
+    stage.
 
-    A folder with a run of other settings raises UsageError without `overwrite`.
+    Args:
+        config: Configuration of the run.
+        folder: Folder of the run; made if it is missing.
+        progress: Shows the progress and warnings.
+        overwrite: Whether to replace outputs that were made with other settings.
+
+    Raises:
+        DataError: A file is missing or invalid.
+        EngineError: An engine failed, or the labels of no answer can be read.
+        NoCandidates: Nothing was found for any topic, or no pair could be made.
+        PromptError: A prompt is invalid.
+        UsageError: The folder has a run of other settings.
     """
     async with (
-        _open_run("run", config, folder, progress, overwrite) as (context, directory),
-        context.using_reranker(),
+        _open_run("run", config, folder, progress, overwrite=overwrite) as run,
+        run.context.using_reranker(),
     ):
-        candidates = await retrieve_stage(context, directory)
-        judgments = await judge_stage(context, directory)
-        return RunResult(candidates, judgments, await rank_stage(context, directory))
+        candidates = await retrieve_stage(run.context, run.directory)
+        judgments = await judge_stage(run.context, run.directory)
+        ranking = await rank_stage(run.context, run.directory)
+        return RunResult(candidates, judgments, ranking)
 
 
 async def run_retrieve(
@@ -338,85 +429,172 @@ async def run_retrieve(
 ) -> Candidates:
     """Run the first stage, with a model if queries are expanded.
 
-    Arguments and errors as `run_all`.
+    Args:
+        config: Configuration of the run.
+        folder: Folder of the run; made if it is missing.
+        progress: Shows the progress and warnings.
+        overwrite: Whether to replace outputs that were made with other settings.
+
+    Raises:
+        DataError: A file is missing or invalid.
+        EngineError: An engine failed.
+        NoCandidates: Nothing was found for any topic.
+        PromptError: The prompt that expands queries is invalid.
+        UsageError: The folder has a run of other settings.
     """
-    async with _open_run("retrieve", config, folder, progress, overwrite) as (context, directory):
-        return await retrieve_stage(context, directory)
+    async with _open_run("retrieve", config, folder, progress, overwrite=overwrite) as run:
+        return await retrieve_stage(run.context, run.directory)
 
 
 async def run_judge(
     config: Config, folder: Path, progress: Progress, *, overwrite: bool = False
 ) -> Judgments:
-    """Run the second stage; arguments and errors as `run_retrieve`."""
-    async with _open_run("judge", config, folder, progress, overwrite) as (context, directory):
-        return await judge_stage(context, directory)
+    """Run the second stage on the candidates of the folder.
+
+    Args:
+        config: Configuration of the run.
+        folder: Folder of the run.
+        progress: Shows the progress and warnings.
+        overwrite: Whether to replace outputs that were made with other settings.
+
+    Raises:
+        DataError: A file is missing or invalid.
+        EngineError: The engine failed, or the labels of no answer can be read.
+        NoCandidates: Pairs were to be made, and no topic has one.
+        PromptError: A prompt is invalid.
+        UsageError: The folder has judgments of other settings, or too few candidates.
+    """
+    async with _open_run("judge", config, folder, progress, overwrite=overwrite) as run:
+        return await judge_stage(run.context, run.directory)
 
 
 async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
-    """Run the last stage, with a model if documents are compared.
+    """Run the last stage on the judgments of the folder, with a model if documents are compared.
 
-    Arguments and errors as `run_retrieve`.
+    Args:
+        config: Configuration of the run.
+        folder: Folder of the run.
+        progress: Shows the progress and warnings.
+
+    Raises:
+        DataError: A file is missing or invalid.
+        EngineError: An engine failed.
+        PromptError: A prompt that compares documents is invalid.
+        UsageError: The inputs changed since the run, and a step needs the texts of documents.
     """
     directory = RunDirectory(folder)
     if not list_comparison_kinds(config.steps) and directory.config_file.exists():
         # Ranking without comparisons uses no engine, so the metadata keeps the one of the
         # judgments.
         config = config.model_copy(update={"engine": directory.read_config().engine})
-    async with _open_run("rank", config, folder, progress) as (context, directory):
-        return await rank_stage(context, directory)
+    async with _open_run("rank", config, folder, progress) as run:
+        return await rank_stage(run.context, run.directory)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenRun:
+    """Context and locked folder of a run."""
+
+    context: RunContext
+    directory: RunDirectory
 
 
 @asynccontextmanager
 async def _open_run(
-    command: CommandName, config: Config, folder: Path, progress: Progress, overwrite: bool = False
-) -> AsyncIterator[tuple[RunContext, RunDirectory]]:
-    """Lock the folder of a run, check its settings, and open the model if the command needs one."""
+    command: CommandName,
+    config: Config,
+    folder: Path,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
+) -> AsyncIterator[_OpenRun]:
+    """Lock the folder of a run, check its settings, and open the model if the command needs one.
+
+    Args:
+        command: Command that runs.
+        config: Configuration of the run.
+        folder: Folder of the run.
+        progress: Shows the progress and warnings.
+        overwrite: Whether the command may replace outputs that were made with other settings.
+    """
     directory = RunDirectory(folder)
     with ExitStack() as stack:
-        if command in ("judge", "rank"):
-            stack.enter_context(directory.lock(command, progress.warn))
-        if command == "rank" and needs_texts(config.steps):
-            check_inputs(directory, config)
-        context = stack.enter_context(RunContext(config, progress))
-        if command in ("run", "retrieve"):
-            # Missing prompts and files are errors before the folder is made.
-            if command == "run":
-                context.load_prompts()
-            context.check_sources()
-            _make_folder(folder, progress)
-            stack.enter_context(directory.lock(command, progress.warn))
-
-        def check() -> None:
-            if command != "rank":
-                check_settings(directory, context, command, overwrite=overwrite)
+        context = _prepare_run(stack, command, config, directory, progress)
+        run = _OpenRun(context, directory)
 
         # Checked before the slow loading of the model, and again once its name and context are
         # known.
-        check()
+        _check_run(run, command, overwrite=overwrite)
         if not _needs_model(command, config):
-            yield context, directory
+            yield run
             return
 
-        prompts = context.load_prompts(*_list_purposes(command, config))
-        shown = count_shown_documents(config.steps, config.ranking)
-        schemas = list_schemas(prompts.values(), shown)
-        opening = open_client(
-            config.engine,
-            config.sampling,
-            config.cache,
-            schemas=schemas,
-            progress=progress,
-        )
-        async with opening as model:
+        async with _open_model(command, context) as model:
             with context.using(model):
-                check()
-                yield context, directory
+                _check_run(run, command, overwrite=overwrite)
+                yield run
+
+
+def _prepare_run(
+    stack: ExitStack,
+    command: CommandName,
+    config: Config,
+    directory: RunDirectory,
+    progress: Progress,
+) -> RunContext:
+    """Lock the folder of a run and open its context, until the stack is closed.
+
+    The folder is made if the command is the first of a run; errors of prompts and files come
+    before.
+    """
+    begins_run = command in ("run", "retrieve")
+    if not begins_run:
+        stack.enter_context(directory.lock(command, progress.warn))
+    if command == "rank" and needs_texts(config.steps):
+        check_inputs(directory, config)
+
+    context = stack.enter_context(RunContext(config, progress))
+    if begins_run:
+        if command == "run":
+            context.load_prompts()
+        context.check_sources()
+        _make_folder(directory.path, progress)
+        stack.enter_context(directory.lock(command, progress.warn))
+    return context
+
+
+def _check_run(run: _OpenRun, command: CommandName, *, overwrite: bool) -> None:
+    """Raise an error if a command would replace outputs that were made with other settings.
+
+    Ranking replaces no answers of a model, so it may have other settings.
+    """
+    if command != "rank":
+        check_settings(run.directory, run.context, command, overwrite=overwrite)
+
+
+def _open_model(
+    command: CommandName, context: RunContext
+) -> AbstractAsyncContextManager[ModelClient]:
+    """Return the client of the model that a command needs, to be opened."""
+    config = context.config
+    prompts = context.load_prompts(*_list_purposes(command, config))
+    shown_documents = count_shown_documents(config.steps, config.ranking)
+    return open_client(
+        config.engine,
+        config.sampling,
+        config.cache,
+        schemas=list_schemas(prompts.values(), shown_documents),
+        progress=context.progress,
+    )
 
 
 def _make_folder(folder: Path, progress: Progress) -> None:
     """Make the folder of a run; warn if it has files, but none of a run."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if names and names.isdisjoint((CONFIG, LOCK)):
+    names: set[str] = set()
+    if folder.is_dir():
+        names.update(path.name for path in folder.iterdir())
+    has_run = CONFIG in names or LOCK in names
+    if names and not has_run:
         progress.warn(f"{folder}: has files of no run; those of the run are written beside them")
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -446,7 +624,10 @@ def _list_purposes(command: CommandName, config: Config) -> Sequence[str]:
 async def retrieve_candidates(context: RunContext) -> Candidates:
     """Retrieve the candidates of a run, or read them from the run file of another tool.
 
-    See `retrieve`.
+    Raises:
+        DataError: A file is missing or invalid, or the corpus lacks a candidate of a given run.
+        EngineError: The engine that expands queries failed.
+        NoCandidates: Nothing was found for any topic.
     """
     config = context.config
     if config.candidates is not None:
@@ -473,13 +654,13 @@ async def _read_given_candidates(context: RunContext, file: Path) -> Candidates:
         DataError: No chosen topic has a candidate, or the corpus lacks one.
     """
     # More sentences than `depth` may be judged if they give too few pairs.
-    found = context.read_candidates(file, context.config.first_stage_depth)
-    if not any(found.rankings.values()):
+    given = context.read_candidates(file, context.config.first_stage_depth)
+    if not any(given.rankings.values()):
         ids = [topic.id for topic in context.topics]
         raise DataError(f"{file}: no candidates for any chosen topic: {shorten(ids)}")
 
-    rankings = normalise_rankings(found.rankings.values())
-    candidates = replace(found, corpus=context.corpus, rankings=rankings)
+    rankings = normalise_rankings(given.rankings.values())
+    candidates = replace(given, corpus=context.corpus, rankings=rankings)
     await candidates.check()
     warn_of_empty(candidates, context.progress)
     return candidates

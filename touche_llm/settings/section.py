@@ -39,6 +39,19 @@ class Section(Model, metaclass=_SectionType, hide_input_in_errors=True):
     """Section of a configuration."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedSection:
+    """A section that an extension declares.
+
+    Attributes:
+        name: Name of the section in the configuration.
+        settings: Type of the section.
+    """
+
+    name: str
+    settings: type[Section]
+
+
 class Scope(StrEnum):
     """What a setting decides, attached to its field with `Annotated`.
 
@@ -89,7 +102,7 @@ class Option:
         metavar: Name of the value in the help; by default that of its type.
         key: Key that the option sets if the field is a dictionary.
         is_file: Whether the option names a file that holds the value.
-        is_pairs: Whether the option sets whole numbers of a section, as `judge=512,stance=0`.
+        is_split: Whether the option sets several whole numbers of a section, as `judge=512,stance=0`.
         is_text: Whether a list is given as one text, which the field's validator splits; by default
             the option repeats.
     """
@@ -101,7 +114,7 @@ class Option:
     key: str = ""
     is_file: bool = False
     is_text: bool = False
-    is_pairs: bool = False
+    is_split: bool = False
 
 
 def set_values(values: dict[str, Any], given: Mapping[str, Any], source: str) -> None:

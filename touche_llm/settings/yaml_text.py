@@ -16,11 +16,13 @@ from touche_llm.settings.section import ModelT
 
 # The configuration of a run has a few thousand bytes, the published results have 30,000.
 MAX_BYTES = 2**20
+# The C loader composes nodes recursively and crashes on some 10,000 levels; our files have five.
+MAX_DEPTH = 50
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class YamlError(ValueError):
-    """Text that is not YAML, is too long or repeats a key.
+    """Text that is not YAML, is too long or too deeply nested, or repeats a key.
 
     The message begins with the line, if known.
     """
@@ -58,16 +60,33 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(content: bytes | str) -> Any:
-    """Parse a YAML document of at most `MAX_BYTES`.
+    """Parse a YAML document of at most `MAX_BYTES`, with at most `MAX_DEPTH` levels.
 
     Raise YamlError for other text, and if it repeats a key.
     """
     if len(content) > MAX_BYTES:
         raise YamlError(f"longer than {MAX_BYTES:,} bytes")
     try:
+        _check_depth(content)
         return yaml.load(content, _Loader)
     except (yaml.YAMLError, ValueError) as error:  # also invalid Unicode
         raise YamlError(" ".join(str(error).split())) from error
+
+
+def _check_depth(content: bytes | str) -> None:
+    """Raise YamlError if lists and mappings are nested more than `MAX_DEPTH` levels deep."""
+    depth = 0
+    for event in yaml.parse(content, _Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+        if depth > MAX_DEPTH:
+            assert event.start_mark is not None  # the C loader marks all events
+            line = event.start_mark.line + 1
+            problem = f"nested more than {MAX_DEPTH} levels deep"
+            raise YamlError(f"line {line}: {problem}; write it flatter, or restore the file")
 
 
 def read_yaml(

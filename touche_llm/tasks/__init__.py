@@ -29,19 +29,23 @@ def get_task(name: str) -> Task:
     """
     if name in TASKS:
         return TASKS[name]
+
     folder = Path(name)
     if not folder.is_dir():
         raise UsageError(
             f"no task {name!r}; known are {', '.join(TASKS)}; or give a folder with a {TASK_FILE}"
         )
     task = load_task(folder)
-    own = TASKS.get(task.name)
-    if own is not None and not own.folder.samefile(folder):
+    if task.name not in TASKS:
+        return task
+
+    own = TASKS[task.name]
+    if not own.folder.samefile(folder):
         raise DataError(
             f"{folder / TASK_FILE}: name: {own.name!r} is a task of the project; give another name than "
             f"{', '.join(TASKS)}"
         )
-    return own or task
+    return own
 
 
 def find_dataset_task(dataset: str) -> str:

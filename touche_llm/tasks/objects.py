@@ -23,14 +23,20 @@ class _Objects(AnswerModel):
 
     @model_validator(mode="after")
     def _differ(self) -> _Objects:
-        first, second = (
-            f" {' '.join(name.casefold().split())} " for name in (self.first, self.second)
-        )
+        """Raise ValueError if one object contains the other, in whole words."""
+        first = _pad_words(self.first)
+        second = _pad_words(self.second)
         if first in second or second in first:
             raise ValueError(
                 f"{self.first!r} and {self.second!r} are not two objects: one contains the other"
             )
         return self
+
+
+def _pad_words(text: str) -> str:
+    """Return the words of a text in small letters, with a space before and after each."""
+    words = " ".join(text.casefold().split())
+    return f" {words} "
 
 
 def objects_answer(topic: Topic) -> type[AnswerModel]:
@@ -40,9 +46,10 @@ def objects_answer(topic: Topic) -> type[AnswerModel]:
         DataError: The title has fewer than two words, or more than `_MAX_TITLE_WORDS`.
     """
     spans = list_title_spans(topic.title)
-    if len(spans) < 2 or len(topic.title.split()) > _MAX_TITLE_WORDS:
+    word_count = len(topic.title.split())
+    if len(spans) < 2 or word_count > _MAX_TITLE_WORDS:
         raise DataError(
-            f"topic {topic.id}: cannot extract two objects from a title of {len(topic.title.split())} words; "
+            f"topic {topic.id}: cannot extract two objects from a title of {word_count} words; "
             "name them in <objects>"
         )
     labels = Literal[spans]  # type: ignore[valid-type]
@@ -50,18 +57,23 @@ def objects_answer(topic: Topic) -> type[AnswerModel]:
 
 
 def list_title_spans(title: str) -> tuple[str, ...]:
-    """Return all distinct spans of one to five words of a title, without punctuation at their ends."""
+    """Return all distinct spans of one to five words of a title, without punctuation at their ends.
+
+    They are in the order of their first words, short ones first.
+    """
     words = title.split()
-    spans = (
-        " ".join(words[start : start + length]).strip(_PUNCTUATION)
-        for start in range(len(words))
-        for length in range(1, min(_MAX_OBJECT_WORDS, len(words) - start) + 1)
-    )
-    return tuple(dict.fromkeys(span for span in spans if span))
+    spans: dict[str, None] = {}
+    for start in range(len(words)):
+        max_words = min(_MAX_OBJECT_WORDS, len(words) - start)
+        for length in range(1, max_words + 1):
+            span = " ".join(words[start : start + length]).strip(_PUNCTUATION)
+            if span:
+                spans[span] = None
+    return tuple(spans)
 
 
 def name_objects(topic: Topic) -> dict[str, str]:
     """Return the objects of a topic as variables of a template."""
-    assert topic.objects is not None
+    assert topic.objects is not None, "documents are judged only for topics with objects"
     first, second = topic.objects
     return {"first": first, "second": second}

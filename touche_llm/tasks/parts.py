@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -20,7 +21,7 @@ MAX_LABELS = 20
 # Objective of a ranking.
 Objective = Literal["relevance", "quality", "both"]
 # What needs code; docs/reference/tasks.md describes each.
-Feature = Literal["objects", "stance_prompt", "pairs", "excerpts"]
+Feature = Literal["objects", "stance_prompt", "excerpts"]
 # Whether the topics of a TIRA collection name the two objects that they compare.
 TiraTopics = Literal["objects", "no_objects"]
 # Label of a sentence that takes no side, beside the labels of the task.
@@ -28,10 +29,13 @@ NO_SIDE = "NONE"
 OfficialMeasure = Literal["nDCG@5", "nDCG@10", "macro-F1"]
 
 _SCALE = re.compile(r"([0-9]{1,2})\.\.([0-9]{1,2})")
-# Other fields of an answer, other weights, columns of runs and results, and the value for a stance
-# that is left out.
-_RESERVED = "stance stance_source position role topic document rank score".split()
-_RESERVED += [FIRST_STAGE, OMIT, NO_STANCE_COLUMN]
+# Names that no aspect and no label may have: other fields of an answer, other weights, columns of
+# runs and results, and the value for a stance that is left out.
+_RESERVED = (
+    *("stance", "stance_source", "position", "role"),
+    *("topic", "document", "rank", "score"),
+    *(FIRST_STAGE, OMIT, NO_STANCE_COLUMN),
+)
 
 
 class Scale(NamedTuple):
@@ -54,17 +58,19 @@ class Scale(NamedTuple):
 
 
 def parse_scale(text: object) -> Scale:
-    """Parse a scale written as `LOWEST..HIGHEST`; raise ValueError for other text."""
-    found = _SCALE.fullmatch(str(text))
-    scale = Scale(*map(int, found.groups())) if found else Scale(0, 0)
-    if not scale.lowest < scale.highest <= HIGHEST_GRADE:
-        raise ValueError(
-            f"must be LOWEST..HIGHEST, numbers from 0 to {HIGHEST_GRADE}, such as 0..3, not {text!r:.30}"
-        )
-    return scale
+    """Return the scale of a text such as `0..3`; raise ValueError if it is none."""
+    ends = _SCALE.fullmatch(str(text))
+    if ends is not None:
+        scale = Scale(int(ends[1]), int(ends[2]))
+        if scale.lowest < scale.highest <= HIGHEST_GRADE:
+            return scale
+    raise ValueError(
+        f"must be LOWEST..HIGHEST, numbers from 0 to {HIGHEST_GRADE}, such as 0..3, not {text!r:.30}"
+    )
 
 
 def _check_free(name: str) -> str:
+    """Return a name; raise ValueError if it has another meaning."""
     if name in _RESERVED:
         raise ValueError(
             f"{name!r}: has another meaning; give another name than {', '.join(_RESERVED)}"
@@ -73,11 +79,17 @@ def _check_free(name: str) -> str:
 
 
 def _check_unique(labels: list[str]) -> list[str]:
+    """Return labels; raise ValueError if one occurs twice, in any letter case."""
     if len({label.casefold() for label in labels}) < len(labels):
         raise ValueError(
             f"must not hold the same label twice, in any letter case: {', '.join(labels)}"
         )
     return labels
+
+
+def _to_list(value: object) -> object:
+    """Return a text as a list of one; another value as it is."""
+    return [value] if isinstance(value, str) else value
 
 
 GradeScale = Annotated[Scale, BeforeValidator(parse_scale)]
@@ -111,12 +123,11 @@ class CorpusDefinition(Model, strict=True):
     datasets: list[Line] = []
     tira: TiraTopics | None = None
     id: Line | None = None
-    text: Annotated[
-        list[Line], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
-    ] = []
+    text: Annotated[list[Line], BeforeValidator(_to_list)] = []
 
     @model_validator(mode="after")
     def _check_keys(self) -> CorpusDefinition:
+        """Raise ValueError for keys that the reader does not have."""
         if (self.id or self.text) and self.reader != "json_lines":
             raise ValueError("id: only the reader json_lines has keys; leave out `id` and `text`")
         return self
@@ -140,30 +151,30 @@ class StanceDefinition(Model, strict=True):
 
     @model_validator(mode="after")
     def _check_labels(self) -> StanceDefinition:
-        swapped = [label for pair in self.swapped.items() for label in pair]
-        allowed = {
-            "no_side": self.labels,
-            "swapped": self.labels,
-            "unanswered": [*self.labels, OMIT],
-        }
-        for key, labels in (
-            ("no_side", self.no_side),
-            ("swapped", swapped),
-            ("unanswered", [self.unanswered]),
-        ):
-            for label in labels:
-                if label not in allowed[key]:
-                    raise ValueError(
-                        f"{key}: must be of {', '.join(allowed[key])}, not {label!r:.40}"
-                    )
+        """Raise ValueError unless all labels are among `labels`, and fit together."""
+        _require_allowed("no_side", self.no_side, self.labels)
+        for pair in self.swapped.items():
+            _require_allowed("swapped", pair, self.labels)
+        _require_allowed("unanswered", [self.unanswered], [*self.labels, OMIT])
+
         if set(self.no_side) == set(self.labels):
             raise ValueError("no_side: holds all labels; at least one must take a side")
+
+        # A pair may be given in both directions.
         pairs = {frozenset(pair) for pair in self.swapped.items()}
-        if len(frozenset().union(*pairs)) < 2 * len(pairs):
+        swapped_labels = frozenset().union(*pairs)
+        if len(swapped_labels) < 2 * len(pairs):
             raise ValueError(
                 "swapped: must hold pairs of two different labels, and each label in one pair only"
             )
         return self
+
+
+def _require_allowed(key: str, labels: Iterable[str], allowed: Sequence[str]) -> None:
+    """Raise ValueError, naming the key, if a label is not allowed."""
+    for label in labels:
+        if label not in allowed:
+            raise ValueError(f"{key}: must be of {', '.join(allowed)}, not {label!r:.40}")
 
 
 class DocumentLimits(Model, strict=True):
@@ -174,6 +185,7 @@ class DocumentLimits(Model, strict=True):
 
     @model_validator(mode="after")
     def _check_order(self) -> DocumentLimits:
+        """Raise ValueError if the minimum is above the maximum."""
         if self.min > self.max:
             raise ValueError(f"min: {self.min} is above max, {self.max}")
         return self

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from touche_llm.data.files import report_unreadable
+from touche_llm.data.files import open_regular, report_unreadable
 from touche_llm.data.recognize import FileStart, Kind, recognize
 from touche_llm.data.records import Model, Topic
 from touche_llm.errors import DataError
@@ -61,7 +61,7 @@ def read_published() -> list[PublishedFile]:
 def list_topic_tasks(topic: Topic) -> list[str]:
     """Return the tasks whose published topics begin with this one, in any letter case.
 
-    None if it is another, or a translation.
+    Empty if it is another, or a translation.
     """
     first = f"{topic.id} {topic.title}".casefold()
     tasks: list[str] = []
@@ -71,20 +71,24 @@ def list_topic_tasks(topic: Topic) -> list[str]:
     return list(dict.fromkeys(tasks))
 
 
-def describe_restriction(document_ids: Iterable[str]) -> str:
+def describe_restriction(document_ids: Iterable[str]) -> str | None:
     """Return a note on texts that may not be redistributed.
 
-    Empty if none of the documents is of such a corpus.
+    None if none of the documents is of such a corpus.
     """
     beginnings = {document_id[:_ID_CHARS].lower() for document_id in document_ids}
-    corpora = [
-        f"{file.name} ({file.url})"
-        for file in read_published()
-        if file.prefix and any(beginning.startswith(file.prefix) for beginning in beginnings)
-    ]
-    return (
-        f"holds texts of {' and '.join(corpora)}, which may not be redistributed" if corpora else ""
-    )
+    corpora: list[str] = []
+    for file in read_published():
+        if file.prefix is not None and _has_prefix(beginnings, file.prefix):
+            corpora.append(f"{file.name} ({file.url})")
+    if not corpora:
+        return None
+    return f"holds texts of {' and '.join(corpora)}, which may not be redistributed"
+
+
+def _has_prefix(texts: Iterable[str], prefix: str) -> bool:
+    """Return whether a text begins with a prefix."""
+    return any(text.startswith(prefix) for text in texts)
 
 
 # What is wrong with a file that is not published, by its kind.
@@ -95,12 +99,33 @@ _PROBLEMS: Mapping[Kind | None, str] = {
 }
 
 
-def check_file(path: Path) -> dict[str, Any]:
-    """Compare a file with the published ones, and recognize its kind; return a row about it.
+class CheckedFile(NamedTuple):
+    """A file, compared with the published ones.
 
-    `kind` is None for a file of no known kind. `published` is whether the file is a published one
-    byte for byte, `tasks` and `roles` are those of that one. `first` is the start of its first
-    line, and `problem` what is wrong, if anything.
+    Attributes:
+        file: The file.
+        kind: Its kind by its first record; None if it is of no known kind.
+        tasks: Tasks of the published file that it equals byte for byte, in one text; None if it
+            equals none.
+        roles: Roles of that one.
+        published: Whether it equals a published file.
+        bytes: Its size.
+        first: Start of its first line.
+        problem: What is wrong with it; None for nothing.
+    """
+
+    file: Path
+    kind: Kind | None
+    tasks: str | None
+    roles: str | None
+    published: bool
+    bytes: int
+    first: str
+    problem: str | None
+
+
+def check_file(path: Path) -> CheckedFile:
+    """Compare a file with the published ones, and recognize its kind.
 
     Raises:
         DataError: The file cannot be opened.
@@ -115,25 +140,26 @@ def check_file(path: Path) -> dict[str, Any]:
     except DataError as error:
         start = FileStart(None, "")
         problems.append(str(error).removeprefix(f"{path}: "))
+
     if not published:
         if not problems and start.kind in _PROBLEMS:
             problems.append(_PROBLEMS[start.kind])
         # Topics of any source are named `topics.xml`.
         if start.kind != "topics":
-            problems += _describe_damage(path.name, size)
+            problems.extend(_describe_damage(path.name, size))
 
     tasks = dict.fromkeys(task for file in published for task in file.tasks)
     roles = dict.fromkeys(file.role for file in published)
-    return {
-        "file": path,
-        "kind": start.kind,
-        "tasks": " ".join(tasks) or None,
-        "roles": " ".join(roles) or None,
-        "published": bool(published),
-        "bytes": size,
-        "first": start.text,
-        "problem": "; ".join(problems) or None,
-    }
+    return CheckedFile(
+        file=path,
+        kind=start.kind,
+        tasks=" ".join(tasks) or None,
+        roles=" ".join(roles) or None,
+        published=bool(published),
+        bytes=size,
+        first=start.text,
+        problem="; ".join(problems) or None,
+    )
 
 
 def _find_published(path: Path, size: int) -> list[PublishedFile]:
@@ -141,7 +167,7 @@ def _find_published(path: Path, size: int) -> list[PublishedFile]:
     same_size = [file for file in read_published() if file.bytes == size]
     if not same_size:
         return []
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
     return [file for file in same_size if file.md5 == digest.hexdigest()]
 
@@ -224,4 +250,6 @@ def find_place(table: Table, value: float) -> int:
     The value is rounded like the published ones, so that differences they would not show do not
     separate runs.
     """
-    return 1 + sum(run.value > round(value, DIGITS) for run in table.runs)
+    rounded = round(value, DIGITS)
+    better_runs = [run for run in table.runs if run.value > rounded]
+    return len(better_runs) + 1

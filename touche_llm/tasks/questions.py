@@ -9,44 +9,59 @@ from typing import Any, Literal
 
 from pydantic import create_model
 
-from touche_llm.data.records import Document, Topic
+from touche_llm.data.records import Document, Reading, Topic
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.tasks.objects import name_objects
+from touche_llm.tasks.positions import combine_position
 from touche_llm.text.analysis import Analyzer
 from touche_llm.text.passages import RankedPassages, rank_passages
 
 ROLES = ("CLAIM", "PREMISE", "NONE")
 # Shared by all pages, since it caches stems.
 _ANALYZER = Analyzer()
+# How the premises of an argument relate to its conclusion, by the side in args.me.
+_SIDES = {"PRO": " for the conclusion", "CON": " against the conclusion"}
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedDocument:
-    """Document as variables of a prompt template: its text or passages, and the other variables."""
+    """Document as variables of a prompt template.
+
+    Attributes:
+        document: Its text, or its passages.
+        variables: The other variables of the document and of its topic.
+    """
 
     document: str | RankedPassages
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+# Renders a document for a topic.
+Render = Callable[[Topic, Document], RenderedDocument]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """Question that a prompt puts to the model about a document.
 
     Attributes:
         answer: Answer model; its integer fields are grades, and a field `stance` has labels.
-        position_answer: The same with the field `position`, whether the document takes one (YES or
-            NO), before its `stance`, which has the other labels; None if all labels take a side.
+        render: Renders a document for a topic.
         variables: Variables of the template beside `topic` and `document`, and whether each is
             required.
-        render: Renders a document for a topic.
         topic_variables: Returns the values of the variables that depend on the topic alone.
+        position_answer: The same with the field `position`, whether the document takes one (YES or
+            NO), before its `stance`, which has the other labels; None if all labels take a side.
+        neutral_label: Stance of a document that takes no position, the one that `stance` of
+            `position_answer` lacks; None if there is no such answer.
     """
 
     answer: type[AnswerModel]
-    render: Callable[[Topic, Document], RenderedDocument]
+    render: Render
     variables: Mapping[str, bool] = field(default_factory=dict)
-    topic_variables: Callable[[Topic], Mapping[str, Any]] = lambda topic: {}
+    topic_variables: Callable[[Topic], Mapping[str, str]] = lambda topic: {}
     position_answer: type[AnswerModel] | None = None
+    neutral_label: str | None = None
 
     @property
     def template_variables(self) -> dict[str, bool]:
@@ -56,23 +71,46 @@ class Question:
     @property
     def grades(self) -> tuple[str, ...]:
         """Fields of the answer that are grades."""
-        return _grades_of(self.answer)
+        return _list_grades(self.answer)
+
+    def combine(self, readings: Mapping[str, Reading]) -> dict[str, Reading]:
+        """Return the readings of an answer, with position and side combined into the stance.
+
+        Args:
+            readings: Readings by field, of an answer with or without a position.
+
+        Returns:
+            Readings by field of `answer`; all unchanged if the question has no neutral label or the
+            answer no position.
+        """
+        if self.neutral_label is None or "position" not in readings:
+            return dict(readings)
+
+        combined = {name: reading for name, reading in readings.items() if name != "position"}
+        combined["stance"] = combine_position(
+            position=readings["position"],
+            side=readings["stance"],
+            labels=[str(label) for label in get_labels(self.answer)["stance"]],
+            neutral_label=self.neutral_label,
+        )
+        return combined
 
 
 @lru_cache(maxsize=64)
-def _grades_of(answer: type[AnswerModel]) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name, labels in get_labels(answer).items()
-        if all(isinstance(label, int) for label in labels)
-    )
+def _list_grades(answer: type[AnswerModel]) -> tuple[str, ...]:
+    """Return the fields of an answer whose labels are all numbers."""
+    grades: list[str] = []
+    for name, labels in get_labels(answer).items():
+        if all(isinstance(label, int) for label in labels):
+            grades.append(name)
+    return tuple(grades)
 
 
 def create_answer(name: str, **fields: Iterable[int | str]) -> type[AnswerModel]:
     """Create an answer model with these labels by field, in their order."""
-    types: dict[str, Any] = {
-        field: (Literal[tuple(labels)], ...) for field, labels in fields.items()
-    }
+    types: dict[str, Any] = {}
+    for field_name, labels in fields.items():
+        types[field_name] = (Literal[tuple(labels)], ...)
     return create_model(name, __base__=AnswerModel, **types)
 
 
@@ -88,10 +126,10 @@ def render_excerpts(topic: Topic, document: Document) -> RenderedDocument:
 
 def render_argument(topic: Topic, document: Document) -> RenderedDocument:
     """Render an argument of args.me as one text: its conclusion, then its premises with their side."""
-    side = {"PRO": " for the conclusion", "CON": " against the conclusion"}.get(document.side, "")
-    return RenderedDocument(
-        f"Conclusion: {document.title or '(none)'}\nPremises{side}: {document.text or '(none)'}"
-    )
+    side = _SIDES.get(document.side, "")
+    conclusion = document.title or "(none)"
+    premises = document.text or "(none)"
+    return RenderedDocument(f"Conclusion: {conclusion}\nPremises{side}: {premises}")
 
 
 def render_sentence(topic: Topic, document: Document) -> RenderedDocument:
@@ -99,10 +137,11 @@ def render_sentence(topic: Topic, document: Document) -> RenderedDocument:
     return RenderedDocument(document.text, {"conclusion": document.title, "side": document.side})
 
 
-def add_objects(
-    render: Callable[[Topic, Document], RenderedDocument],
-) -> Callable[[Topic, Document], RenderedDocument]:
+def add_objects(render: Render) -> Render:
     """Return a function that renders a document with the objects of the topic."""
-    return lambda topic, document: RenderedDocument(
-        render(topic, document).document, name_objects(topic)
-    )
+
+    def render_with_objects(topic: Topic, document: Document) -> RenderedDocument:
+        rendered = render(topic, document)
+        return RenderedDocument(rendered.document, name_objects(topic))
+
+    return render_with_objects

@@ -1,8 +1,8 @@
-"""Task: all differences between the shared tasks, read from a `task.yaml`, and what the stages derive from them."""
+"""Task: what its `task.yaml` declares, and what the stages derive from that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, get_args
@@ -46,6 +46,7 @@ from touche_llm.tasks.parts import (
 from touche_llm.tasks.questions import (
     ROLES,
     Question,
+    Render,
     add_objects,
     create_answer,
     render_argument,
@@ -64,6 +65,7 @@ class Task(Model, strict=True):
     Attributes:
         name: Name of the task, also of the folder of its templates below `prompts.folder`.
         title: Title for people.
+        kind: Name of the kind of task, as `kinds` registers it.
         features: Features that need code.
         templates: Task of the project whose templates are used where the folder has none.
         corpus: Reader and file names of the corpus.
@@ -72,7 +74,7 @@ class Task(Model, strict=True):
             prompt.
         qrels_mapping: Grade of people for each grade of the prompt, from the lowest on, of an aspect
             whose scales differ; without it, grades of different scales are not compared one by one.
-        sentence_aspects: Aspects that are graded for single sentences, with the feature `pairs`.
+        sentence_aspects: Aspects that are graded for single sentences, if the kind judges these.
         stance: Stance labels; None if documents have no stance, so that runs have `Q0` in its
             place.
         documents_per_topic: Limits of a ranking.
@@ -83,6 +85,7 @@ class Task(Model, strict=True):
 
     name: Name
     title: Line
+    kind: Name = "documents"
     features: list[Feature] = []
     templates: Name | None = None
     corpus: CorpusDefinition = CorpusDefinition(reader="json_lines")
@@ -99,57 +102,29 @@ class Task(Model, strict=True):
 
     @model_validator(mode="after")
     def _check_parts(self) -> Task:
+        """Raise ValueError unless the keys of the definition fit together."""
+        self._check_scales()
+        self._check_names()
+        self._check_mapping()
+        self._check_measures()
+        self._check_features()
+        return self
+
+    def _check_scales(self) -> None:
         for name, scale in self.aspects.items():
             if scale.lowest <= 1 and scale.highest == 10:
                 raise ValueError(
                     f"aspects.{name}: {scale} has 1 and 10, whose probabilities cannot be told apart where a model "
                     f"writes digits one by one; give a scale up to 9, and qrels.{name} for human judgments up to 10"
                 )
-        known_by_place: dict[str, tuple[Collection[str], Collection[str]]] = {
-            "qrels": (self.qrels, self.aspects),
-            "qrels_mapping": (self.qrels_mapping, self.qrels),
-            "sentence_aspects": (self.sentence_aspects, self.aspects),
-            "measures": (self.measures, self.judged_aspects),
-            **{
-                f"weights.{objective}": (of, self.weight_names)
-                for objective, of in self.weights.items()
-            },
-        }
-        for place, (names, known) in known_by_place.items():
-            for name in names:
-                if name not in known:
-                    raise ValueError(
-                        f"{place}: {name!r:.40} is unknown; it must be {', '.join(known)}"
-                    )
-        self._check_mapping()
-        for name, measure in self.measures.items():
-            if (name == "stance") is not (measure == "macro-F1"):
-                allowed = "macro-F1" if name == "stance" else "nDCG@5 or nDCG@10"
-                raise ValueError(f"measures.{name}: must be {allowed}, not {measure}")
-        if "both" not in self.weights:
-            raise ValueError("weights.both: missing; it is the default objective")
-        has = self.features
-        is_for_pairs = (
-            has == ["pairs"] and self.reads_arguments and self.sentence_aspects and self.stances
-        )
-        if "pairs" in has and (not is_for_pairs or self.no_stances or NO_SIDE in self.stances):
-            raise ValueError(
-                "features: pairs needs no other feature, `corpus.reader: args_me`, `sentence_aspects`, and stance "
-                f"labels that all take a side, without {NO_SIDE}"
-            )
-        if self.sentence_aspects and "pairs" not in has:
-            raise ValueError("sentence_aspects: only with the feature pairs; leave it out")
-        if "excerpts" in has and self.reads_arguments:
-            raise ValueError(
-                "features: excerpts are of web pages, not of arguments (args_me); leave it out"
-            )
-        if "stance_prompt" in has and not self.no_stances:
-            raise ValueError(
-                "stance.no_side: missing; stance_prompt finds out whether a document takes a side"
-            )
-        if self.swapped_stances and "objects" not in has:
-            raise ValueError("stance.swapped: only with the feature objects; leave it out")
-        return self
+
+    def _check_names(self) -> None:
+        _require_known("qrels", self.qrels, self.aspects)
+        _require_known("qrels_mapping", self.qrels_mapping, self.qrels)
+        _require_known("sentence_aspects", self.sentence_aspects, self.aspects)
+        _require_known("measures", self.measures, self.judged_aspects)
+        for objective, weights in self.weights.items():
+            _require_known(f"weights.{objective}", weights, self.weight_names)
 
     def _check_mapping(self) -> None:
         """Raise ValueError if a mapping does not give each grade of the prompt a grade of people."""
@@ -164,6 +139,31 @@ class Task(Model, strict=True):
                     f"each of {self.aspects[name]}, not {targets!s:.60}"
                 )
 
+    def _check_measures(self) -> None:
+        for name, measure in self.measures.items():
+            is_of_stance = name == "stance"
+            if is_of_stance != (measure == "macro-F1"):
+                allowed = "macro-F1" if is_of_stance else "nDCG@5 or nDCG@10"
+                raise ValueError(f"measures.{name}: must be {allowed}, not {measure}")
+        if "both" not in self.weights:
+            raise ValueError("weights.both: missing; it is the default objective")
+
+    def _check_features(self) -> None:
+        if self.sentence_aspects and not self.reads_arguments:
+            raise ValueError(
+                "sentence_aspects: needs `corpus.reader: args_me`, whose arguments have sentences"
+            )
+        if "excerpts" in self.features and self.reads_arguments:
+            raise ValueError(
+                "features: excerpts are of web pages, not of arguments (args_me); leave it out"
+            )
+        if "stance_prompt" in self.features and not self.no_stances:
+            raise ValueError(
+                "stance.no_side: missing; stance_prompt finds out whether a document takes a side"
+            )
+        if self.swapped_stances and "objects" not in self.features:
+            raise ValueError("stance.swapped: only with the feature objects; leave it out")
+
     @property
     def folder(self) -> Path:
         """Folder of the definition, with the templates."""
@@ -176,31 +176,41 @@ class Task(Model, strict=True):
 
     @property
     def reference(self) -> str:
-        """Value of the setting `task`: the name of one of the project's own tasks, else the path of the folder."""
+        """Value of the setting `task`: the name of a task of the project, else the path of the folder."""
         return self.name if self.is_own else str(self.folder)
 
     @cached_property
     def shared_folders(self) -> tuple[Path, ...]:
-        """Folders of other tasks, whose templates are used where those before have none."""
+        """Folders of other tasks, whose templates are used where those before have none.
+
+        Raises:
+            DataError: The definition names a task that is not one of the project's own.
+        """
         folders: list[Path] = []
         task = self
-        while (name := task.templates) is not None:
-            shared = prompts_folder() / name
-            if not (shared / TASK_FILE).is_file():
-                known = ", ".join(
-                    sorted(path.parent.name for path in prompts_folder().glob(f"*/{TASK_FILE}"))
-                )
+        while task.templates is not None:
+            folder = prompts_folder() / task.templates
+            if not (folder / TASK_FILE).is_file():
+                known = ", ".join(_list_own_names())
                 raise DataError(
-                    f"{self.folder / TASK_FILE}: templates: {name!r} is no task of the project; it must be {known}"
+                    f"{self.folder / TASK_FILE}: templates: {task.templates!r} is no task of the project; "
+                    f"it must be {known}"
                 )
-            folders.append(shared)
-            task = load_yaml(shared / TASK_FILE, Task)
+            folders.append(folder)
+            task = load_yaml(folder / TASK_FILE, Task)
         return tuple(folders)
 
     def find_template(self, file: str) -> Path:
-        """Return the path of a template of this name: in the first shared folder with it if the own one lacks it."""
-        paths = [folder / file for folder in (self.folder, *self.shared_folders)]
-        return next(filter(Path.is_file, paths), paths[0])
+        """Return the path of a template of this name.
+
+        It is that of the own folder, or of the first shared folder with it if the own one lacks it.
+        """
+        own = self.folder / file
+        for folder in (self.folder, *self.shared_folders):
+            path = folder / file
+            if path.is_file():
+                return path
+        return own
 
     @property
     def stances(self) -> tuple[str, ...]:
@@ -233,18 +243,24 @@ class Task(Model, strict=True):
         """
         if self.stance is None:
             return NO_STANCE_COLUMN
-        return None if self.stance.unanswered == OMIT else self.stance.unanswered
+        if self.stance.unanswered == OMIT:
+            return None
+        return self.stance.unanswered
 
     @property
     def swapped_stances(self) -> Mapping[str, str]:
         """Labels that are exchanged when the two objects are, in both directions."""
-        pairs = {} if self.stance is None else self.stance.swapped
-        return {**pairs, **{other: label for label, other in pairs.items()}}
+        if self.stance is None:
+            return {}
+        reverse = {second: first for first, second in self.stance.swapped.items()}
+        return {**self.stance.swapped, **reverse}
 
     @property
     def judged_aspects(self) -> tuple[str, ...]:
         """Aspects that qrels may judge: those of the judge prompt, and the stance if documents have one."""
-        return (*self.aspects, *(["stance"] if self.stances else []))
+        if self.stances:
+            return (*self.aspects, "stance")
+        return tuple(self.aspects)
 
     @property
     def official_measures(self) -> dict[str, Measure]:
@@ -276,19 +292,11 @@ class Task(Model, strict=True):
 
         Those of a run are those of `both`.
         """
-        of = {
-            objective: self.weights.get(objective, self.weights["both"])
-            for objective in get_args(Objective)
-        }
-        return {
-            objective: {name: w.get(name, 0.0) for name in self.weight_names}
-            for objective, w in of.items()
-        }
-
-    @property
-    def before_judging(self) -> str:
-        """Name of the content of `candidates.run.txt`: pairs consist of judged sentences, so are no first stage."""
-        return "pairs before they are judged" if "pairs" in self.features else "first stage"
+        objectives: dict[Objective, Mapping[str, float]] = {}
+        for objective in get_args(Objective):
+            given = self.weights.get(objective, self.weights["both"])
+            objectives[objective] = {name: given.get(name, 0.0) for name in self.weight_names}
+        return objectives
 
     @property
     def reads_arguments(self) -> bool:
@@ -301,109 +309,163 @@ class Task(Model, strict=True):
     @property
     def document_kind(self) -> DocumentKind:
         """What a document of the corpus is."""
-        return (
-            "sentences"
-            if "pairs" in self.features
-            else "argument"
-            if self.reads_arguments
-            else "text"
-        )
+        if self.sentence_aspects:
+            return "sentences"
+        if self.reads_arguments:
+            return "argument"
+        return "text"
 
     @property
     def document_keys(self) -> DocumentKeys:
         """Keys of a document's id and text in JSON Lines."""
-        texts = tuple((key,) for key in self.corpus.text)
-        return DocumentKeys(
-            (self.corpus.id,) if self.corpus.id else TOUCHE_KEYS.id, texts or TOUCHE_KEYS.text
-        )
+        ids = TOUCHE_KEYS.id
+        if self.corpus.id is not None:
+            ids = (self.corpus.id,)
+        texts = TOUCHE_KEYS.text
+        if self.corpus.text:
+            texts = tuple((key,) for key in self.corpus.text)
+        return DocumentKeys(ids, texts)
 
     @property
     def read_corpus(self) -> Reader:
         """Streaming reader of the corpus."""
-        readers: dict[DocumentKind, Reader] = {
-            "argument": read_whole_arguments,
-            "sentences": read_arguments,
-        }
-        return readers.get(self.document_kind) or partial(read_passages, keys=self.document_keys)
+        match self.document_kind:
+            case "argument":
+                return read_whole_arguments
+            case "sentences":
+                return read_arguments
+            case "text":
+                return partial(read_passages, keys=self.document_keys)
 
     def make_source(self, corpus: Path | str) -> Source:
-        """Return the source of a document store: a corpus file, or the documents of a dataset, given by its id."""
+        """Return the source of a document store.
+
+        Args:
+            corpus: Corpus file, or the id of a dataset.
+        """
         if isinstance(corpus, str):
             return DatasetDocuments(corpus, self.document_kind)
-        keys = "" if self.document_keys == TOUCHE_KEYS else str(tuple(self.document_keys))
-        return CorpusFile(
-            corpus,
-            self.read_corpus,
-            "whole arguments" if self.document_kind == "argument" else keys,
-        )
+        return CorpusFile(corpus, self.read_corpus, self._describe_reader())
+
+    def _describe_reader(self) -> str:
+        """Return how a corpus file is read, for the manifest of a store; empty for the default."""
+        if self.document_kind == "argument":
+            return "whole arguments"
+        if self.document_keys == TOUCHE_KEYS:
+            return ""
+        return str(tuple(self.document_keys))
 
     @cached_property
     def question(self) -> Question:
         """Question of the judge prompt about a document."""
         grades = {name: scale.grades for name, scale in self.aspects.items()}
-        stance = {"stance": self.stances} if self.stances else {}
-        position = (
-            create_answer("Judgment", **grades, **self._position_and_side)
-            if self.no_stances
-            else None
-        )
-        return self._make_question(create_answer("Judgment", **grades, **stance), position)
+        if not self.stances:
+            return self._make_question(create_answer("Judgment", **grades))
+
+        answer = create_answer("Judgment", **grades, stance=self.stances)
+        if not self.no_stances:
+            return self._make_question(answer)
+
+        position_answer = create_answer("Judgment", **grades, **self._position_and_side)
+        return self._make_question(answer, position_answer)
 
     @cached_property
-    def stance_question(self) -> Question | None:
-        """Question of the stance prompt; None if there is no such prompt.
+    def questions(self) -> Mapping[str, Question]:
+        """Questions about documents, by the purpose of the prompt.
 
-        It is whether the document takes a `position` (YES or NO, the first of `no_stances`), and
-        which of the other labels is its `stance`.
+        `judge` is about a document. `sentence` is about a sentence of one, if the task has
+        `sentence_aspects`. `stance`, if there is a stance prompt, is whether the document takes a
+        `position` (YES or NO, the first of `no_stances`), and which other label is its `stance`.
         """
-        if "stance_prompt" not in self.features:
-            return None
-        return self._make_question(create_answer("Stance", **self._position_and_side))
+        questions = {"judge": self.question}
+        if self.sentence_aspects:
+            questions["sentence"] = self._make_sentence_question()
+        if "stance_prompt" in self.features:
+            answer = create_answer("Stance", **self._position_and_side)
+            questions["stance"] = self._make_question(answer)
+        return questions
 
-    @cached_property
-    def sentence_question(self) -> Question | None:
-        """Question about a sentence, if the documents are pairs of sentences; else None."""
-        if "pairs" not in self.features:
-            return None
+    def _make_sentence_question(self) -> Question:
+        """Return the question about a sentence."""
         grades = {
             name: scale.grades
             for name, scale in self.aspects.items()
             if name in self.sentence_aspects
         }
         answer = create_answer(
-            "SentenceJudgment", role=ROLES, **grades, stance=(*self.stances, NO_SIDE)
+            "SentenceJudgment",
+            role=ROLES,
+            **grades,
+            stance=(*self.stances, NO_SIDE),
         )
-        return Question(answer, render_sentence, {"conclusion": False, "side": False})
+        variables = {"conclusion": False, "side": False}
+        return Question(answer=answer, render=render_sentence, variables=variables)
 
     @property
     def objects_answer(self) -> Callable[[Topic], type[AnswerModel]] | None:
-        """Function that returns the answer model with the objects (`first`, `second`) of a topic that names none.
+        """Function that returns the answer model with the objects (`first`, `second`) of a topic.
 
-        None if topics have no objects.
+        It is for topics that name none; None if topics have no objects.
         """
         return objects_answer if "objects" in self.features else None
 
     @property
     def _position_and_side(self) -> dict[str, tuple[str, ...]]:
-        return {
-            "position": ("YES", "NO"),
-            "stance": tuple(x for x in self.stances if x != self.no_stances[0]),
-        }
+        """Labels of the fields `position` and `stance` where the position is a field of its own."""
+        ruled_out_first = self.no_stances[0]
+        sides = tuple(label for label in self.stances if label != ruled_out_first)
+        return {"position": ("YES", "NO"), "stance": sides}
 
     def _make_question(
-        self, answer: type[AnswerModel], position_answer: type[AnswerModel] | None = None
+        self,
+        answer: type[AnswerModel],
+        position_answer: type[AnswerModel] | None = None,
     ) -> Question:
-        render = render_excerpts if "excerpts" in self.features else render_text
-        if self.document_kind == "argument":
-            render = render_argument
+        """Return a question about a document, with the objects of the topic if it has some."""
+        render = self._choose_renderer()
+        neutral_label = None if position_answer is None else self.no_stances[0]
         if "objects" not in self.features:
-            return Question(answer, render, position_answer=position_answer)
-        variables = {"first": False, "second": False}
-        return Question(answer, add_objects(render), variables, name_objects, position_answer)
+            return Question(
+                answer=answer,
+                render=render,
+                position_answer=position_answer,
+                neutral_label=neutral_label,
+            )
+        return Question(
+            answer=answer,
+            render=add_objects(render),
+            variables={"first": False, "second": False},
+            topic_variables=name_objects,
+            position_answer=position_answer,
+            neutral_label=neutral_label,
+        )
+
+    def _choose_renderer(self) -> Render:
+        """Return the function that renders a document for a prompt."""
+        if self.document_kind == "argument":
+            return render_argument
+        if "excerpts" in self.features:
+            return render_excerpts
+        return render_text
+
+
+def _require_known(place: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise ValueError, naming the place, if a name is not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{place}: {name!r:.40} is unknown; it must be {', '.join(known)}")
+
+
+def _list_own_names() -> list[str]:
+    """Return the names of the project's own tasks."""
+    return sorted(path.parent.name for path in prompts_folder().glob(f"*/{TASK_FILE}"))
 
 
 def prompts_folder() -> Path:
-    """Return the folder of the project's own tasks: in the installed package, or at the top of a checkout."""
+    """Return the folder of the project's own tasks.
+
+    It is in the installed package, or at the top of a checkout.
+    """
     return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 
@@ -411,21 +473,31 @@ def load_task(folder: Path) -> Task:
     """Read the task of a folder with a `task.yaml` and templates.
 
     Raises:
-        DataError: The folder has no valid `task.yaml`, or lacks a template that it needs, or names
-            a task of the project that does not exist; names file, key and allowed values.
+        DataError: The folder has no valid `task.yaml`, lacks a template that it needs, or names a
+            task of the project that does not exist; names file, key and allowed values.
     """
     task = load_yaml(folder / TASK_FILE, Task)
     task._folder = folder
-    for purpose, feature in (
-        ("judge", None),
-        ("objects", "objects"),
-        ("stance", "stance_prompt"),
-        ("sentence", "pairs"),
-    ):
-        path = task.find_template(f"{purpose}.jinja")
-        if (feature is None or feature in task.features) and not path.is_file():
-            needed_by = f"features: {feature}" if feature else "aspects"
-            raise DataError(
-                f"{folder / TASK_FILE}: {needed_by}: needs the template {path}, which is missing; write it"
-            )
+    _require_template(task, "judge", "aspects")
+    if "objects" in task.features:
+        _require_template(task, "objects", "features: objects")
+    if "stance_prompt" in task.features:
+        _require_template(task, "stance", "features: stance_prompt")
+    if task.sentence_aspects:
+        _require_template(task, "sentence", "sentence_aspects")
     return task
+
+
+def _require_template(task: Task, purpose: str, needed_by: str) -> None:
+    """Raise DataError if a task lacks the template of a purpose.
+
+    Args:
+        task: Task that needs it.
+        purpose: Name of the template.
+        needed_by: Key of the definition that needs it.
+    """
+    path = task.find_template(f"{purpose}.jinja")
+    if not path.is_file():
+        raise DataError(
+            f"{task.folder / TASK_FILE}: {needed_by}: needs the template {path}, which is missing; write it"
+        )

@@ -195,7 +195,7 @@ def test_the_intervals_of_eight_topics_are_noted_as_too_narrow() -> None:
     found = study_judges([people], judges, {}, {})
     estimate = found.aspects[0].agreements[0].estimates[AgreementName.KAPPA]
     assert len(estimate.topics) == 8
-    assert any("8 topics" in note and "too narrow" in note for note in found.notes)
+    assert any("8 topics" in note and "too narrow" in note for note in found.interval_notes)
 
 
 def test_a_judge_of_one_label_has_no_kappa_and_raises_no_error() -> None:

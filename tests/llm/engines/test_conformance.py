@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, reply, says, spell
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.examination import examine
 from touche_llm.doctor.registry import Occasion
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
@@ -111,10 +111,11 @@ async def examined(
         async with ChatServer(
             server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}
         ) as client:
-            survey = Survey(client, EngineConfig(), sampling or SamplingConfig(), schemas)
-            await examine(survey, Occasion.THOROUGH)
-    assert len(survey.checks) == len({check.name for check in survey.checks})
-    return {check.name: check for check in survey.checks}
+            subject = ServerUnderTest(client, EngineConfig(), sampling or SamplingConfig(), schemas)
+            examination = await examine(subject, Occasion.THOROUGH)
+    found = {check.name: check for check in examination.checks}
+    assert len(found) == len(examination.checks)
+    return found
 
 
 @pytest.mark.parametrize("form", ["compact", "spaces"])

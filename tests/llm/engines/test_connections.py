@@ -12,6 +12,7 @@ from aiohttp import web
 from tests.fake_server import FakeServer, good
 from tests.llm.engines.test_server import question
 from touche_llm.engines.chat import ChatServer
+from touche_llm.engines.dialects import make_vllm_dialect
 from touche_llm.engines.http import allow_open_files
 from touche_llm.errors import Transient
 
@@ -33,6 +34,7 @@ async def test_the_time_of_a_request_begins_again_with_each_reply_and_a_server_t
         async with ChatServer(
             server.url, concurrency=8, request_timeout=1.0, chat_template_kwargs={}
         ) as client:
+            client.dialect = make_vllm_dialect(client, "fake")
             assert await asyncio.gather(
                 *(send(client, seconds) for seconds in (0.6, 1.4, 9.0))
             ) == [
@@ -69,6 +71,7 @@ async def test_requests_behind_those_of_others_are_sent_once() -> None:
         async with ChatServer(
             server.url, concurrency=8, request_timeout=0.4, chat_template_kwargs={}
         ) as client:
+            client.dialect = make_vllm_dialect(client, "fake")
             server.ready = asyncio.get_running_loop().time() + 1.0
             found = await asyncio.gather(
                 *(client.complete(question(f"Question {n}?")) for n in range(6))

@@ -11,15 +11,22 @@ import pytest
 
 from tests.chat_templates import FOLDER, read_template, render
 from touche_llm.data.records import decode_json
-from touche_llm.doctor.card import PROBE_ANSWER, Survey
 from touche_llm.doctor.checks.open_thought import check_open_thought
 from touche_llm.doctor.checks.system_message import check_system_message
 from touche_llm.doctor.checks.thinking import check_thinking
+from touche_llm.doctor.survey import ServerUnderTest, Survey
 from touche_llm.engines.chat import ChatServer
+from touche_llm.engines.dialects import (
+    PROBE_ANSWER,
+    TokenCount,
+    UnenforcedSchema,
+    make_vllm_dialect,
+)
 from touche_llm.engines.http import ReplyT
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import Rejected
+from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.text.sanitize import sanitize
 
@@ -90,7 +97,16 @@ async def check_of(
 ) -> ServerCheck:
     settings = SamplingConfig(**{"chat_template_kwargs": SWITCHES, **sampling})
     template = FILES[name].read_text(encoding="utf-8") if name in FILES else read_template(name)
-    (check,) = await probe(Survey(Rendering(template), EngineConfig(), settings))
+    server = Rendering(template)
+    dialect = make_vllm_dialect(server, "fake")
+    survey = Survey(
+        subject=ServerUnderTest(server, EngineConfig(), settings),
+        info=EngineInfo(model="fake", revision="", context=0, overhead=0, engine="fake"),
+        dialect=dialect,
+        schema=UnenforcedSchema(()),
+        token_count=TokenCount(dialect.counter, prompt_tokens=0),
+    )
+    (check,) = await probe(survey)
     return check
 
 

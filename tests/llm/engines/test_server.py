@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus, unquote
 
 import orjson
 import pytest
@@ -28,15 +30,16 @@ from tests.fake_server import (
     says,
     status,
 )
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.examination import connect as connect_to
+from touche_llm.doctor.survey import ServerUnderTest
+from touche_llm.engines import http
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
 from touche_llm.llm import retries
 from touche_llm.llm.answer_schema import build_schema
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.client import FailedRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import SamplingConfig
@@ -62,11 +65,12 @@ async def model_of(
         request_timeout=request_timeout,
         chat_template_kwargs={"enable_thinking": False},
     ) as engine:
-        info = await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
+        examined = await connect_to(ServerUnderTest(engine, EngineConfig(), SamplingConfig()))
+        engine.dialect = examined.dialect
         with Cache(path / "answers.sqlite", options.get("mode", CacheMode.REUSE)) as cache:
             retry = options.get("retry_failures", False)
             yield ModelClient(
-                engine_info=info,
+                engine_info=examined.info,
                 engine=engine,
                 cache=cache,
                 retry_for=retry_for,
@@ -81,7 +85,7 @@ def question(text: str = "A question.") -> Request:
 
 async def send_question(
     server: FakeServer, path: Path, **options: Any
-) -> tuple[AnsweredRequest[Any] | FailedRequest, ModelClient]:
+) -> tuple[AnsweredRequest[Any] | UnansweredRequest, ModelClient]:
     async with server.running(), model_of(server, path, **options) as model:
         return await model.request(question(), ComparativeJudgment), model
 
@@ -199,7 +203,7 @@ async def connect(server: FakeServer, model: str | None = None, logprobs: bool =
             server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}
         ) as engine:
             return await connect_to(
-                Survey(
+                ServerUnderTest(
                     engine,
                     EngineConfig(model=model, revision="r1"),
                     SamplingConfig(logprobs=logprobs),
@@ -231,7 +235,7 @@ async def test_a_server_that_cannot_do_the_work_is_an_error_at_the_start(
 async def test_an_unreachable_address_is_named_with_the_option(url: str) -> None:
     async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
         with pytest.raises(EngineError, match="`engine.base_url`") as raised:
-            await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
+            await connect_to(ServerUnderTest(engine, EngineConfig(), SamplingConfig()))
     assert raised.value.location == url.partition("/v1")[0]
 
 
@@ -248,6 +252,134 @@ async def test_the_key_comes_from_the_environment_and_goes_into_the_header_alone
     await send_question(FakeServer(rest=look), tmp_path)
     assert seen == ["Bearer s3cret"]
     assert b"s3cret" not in (tmp_path / "answers.sqlite").read_bytes()
+
+
+KEY = 's3cret/"+key'
+ESCAPED = "".join(f"\\u{ord(character):04X}" for character in KEY)
+
+
+def send_back_key(form: str) -> Behaviour:
+    """Reply with the headers of the request, in one of several forms."""
+
+    async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        headers = dict(request.headers)
+        assert headers["Authorization"] == f"Bearer {KEY}"
+        code, body_form = form.split()
+        if body_form == "answer":
+            return reply(f"I got Authorization: {headers['Authorization']}")
+        if body_form == "refusal":
+            return reply("", refusal=f"Not for {headers['Authorization']}")
+        if body_form == "label":
+            return reply(f'{{"relevance":2,"quality":1,"stance":{orjson.dumps(KEY).decode()}}}')
+        if body_form == "ending":
+            return reply(GOOD, finish_reason=headers["Authorization"])
+        if body_form == "redirect":
+            location = f"http://127.0.0.1:1/?{quote_plus(headers['Authorization'])}"
+            return web.Response(status=307, headers={"Location": location})
+        contents = {
+            "object": orjson.dumps({"authorization": headers["Authorization"]}),
+            "message": orjson.dumps({"error": {"message": headers["Authorization"]}}),
+            "escaped": f'{{"error": {{"message": "Bearer {ESCAPED}"}}}}'.encode(),
+            "nested": orjson.dumps({"error": f'{{"key": "{ESCAPED}"}}'}),
+            "words": f"{'x' * 85} Bearer {KEY}".encode(),
+            "URL": f"/?key={quote_plus(KEY)}".encode(),
+        }
+        return web.Response(
+            status=int(code), body=contents[body_form], content_type="application/json"
+        )
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("200 object", "200 message", "200 escaped", "200 nested", "200 words", "200 URL"),
+        *("400 object", "400 message", "400 escaped", "400 nested", "400 words", "400 URL"),
+        *("200 answer", "200 refusal", "200 label", "200 ending", "307 redirect"),
+    ],
+)
+async def test_a_key_that_a_server_sends_back_is_neither_reported_nor_stored(
+    form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    server = FakeServer(rest=send_back_key(form))
+    try:
+        result, _ = await send_question(server, tmp_path, retry_for=0.1)
+        assert isinstance(result, FailedRequest)
+        reported = " ".join(f"{attempt.reason} {attempt.text}" for attempt in result.attempts)
+    except EngineError as error:
+        reported = str(error)
+
+    stored = (tmp_path / "answers.sqlite").read_bytes().decode(errors="replace")
+    for text in (reported, stored):
+        # Not even its beginning, and not with escapes.
+        plain = re.sub(r"\\+u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), unquote(text))
+        assert "s3cre" not in plain, plain
+    assert reported.count("[key]") > 0
+
+
+@pytest.mark.parametrize(
+    "form", ["200 answer", "200 object", "200 ending", "400 escaped", "307 redirect"]
+)
+async def test_a_key_that_a_server_sends_back_is_not_in_the_error_of_the_start(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    with pytest.raises(EngineError) as raised:
+        await connect(FakeServer(probe=send_back_key(form)))
+    assert "[key]" in str(raised.value) and "s3cre" not in str(raised.value)
+
+
+def choose(*indexes: int | None) -> Behaviour:
+    """Reply with choices of these indexes, the first with relevance 0, the next with 1, and so on."""
+
+    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        choices: list[dict[str, Any]] = []
+        for relevance, index in enumerate(indexes):
+            text = f'{{"relevance":{relevance},"quality":1,"stance":"FIRST"}}'
+            choice = orjson.loads(reply(text).body)["choices"][0]  # type: ignore[arg-type]
+            del choice["index"]
+            choices.append(choice if index is None else choice | {"index": index})
+        return web.json_response({"choices": choices})
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    ("indexes", "relevance"), [((0,), 0), ((None,), 0), ((1, 0), 1), ((None, 2, 0), 2)]
+)
+async def test_the_choice_with_index_0_is_the_answer(
+    indexes: tuple[int | None, ...], relevance: int, tmp_path: Path
+) -> None:
+    result, _ = await send_question(FakeServer([choose(*indexes)]), tmp_path)
+    assert isinstance(result, AnsweredRequest) and result.value.relevance == relevance
+
+
+@pytest.mark.parametrize("indexes", [(1,), (0, 0), (None, None), (2, 1)])
+async def test_choices_without_a_definite_first_one_are_no_answer(
+    indexes: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    server = FakeServer(rest=choose(*indexes))
+    result, _ = await send_question(server, tmp_path)
+    assert isinstance(result, FailedRequest)
+    (attempt,) = result.attempts
+    assert attempt.kind == "server_error" and "index" in attempt.reason
+    assert all(str(index) in attempt.reason for index in indexes)
+
+
+async def test_a_reply_that_is_too_long_is_a_failure_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(http, "_MAX_BODY", 20_000)
+    server = FakeServer(rest=says("x" * 30_000))
+    async with server.running(), model_of(server, tmp_path, retry_for=600) as model:
+        tokens = await model.count_tokens(question("long " * 5_000))
+        answer = await model.request(question(), ComparativeJudgment)
+    assert isinstance(tokens, FailedRequest) and isinstance(answer, FailedRequest)
+    for failed, path in ((tokens, "/tokenize"), (answer, "/v1/chat/completions")):
+        assert path in failed.attempts[0].reason and "20,000 bytes" in failed.attempts[0].reason
+    assert len(server.bodies) == 1 and model.counts.retries == 0
 
 
 async def test_a_server_that_has_ended_ends_the_run_after_the_retries(tmp_path: Path) -> None:
@@ -287,7 +419,7 @@ async def test_a_web_page_is_quoted_and_the_option_is_named(code: int) -> None:
             url, concurrency=1, request_timeout=5, chat_template_kwargs={}
         ) as engine:
             with pytest.raises(EngineError) as caught:
-                await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
+                await connect_to(ServerUnderTest(engine, EngineConfig(), SamplingConfig()))
     message = str(caught.value)
     assert message.startswith(f"{url}: ") and "<!DOCTYPE html>" in message
     assert "`engine.base_url`" in message and len(message) < 400

@@ -23,10 +23,10 @@ from tests.other_servers import (
     FakeOllama,
     FakeSglang,
 )
-from touche_llm.doctor.card import Survey
-from touche_llm.doctor.checks import tokens
 from touche_llm.doctor.examination import connect
-from touche_llm.engines.chat import DELIVERIES, ChatServer
+from touche_llm.doctor.survey import ServerUnderTest
+from touche_llm.engines import dialects
+from touche_llm.engines.chat import CONSTRAINT_PARAMETERS, ChatServer
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import EngineError
 from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, build_schema
@@ -54,7 +54,7 @@ class WordTokenizer(TokenCounter):
 
 @pytest.fixture(autouse=True)
 def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "ChatTokenizer", WordTokenizer)
+    monkeypatch.setattr(dialects, "ChatTokenizer", WordTokenizer)
 
 
 @asynccontextmanager
@@ -69,7 +69,11 @@ async def connected(
             server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}
         ) as client:
             sampling = SamplingConfig(logprobs=logprobs)
-            yield client, await connect(Survey(client, EngineConfig(**engine), sampling, schemas))
+            examined = await connect(
+                ServerUnderTest(client, EngineConfig(**engine), sampling, schemas)
+            )
+            client.dialect = examined.dialect
+            yield client, examined.info
 
 
 class Versionless(FakeServer):
@@ -109,17 +113,19 @@ USABLE: list[tuple[FakeServer, dict[str, Any], str, str, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("server", "given", "delivery", "engine", "context"), USABLE)
+@pytest.mark.parametrize(("server", "given", "parameter", "engine", "context"), USABLE)
 async def test_a_server_is_used_in_the_way_that_works(
     server: FakeServer,
     given: dict[str, Any],
-    delivery: str,
+    parameter: str,
     engine: str,
     context: int,
     tmp_path: Path,
 ) -> None:
     async with connected(server, **given) as (client, info):
-        assert (client.delivery, info.engine, info.context) == (delivery, engine, context)
+        assert client.dialect is not None
+        assert client.dialect.constraint_parameter == parameter
+        assert (info.engine, info.context) == (engine, context)
         with Cache(tmp_path / "answers.sqlite") as cache:
             model = ModelClient(
                 engine_info=info, engine=client, cache=cache, sampling=SamplingConfig()
@@ -134,7 +140,7 @@ async def test_a_server_is_used_in_the_way_that_works(
     (body,) = server.bodies
     assert schema_in(body) == build_schema(ComparativeJudgment)
     assert body.get("top_logprobs", 0) == top_logprobs
-    assert [each for each in DELIVERIES if each in body] == [delivery]
+    assert [each for each in CONSTRAINT_PARAMETERS if each in body] == [parameter]
 
 
 @pytest.mark.parametrize("server", [FakeServer(), FakeLlamaCpp()])
@@ -338,6 +344,21 @@ async def test_llama_cpp_is_sent_arrays_that_it_takes_and_alternatives_that_show
     assert "items" not in schema_in(body) and body["top_logprobs"] > 20
 
 
+async def test_the_dialect_of_a_server_is_a_value_of_its_own() -> None:
+    sampling = SamplingConfig()
+    async with FakeLlamaCpp().running() as server:
+        async with ChatServer(
+            server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}
+        ) as client:
+            subject = ServerUnderTest(client, EngineConfig(), sampling, [TUPLE])
+            examined = await connect(subject)
+            assert client.dialect is None
+            without_labels = await connect(replace(subject, schemas=ARRAYS[:1]))
+    assert examined.dialect.constraint_parameter == "response_format"
+    assert examined.dialect.min_alternatives > sampling.top_logprobs
+    assert without_labels.dialect.min_alternatives == 0
+
+
 class DeafVllm(FakeServer):
     """vLLM with a template that has no place for a system message."""
 
@@ -393,9 +414,10 @@ async def test_instructions_go_into_the_user_message_where_the_template_has_no_o
         async with ChatServer(
             server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}
         ) as client:
-            info = await connect(Survey(client, EngineConfig(), sampling, [TUPLE]))
+            examined = await connect(ServerUnderTest(client, EngineConfig(), sampling, [TUPLE]))
             # The tokens of the template are those of a chat as the run sends it.
-            assert info.overhead == await client.counter.count_tokens((Message("user", ""),))
+            counter = examined.dialect.counter
+            assert examined.info.overhead == await counter.count_tokens((Message("user", ""),))
 
 
 class Shared(FakeServer):
@@ -421,10 +443,11 @@ async def test_a_server_that_answers_other_requests_is_named_busy(server: FakeSe
     notes: list[str] = []
     async with server.running():
         async with ChatServer(
-            server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}
+            server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}, patience=1
         ) as client:
-            client.patience = 1
             with pytest.raises(EngineError, match="busy.*`engine.request_timeout`") as caught:
-                await connect(Survey(client, EngineConfig(), SamplingConfig(), warn=notes.append))
+                await connect(
+                    ServerUnderTest(client, EngineConfig(), SamplingConfig(), warn=notes.append)
+                )
     assert "is the server running" not in str(caught.value)
     assert ["240 requests wait" in note for note in notes] == [True] * isinstance(server, Shared)

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from tests.fake_server import FakeServer, good, reply
 from tests.other_servers import FakeLlamaCpp, FakeSglang
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.examination import examine
+from touche_llm.doctor.survey import ServerUnderTest
 from touche_llm.engines.chat import ChatServer
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.engines.settings import EngineConfig
@@ -28,9 +28,8 @@ async def survey_of(
         async with ChatServer(
             server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}
         ) as client:
-            found = Survey(client, EngineConfig(), sampling)
-            await examine(found)
-    return next((check for check in found.checks if check.name == "thinking"), None)
+            examination = await examine(ServerUnderTest(client, EngineConfig(), sampling))
+    return next((check for check in examination.checks if check.name == "thinking"), None)
 
 
 def after_a_thought(text: str, **message: Any) -> Callable[..., Any]:

@@ -11,7 +11,8 @@ import pytest
 from tests.expect import raises_at
 from tests.fake_chatnoir import FakeChatNoir, results, search, search_again, settings_for
 from touche_llm.errors import DataError, UsageError
-from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE, ChatNoirDocuments
+from touche_llm.retrieval.chatnoir import ChatNoirDocuments
+from touche_llm.text.quoting import CHATNOIR_KEY_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 
@@ -21,13 +22,19 @@ async def test_searches_are_known_by_server_index_and_query(
 ) -> None:
     server = FakeChatNoir(results(3))
     await search(server, tmp_path)
-    monkeypatch.delenv(API_KEY_VARIABLE)
-    with raises_at(UsageError, tmp_path / "chatnoir.sqlite", "'bottled water'", API_KEY_VARIABLE):
+    monkeypatch.delenv(CHATNOIR_KEY_VARIABLE)
+    with raises_at(
+        UsageError, tmp_path / "chatnoir.sqlite", "'bottled water'", CHATNOIR_KEY_VARIABLE
+    ):
         await search_again(settings_for(server, tmp_path, index="clueweb12"))
-    with raises_at(UsageError, tmp_path / "chatnoir.sqlite", "'other words'", API_KEY_VARIABLE):
+    with raises_at(
+        UsageError, tmp_path / "chatnoir.sqlite", "'other words'", CHATNOIR_KEY_VARIABLE
+    ):
         await search_again(settings_for(server, tmp_path), query="other words")
     server.url = "http://127.0.0.1:9"
-    with raises_at(UsageError, tmp_path / "chatnoir.sqlite", "'bottled water'", API_KEY_VARIABLE):
+    with raises_at(
+        UsageError, tmp_path / "chatnoir.sqlite", "'bottled water'", CHATNOIR_KEY_VARIABLE
+    ):
         await search_again(settings_for(server, tmp_path))
 
 

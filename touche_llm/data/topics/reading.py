@@ -39,7 +39,9 @@ def read_topics(path: Path | str) -> list[Topic]:
     with report_unreadable(path), open_maybe_gzip(path) as stream:
         content = stream.read(_MAX_BYTES + 1).removeprefix(BOM_UTF8)
     if len(content) > _MAX_BYTES:
-        raise DataError(f"{path}: larger than {_MAX_BYTES:,} bytes; is this a Touché topics file?")
+        problem = f"larger than {_MAX_BYTES:,} bytes, which is much for topics"
+        remedy = "divide the topics among several files, make a run of each, and join the run files"
+        raise DataError(f"{path}: {problem}; if these are topics, {remedy}")
     is_json = content.lstrip().startswith(b"{")
     topics: dict[str, Topic] = {}
     for where, fields in parse_json_lines(content, path) if is_json else parse_xml(content, path):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import PASSAGE, build_request
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
@@ -18,7 +18,7 @@ _REPEATS = 8
 async def check_determinism(survey: Survey) -> list[ServerCheck]:
     """Check whether answers to a request that is repeated alone and among others differ."""
     request = build_request(survey, PASSAGE)
-    answers_alone = [await survey.server.complete(request) for _ in range(_REPEATS)]
+    answers_alone = [await survey.complete(request) for _ in range(_REPEATS)]
     answers_among_others = await _repeat_among_others(survey, request)
     answers = [*answers_alone, *answers_among_others]
 
@@ -37,7 +37,7 @@ async def _repeat_among_others(survey: Survey, request: Request) -> list[Complet
         passages = f"{PASSAGE} " * (1 + number % 3)
         sent.append(request)
         sent.append(build_request(survey, passages + str(number)))
-    completions = await asyncio.gather(*map(survey.server.complete, sent))
+    completions = await asyncio.gather(*map(survey.complete, sent))
     return completions[::2]
 
 

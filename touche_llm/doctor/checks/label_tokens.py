@@ -7,37 +7,32 @@ from typing import Any
 
 import orjson
 
-from touche_llm.doctor.card import MAX_UNSEEN, Survey
+from touche_llm.data.records import Reading
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import build_request
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.chat import read_completion
+from touche_llm.engines.dialects import MAX_UNSEEN, Refusal
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.errors import MissingLogprobs
-from touche_llm.llm.answer_schema import list_fields
-from touche_llm.llm.label_probabilities import Label, read_label
+from touche_llm.llm.answer_schema import Label, list_fields
+from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
+from touche_llm.llm.request import Request
+from touche_llm.text.quoting import quote
 
 # Max probability of tokens that several labels share, since it is split between these.
 _MAX_SHARED = 0.05
-# Alternatives of a server whose log-probabilities are those before the grammar, such as llama.cpp:
-# with a model of 1.5 billion parameters, 20 showed five of six labels of a prompt and 100 all. A
-# reply has 170 kB and takes as long.
-_RAW_ALTERNATIVES = 200
 SYSTEM = "Answer each field with one of its labels."
 
 
 async def check_labels(survey: Survey) -> list[ServerCheck]:
     """Check with a request for each schema whether the labels of answers can be read from their tokens.
 
-    If tokens that the schema forbids have a probability too, the server sends more alternatives
-    from now on, unless it refuses to. The worst result counts; there is none if no answer has
-    labels.
+    The worst result counts; there is none if no answer has labels.
     """
-    schemas_by_text = {orjson.dumps(schema): schema for schema in survey.schemas}
-    schemas = [schema for schema in schemas_by_text.values() if _list_labels(schema)]
+    schemas = list_labelled_schemas(survey.schemas)
     if schemas and not survey.top_logprobs:
         return [ServerCheck(CHECK.name, None, "not read without log-probabilities")]
-    if not survey.is_renormalised:
-        survey.server.alternatives = _RAW_ALTERNATIVES if schemas else 0
     checks = [await _check_form(survey, schema) for schema in schemas]
     return sorted(checks, key=_order_worst_first)[:1]
 
@@ -51,49 +46,66 @@ def _order_worst_first(check: ServerCheck) -> tuple[bool, bool, bool]:
 
 async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
     """Return whether each label of a schema can be read from an answer."""
-    server = survey.server
     by_field = _list_labels(schema)
     text = "\n".join(f"{field}: {_join(labels)}" for field, labels in by_field.items())
     request = build_request(survey, text, SYSTEM, schema)
+    form = request.layout.form
     reply = await survey.send(request)
-    if isinstance(reply, str) and server.alternatives:
-        server.alternatives = 0
-        reply = await survey.send(request)
-    if isinstance(reply, str):
-        value = f"the server refuses the schema of the labels in {request.layout.form} form"
-        return CHECK.fail(f"{value}: {reply}")
+    if isinstance(reply, Refusal):
+        value = f"the server refuses the schema of the labels in {form} form: {reply.reason}"
+        return CHECK.fail(value)
     try:
         completion = read_completion(reply, request.layout)
     except MissingLogprobs:
-        value = f"{server.model} sends no log-probabilities of labels in {request.layout.form} form"
-        return CHECK.fail(value)
+        model = survey.info.model
+        return CHECK.fail(f"{model} sends no log-probabilities of labels in {form} form")
     if completion.finish_reason == "length":
-        value = f"could not be checked: the answer is {completion.text.strip()[:40]!r}"
+        value = f"could not be checked: the answer is {quote(completion.text.strip(), 40)!r}"
         return ServerCheck(CHECK.name, None, value)
 
-    unread = 0
-    shared = 0.0
+    answer = TokenizedAnswer(completion.text, completion.tokens, request.layout)
+    readings: list[Reading] = []
     for field, labels in by_field.items():
-        reading = read_label(
-            completion.text, completion.tokens, request.layout, field, labels, labels[0]
-        )
-        if reading.probabilities is None:
-            value = (
-                f"no label of {field} ({_join(labels)}) can be read from {completion.text!r:.80}"
-            )
-            return CHECK.fail(value)
-        missing = [label for label, share in reading.probabilities.items() if not share]
-        unseen = reading.off_label_mass or 0.0
-        if missing and survey.is_renormalised and unseen > MAX_UNSEEN:
-            value = f"{_join(missing)} of {field} cannot be read: the alternatives miss a probability of {unseen:.3f}"
-            return CHECK.fail(value)
-        unread += len(missing)
-        shared = max(shared, reading.shared or 0.0)
+        reading = read_label(answer, field, labels, answered=labels[0])
+        problem = _find_problem(survey, field, labels, reading, completion.text)
+        if problem is not None:
+            return CHECK.fail(problem)
+        readings.append(reading)
+    return _describe_labels(survey, request, readings)
 
-    count = sum(map(len, by_field.values()))
+
+def _find_problem(
+    survey: Survey, field: str, labels: Sequence[Label], reading: Reading, answer: str
+) -> str | None:
+    """Return why the labels of a field cannot be read; None if they can."""
+    if reading.probabilities is None:
+        return f"no label of {field} ({_join(labels)}) can be read from {quote(answer, 80)!r}"
+
+    unseen = reading.off_label_mass or 0.0
+    missing = _list_missing(reading)
+    if missing and survey.is_renormalised and unseen > MAX_UNSEEN:
+        return (
+            f"{_join(missing)} of {field} cannot be read: the alternatives miss a probability of "
+            f"{unseen:.3f}"
+        )
+    return None
+
+
+def _list_missing(reading: Reading) -> list[str]:
+    """Return the labels without a probability."""
+    return [label for label, share in reading.shares.items() if not share]
+
+
+def _describe_labels(survey: Survey, request: Request, readings: Sequence[Reading]) -> ServerCheck:
+    """Return the result of a check whose labels can be read."""
+    count = sum(len(reading.shares) for reading in readings)
+    unread = sum(len(_list_missing(reading)) for reading in readings)
+    shared = max(reading.shared or 0.0 for reading in readings)
+
     value = f"{count - unread} of {count} labels can be read"
     if unread and not survey.is_renormalised:
-        value += f" from {max(request.sampling.top_logprobs, server.alternatives)} alternatives"
+        alternatives = max(request.sampling.top_logprobs, survey.dialect.min_alternatives)
+        value += f" from {alternatives} alternatives"
         remedy = "a label beyond them counts as improbable"
         return ServerCheck(CHECK.name, False, value, remedy)
     if shared <= _MAX_SHARED:
@@ -101,6 +113,12 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
     value += f", but tokens that several begin with have a probability of {shared:.3f}"
     remedy = "it is split evenly; use prompts of `form: letters`, which share least"
     return ServerCheck(CHECK.name, False, value, remedy)
+
+
+def list_labelled_schemas(schemas: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the different schemas of answers that have labels."""
+    by_content = {orjson.dumps(schema): schema for schema in schemas}
+    return [schema for schema in by_content.values() if _list_labels(schema)]
 
 
 def _list_labels(schema: Mapping[str, Any]) -> dict[str, tuple[Label, ...]]:

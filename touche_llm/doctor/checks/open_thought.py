@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import PROBE_SYSTEM, PROBE_USER
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.llm.request import Message
 
@@ -25,7 +25,7 @@ async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     if survey.sampling.thinking.judge:
         return []
     request = survey.build((Message("system", PROBE_SYSTEM), Message("user", PROBE_USER)))
-    prompt = await survey.server.render(request.messages, request.chat_template_kwargs)
+    prompt = await survey.render(request)
     if prompt is None:
         value = "unknown, since the server does not show its prompts"
         return [ServerCheck(CHECK.name, None, value)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import uuid4
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import build_request
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.identification import ServerCheck
 
 
@@ -16,8 +16,8 @@ async def check_prefix_cache(survey: Survey) -> list[ServerCheck]:
     # New in each examination; longer than the blocks of a cache, and short enough for the context.
     word_count = min(600, (survey.info.context or 2048) // 5)
     beginning = f"Session {uuid4().hex}. " + "word " * word_count
-    await survey.server.exchange(build_request(survey, "First passage.", beginning))
-    second = await survey.server.exchange(build_request(survey, "Second passage.", beginning))
+    await survey.exchange(build_request(survey, "First passage.", beginning))
+    second = await survey.exchange(build_request(survey, "Second passage.", beginning))
 
     usage = second.usage
     if usage.cached_tokens is None:

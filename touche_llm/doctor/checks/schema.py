@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from touche_llm.doctor.card import MAX_UNSEEN, PROBE_ANSWER, PROBE_LAYOUT, PROBE_WORD, Survey
 from touche_llm.doctor.checks import white_space
 from touche_llm.doctor.registry import Check, Feature, Occasion, register
-from touche_llm.engines.chat import DELIVERIES, read_completion
+from touche_llm.doctor.survey import Survey
+from touche_llm.engines.chat import read_completion
+from touche_llm.engines.dialects import PROBE_ANSWER, EnforcedSchema, NoLogprobs
 from touche_llm.engines.identification import ServerCheck
-from touche_llm.errors import MissingLogprobs, Unusable
-from touche_llm.llm.label_probabilities import check_logprobs, read_label, squeeze
 
 # Both are found in the reply to the check of the schema.
 LOGPROBS = Feature(
@@ -28,67 +27,35 @@ REASONING = Feature(
 
 
 async def check_schema(survey: Survey) -> list[ServerCheck]:
-    """Make the server use the first way of constraining answers that works, and check its log-probabilities."""
-    server = survey.server
-    problems: list[str] = []
-    for delivery in DELIVERIES:
-        server.delivery = delivery
-        refusal = ""
-        reply = await survey.send(survey.build(top_logprobs=survey.sampling.top_logprobs))
-        if isinstance(reply, str) and survey.sampling.logprobs:
-            refusal = reply
-            reply = await survey.send(survey.build())
-        if isinstance(reply, str):
-            problems.append(f"the server refused the request: {reply}")
-            continue
-        completion = read_completion(reply)
-        written = squeeze(completion.text)
-        if written == PROBE_ANSWER:
-            survey.probe = reply
-            checks = [
-                ServerCheck(CHECK.name, True, f"enforced with {delivery}"),
-                _check_logprobs(survey, refusal),
-            ]
-            if completion.reasoning:
-                checks.append(REASONING.fail("the model thinks before it answers"))
-            return checks
-        if (
-            completion.finish_reason == "length"
-            and PROBE_ANSWER.startswith(written)
-            and '{"word"' in written
-        ):
-            value = f"{server.model} fills its answer with white space until it is cut off"
-            return [replace(white_space.CHECK.fail(value), is_blocking=True)]
-        hint = " (its reasoning was not empty: switch thinking off)" if completion.reasoning else ""
-        problems.append(f"the model answered {completion.text[:80]!r}{hint}")
-    value = f"{server.model} does not enforce JSON schemas: restricted to {PROBE_ANSWER}, "
-    return [CHECK.fail(value + "; ".join(dict.fromkeys(problems)))]
+    """Check whether the server enforces a schema, and with it whether it sends log-probabilities."""
+    schema = survey.schema
+    model = survey.info.model
+    if isinstance(schema, EnforcedSchema):
+        checks = [
+            ServerCheck(CHECK.name, True, f"enforced with {schema.parameter}"),
+            _check_logprobs(survey),
+        ]
+        if read_completion(schema.reply).reasoning:
+            checks.append(REASONING.fail("the model thinks before it answers"))
+        return checks
+
+    if schema.is_endless:
+        value = f"{model} fills its answer with white space until it is cut off"
+        return [replace(white_space.CHECK.fail(value), is_blocking=True)]
+    problems = "; ".join(schema.problems)
+    value = f"{model} does not enforce JSON schemas: restricted to {PROBE_ANSWER}, {problems}"
+    return [CHECK.fail(value)]
 
 
-def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
-    assert survey.probe is not None
-    model = survey.server.model
-    if not survey.sampling.logprobs:
+def _check_logprobs(survey: Survey) -> ServerCheck:
+    """Return whether log-probabilities came with the enforced answer."""
+    logprobs = survey.logprobs
+    if logprobs is None:
         remedy = "grades are whole numbers, and stances certain"
         return ServerCheck(LOGPROBS.name, None, "not requested", remedy)
-    if refusal:
-        return LOGPROBS.fail(f"{model} refuses log-probabilities ({refusal})")
-    try:
-        completion = read_completion(survey.probe, PROBE_LAYOUT)
-        check_logprobs(completion.text, completion.tokens)
-    except MissingLogprobs:
-        return LOGPROBS.fail(f"{model} sends no log-probabilities")
-    except Unusable as error:
-        remedy = "serve it with --logprobs-mode raw_logprobs, the default of vLLM, or set `sampling.logprobs: false`"
-        return LOGPROBS.fail(f"{model} sends impossible log-probabilities: {error.reason}", remedy)
-    reading = read_label(
-        completion.text, completion.tokens, PROBE_LAYOUT, "word", (PROBE_WORD,), PROBE_WORD
-    )
-    if reading.off_label_mass is None:
-        return LOGPROBS.fail(f"{model} sends log-probabilities that do not spell its answer")
-    survey.top_logprobs = survey.sampling.top_logprobs
-    survey.is_renormalised = reading.off_label_mass <= MAX_UNSEEN
-    kind = "renormalised" if survey.is_renormalised else "raw"
+    if isinstance(logprobs, NoLogprobs):
+        return LOGPROBS.fail(f"{survey.info.model} {logprobs.problem}", logprobs.remedy)
+    kind = "renormalised" if logprobs.is_renormalised else "raw"
     return ServerCheck(LOGPROBS.name, True, f"for each token of an answer, {kind}")
 
 

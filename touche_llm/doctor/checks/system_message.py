@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import PROBE_SYSTEM, PROBE_USER
+from touche_llm.doctor.survey import Survey
+from touche_llm.engines.dialects import Refusal
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.llm.request import Message
 
@@ -26,8 +27,8 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
         reply = await survey.send(
             survey.build((Message("system", text), Message("user", PROBE_USER)))
         )
-        if isinstance(reply, str):
-            return [CHECK.fail(f"refused: {reply}")]
+        if isinstance(reply, Refusal):
+            return [CHECK.fail(f"refused: {reply.reason}")]
         counts.append(reply.usage.prompt_tokens)
     short, long = counts
     if long >= short + _MORE_WORDS:

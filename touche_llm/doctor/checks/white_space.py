@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from touche_llm.doctor.card import Survey
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import PASSAGE, build_request
+from touche_llm.doctor.survey import Survey
 from touche_llm.engines.identification import ServerCheck
 
 # Logarithm of a probability below which a token counts as forbidden; vLLM sends -9999 for those.
@@ -19,8 +19,8 @@ _FREE_WHITE_SPACE = re.compile(r"[\n\r\t]|\s\s|[\[{]\s|\s[:,\]}]")
 
 async def check_white_space(survey: Survey) -> list[ServerCheck]:
     """Check whether a schema allows white space between the tokens of an answer."""
-    reply = await survey.server.exchange(build_request(survey, PASSAGE))
-    choice = reply.choices[0]
+    reply = await survey.exchange(build_request(survey, PASSAGE))
+    choice = reply.select_choice()
     if _FREE_WHITE_SPACE.search(choice.message.content or ""):
         return [CHECK.fail("written between tokens")]
     if not survey.is_renormalised:

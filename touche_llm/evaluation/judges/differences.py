@@ -104,9 +104,10 @@ def _compare_by_measure(
     measure: AgreementName, estimates: Mapping[str, Estimate], sums: Mapping[str, SwapSums]
 ) -> list[JudgeDifference]:
     """Compare all pairs of judges by one measure, with Holm's correction over the pairs."""
-    differences = [
-        _compare_pair(measure, pair, estimates, sums) for pair in combinations(estimates, 2)
-    ]
+    differences: list[JudgeDifference] = []
+    for pair in combinations(estimates, 2):
+        difference = _compare_pair(measure=measure, pair=pair, estimates=estimates, sums=sums)
+        differences.append(difference)
     corrected = correct_holm(np.array([difference.p for difference in differences]))
     return [
         replace(difference, p_holm=p)
@@ -145,7 +146,7 @@ def subtract_estimates(one: Estimate, other: Estimate) -> Estimate:
         counts=np.concatenate([one.counts, other.counts], axis=1),
         formula=_subtract_formulas(one.formula, other.formula, one.counts.shape[1]),
         documents=one.documents,
-        bounds=one.bounds.of_difference,
+        bounds=one.bounds_of_difference,
     )
 
 

@@ -56,10 +56,23 @@ def take_people_labels(qrels: Qrels, aspect: str, name: str = "people") -> Label
             topic: {document: places[label] for document, label in judged.items()}
             for topic, judged in qrels.stances.items()
         }
-        return LabelSet(name, aspect, qrels.labels, None, labels=labels, is_people=True)
+        return LabelSet(
+            name=name,
+            aspect=aspect,
+            categories=qrels.labels,
+            scale=None,
+            labels=labels,
+            is_people=True,
+        )
 
     scale = qrels.scales[aspect]
-    people = LabelSet(name, aspect, _list_categories(scale), scale, is_people=True)
+    people = LabelSet(
+        name=name,
+        aspect=aspect,
+        categories=_list_categories(scale),
+        scale=scale,
+        is_people=True,
+    )
     for topic, judged in qrels.grades[aspect].items():
         grades = {document: max(grade, scale.lowest) for document, grade in judged.items()}
         people.grades[topic] = grades
@@ -128,7 +141,15 @@ def read_label_file(
             grades.setdefault(topic, {})[document] = grade
     if not labels:
         raise DataError(f"{path}: no labels in this file; give a file with lines `qid 0 doc label`")
-    return LabelSet(name, aspect, categories, scale, labels, grades, left_out=left_out)
+    return LabelSet(
+        name=name,
+        aspect=aspect,
+        categories=categories,
+        scale=scale,
+        labels=labels,
+        grades=grades,
+        left_out=left_out,
+    )
 
 
 def _parse_label(
@@ -136,7 +157,10 @@ def _parse_label(
 ) -> tuple[int, float] | None:
     """Return the place of a label and its grade (0 for a stance); None if it is outside the scale."""
     if scale is None:
-        return (categories.index(text), 0.0) if text in categories else None
+        if text not in categories:
+            return None
+        return categories.index(text), 0.0
+
     grade = parse_grade_text(text)
     if grade is None or not scale.lowest <= grade <= scale.highest:
         return None
@@ -157,7 +181,7 @@ def take_judgment_labels(
 
     mapping = task.qrels_mapping_of(aspect)
     scale = task.aspects[aspect] if mapping is None else task.qrels_scales[aspect]
-    found = LabelSet(name, aspect, _list_categories(scale), scale)
+    found = LabelSet(name=name, aspect=aspect, categories=_list_categories(scale), scale=scale)
     for judgment in judgments:
         if aspect not in judgment.grades:
             continue
@@ -191,7 +215,7 @@ def find_grade(judgment: Judgment, aspect: str, task: Task) -> int:
 def _take_stances(judgments: Iterable[Judgment], task: Task, name: str) -> LabelSet:
     """Return the stances of judgments; documents without one are left out."""
     places = {label: place for place, label in enumerate(task.stances)}
-    found = LabelSet(name, STANCE, task.stances, None)
+    found = LabelSet(name=name, aspect=STANCE, categories=task.stances, scale=None)
     for judgment in judgments:
         if judgment.stance not in places:
             continue

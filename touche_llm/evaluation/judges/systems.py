@@ -12,7 +12,7 @@ import numpy as np
 
 from touche_llm.data.measure import Measure
 from touche_llm.data.runs.reading import ParsedRun
-from touche_llm.evaluation.intervals import TIE, Array
+from touche_llm.evaluation.intervals import TIE, Array, Bounds
 from touche_llm.evaluation.judges.agreement import find_error_bounds, list_common_keys
 from touche_llm.evaluation.judges.differences import LEVEL, subtract_estimates
 from touche_llm.evaluation.judges.labels import LabelSet
@@ -87,6 +87,7 @@ class SystemBias:
         high: Upper end.
         p_holm: Of the paired randomisation test over topics, corrected for the number of systems.
         documents: Number of its documents.
+        other_documents: Number of documents of the other systems.
         topics: Number of topics with documents of both sides.
     """
 
@@ -98,6 +99,7 @@ class SystemBias:
     high: float
     p_holm: float
     documents: int
+    other_documents: int
     topics: int
 
     @property
@@ -247,7 +249,15 @@ def _measure_biases(
         for other_name, documents in first_documents.items():
             if other_name != name:
                 others |= documents
-        biases.append(_measure_bias(name, own, others - own, errors, residuals, people))
+        bias = _measure_bias(
+            name=name,
+            own=own,
+            others=others - own,
+            errors=errors,
+            residuals=residuals,
+            people=people,
+        )
+        biases.append(bias)
 
     corrected = correct_holm(np.array([bias.p_holm for bias in biases]))
     return [replace(bias, p_holm=p) for bias, p in zip(biases, corrected.tolist(), strict=True)]
@@ -293,8 +303,9 @@ def _measure_bias(
 ) -> SystemBias:
     """Measure the errors on a system's documents and on the others; p is not corrected."""
     topics = sorted({topic for topic, _ in own} & {topic for topic, _ in others})
-    own_estimate = _estimate_errors(own, topics, residuals, people)
-    other_estimate = _estimate_errors(others, topics, residuals, people)
+    bounds = find_error_bounds(people)
+    own_estimate = _estimate_errors(own, topics, residuals, bounds)
+    other_estimate = _estimate_errors(others, topics, residuals, bounds)
     difference = math.nan
     low = math.nan
     high = math.nan
@@ -313,6 +324,7 @@ def _measure_bias(
         high=high,
         p_holm=p,
         documents=len(own),
+        other_documents=len(others),
         topics=len(topics),
     )
 
@@ -320,21 +332,27 @@ def _measure_bias(
 def _estimate_errors(
     documents: set[tuple[str, str]],
     topics: Sequence[str],
-    errors: Mapping[tuple[str, str], float],
-    people: LabelSet,
+    residuals: Mapping[tuple[str, str], float],
+    bounds: Bounds,
 ) -> Estimate:
-    """Estimate the mean error on documents, over topics that all have at least one."""
+    """Estimate the mean residual error on documents, over topics that all have at least one.
+
+    Args:
+        documents: Documents, those of other topics too.
+        topics: Topics to estimate over.
+        residuals: Errors minus the mean error of their grade.
+        bounds: Range of errors.
+    """
     places = {topic: place for place, topic in enumerate(topics)}
     counts = np.zeros((len(topics), 2))
     for topic, document in sorted(documents):
         if topic in places:
-            counts[places[topic]] += (errors[topic, document], 1.0)
-    bounds = find_error_bounds(people)
+            counts[places[topic]] += (residuals[topic, document], 1.0)
     return Estimate(
         topics=tuple(topics),
         counts=counts,
         formula=ratio,
-        documents=len(documents),
+        documents=int(counts[:, 1].sum()),
         # An error minus a mean error may be twice as large as an error.
         bounds=bounds.of_difference,
     )

@@ -1,4 +1,4 @@
-"""The recording engine: answers that fit every schema, estimated usage, and a cache that is not changed."""
+"""The engine of a dry run: answers that fit every schema, estimated usage, and a cache that is not changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from tests.answer_models import ComparativeJudgment, PairJudgment, judge_request
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.data.records import Topic
-from touche_llm.engines.recorder import RecordingEngine, Usage, make_dry_engine
+from touche_llm.engines.dry_run import DryRunEngine, Usage
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.label_probabilities import read_label
+from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
@@ -42,8 +42,8 @@ def request_for(
     return judge_request(user, model, sampling=Sampling(), origin=origin)
 
 
-def dry_model(path: Path, **facts: Any) -> tuple[ModelClient, RecordingEngine]:
-    engine, known = make_dry_engine(), CacheConfig(file=path).read_only
+def dry_model(path: Path, **facts: Any) -> tuple[ModelClient, DryRunEngine]:
+    engine, known = DryRunEngine(), CacheConfig(file=path).read_only
     cache = Cache(known.file, known.mode)
     return ModelClient(
         engine_info=FACTS.model_copy(update=facts),
@@ -66,11 +66,10 @@ def probabilities(
     result: AnsweredRequest[Any], model: type[AnswerModel]
 ) -> Mapping[str, Mapping[str, float]]:
     found = {}
+    answer = TokenizedAnswer(result.answer.text, result.answer.tokens, result.layout)
     for field, labels in get_labels(model).items():
         value = getattr(result.value, field)
-        reading = read_label(
-            result.answer.text, result.answer.tokens, result.layout, field, labels, value
-        )
+        reading = read_label(answer, field, labels, value)
         assert reading.probabilities is not None
         assert (reading.off_label_mass, reading.shared) == (0.0, 0.0)
         found[field] = reading.probabilities
@@ -105,7 +104,7 @@ async def test_two_objects_are_found_in_any_title_that_has_them(title: str) -> N
 
 
 async def test_requests_tokens_and_shared_prefixes_are_counted_by_prompt() -> None:
-    engine = make_dry_engine()
+    engine = DryRunEngine()
     # With the system message's six characters: 40, 80 and 40, of which 30 and then 6 begin as
     # before.
     for user in ("a" * 24 + "b" * 10, "a" * 24 + "c" * 50, "d" * 34):

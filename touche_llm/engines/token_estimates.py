@@ -1,0 +1,40 @@
+"""Estimates of tokens by characters, for engines without a tokenizer."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+
+from touche_llm.llm.request import Message
+
+# Characters per token, about, in English text.
+TOKEN_CHARS = 4
+
+
+class EstimatingTokenizer:
+    """Tokenizer that estimates tokens by the number of characters."""
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the estimated number of prompt tokens of a chat."""
+        return estimate_tokens(join_contents(messages))
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        """Return the beginning of `text` with about this many tokens."""
+        return text[: max_tokens * TOKEN_CHARS]
+
+
+def estimate_tokens(text: str) -> int:
+    """Return the estimated number of tokens of a text."""
+    return round(len(text) / TOKEN_CHARS)
+
+
+def join_contents(messages: Sequence[Message]) -> str:
+    """Return the texts of a chat's messages as one text, without the chat template."""
+    return "".join(message.content for message in messages)
+
+
+def count_shared(text: str, other: str) -> int:
+    """Return the length of the common prefix of two texts, in characters."""
+    # Bisection is far faster than comparing characters.
+    ends = range(1, min(len(text), len(other)) + 1)
+    return bisect(ends, False, key=lambda end: text[:end] != other[:end])

@@ -1,0 +1,64 @@
+"""nDCG over the judged documents alone, as in the script of the organisers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from touche_llm.data.measure import MeasureName
+from touche_llm.evaluation.registry import GradedTopic, TopicMeasure, register
+
+
+def compute_condensed_ndcg(topic: GradedTopic) -> float | None:
+    """Compute a topic's nDCG@5 like the organisers' script of 2022 (webis.de/events/touche-22/evaluate.py).
+
+    The ranking is cut to the first 5; then unjudged documents are dropped and
+    the others move up. Gains are the grades without their decimals, those below 0 are 0 (the script
+    knows only -2); the discount is log2(i + 2) with i from 0; the ideal ranking contains all judged
+    documents of the topic.
+
+    Errors of the script: if a document occurs twice its value can exceed 1, and if columns are
+    separated by two spaces it stops; `read_run` rejects the first and reads the second. A run
+    with two tags, which the script takes for two runs, is one run here.
+
+    Returns:
+        The value; None if the script leaves the topic out of its mean, since the run lacks it, none
+        of its first 5 documents is judged, or no grade of it is above 0.
+    """
+    gains: list[int] = []
+    for candidate in topic.top:
+        if candidate.document_id in topic.grades:
+            gains.append(_to_gain(topic.grades[candidate.document_id]))
+
+    all_gains = [_to_gain(grade) for grade in topic.grades.values()]
+    ideal_gains = sorted(all_gains, reverse=True)[: topic.cutoff]
+    ideal = _compute_dcg(ideal_gains)
+    if not gains or ideal == 0.0:
+        return None
+    return _compute_dcg(gains) / ideal
+
+
+def _to_gain(grade: float) -> int:
+    """Return a grade without its decimals; 0 for a grade below 0."""
+    return max(int(grade), 0)
+
+
+def _compute_dcg(gains: Sequence[int]) -> float:
+    """Return the discounted cumulative gain of a ranking with these gains, best rank first."""
+    discounts = np.log2(np.arange(len(gains)) + 2.0)
+    return float(np.sum(np.array(gains) / discounts))
+
+
+register(
+    TopicMeasure(
+        name=MeasureName.TOUCHE_NDCG,
+        definition=(
+            "the organisers' script: the first five by rank, of these the unjudged dropped; topics "
+            "without a judged document there, or without a grade of 1 or more, left out"
+        ),
+        reference="webis.de/events/touche-22/evaluate.py",
+        compute=compute_condensed_ndcg,
+        order=50,
+    )
+)

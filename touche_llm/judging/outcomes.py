@@ -1,0 +1,35 @@
+"""Outcomes of requests: results, and failures of the requests without a usable answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic
+
+from touche_llm.data.concurrency import ResultT
+from touche_llm.data.records import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes(Generic[ResultT]):
+    """Results of requests, and failures of the requests without a usable answer.
+
+    Attributes:
+        results: Results, in the order of the requests.
+        failures: Failures, in the order of the requests.
+    """
+
+    results: list[ResultT]
+    failures: list[Failure]
+
+
+def separate_failures(outcomes: Iterable[ResultT | Failure | None]) -> Outcomes[ResultT]:
+    """Separate results from failures; None, the outcome of a replay miss, is left out."""
+    results: list[ResultT] = []
+    failures: list[Failure] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Failure):
+            failures.append(outcome)
+        elif outcome is not None:
+            results.append(outcome)
+    return Outcomes(results, failures)
