@@ -3,6 +3,8 @@
     python -m benchmarks.fill --judges FOLDER [--generator FILE] [--seeds 20] [--depth 5]
     python -m benchmarks.fill --made-up [--seeds 200] [--depth 5]
 
+The constants of the estimates were chosen on seeds from 1000 on (`--first-seed 1000`).
+
 Teams of made-up systems rank documents whose grades by people are known. Each team is left out in
 turn: what it alone has among its first documents counts as unjudged and is filled in. The error is
 that against the value with all of these documents judged.
@@ -18,7 +20,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -258,7 +260,9 @@ def read_labels(path: Path) -> Grades:
     return dict(labels)
 
 
-def make_real_cases(folder: Path, generator: Generator, seeds: int, depth: int) -> Iterator[Case]:
+def make_real_cases(
+    folder: Path, generator: Generator, seeds: Sequence[int], depth: int
+) -> Iterator[Case]:
     """Yield the pools of each seed with the labels of each judge of a folder."""
     human = read_labels(folder / "human.txt")
     judges = {
@@ -266,7 +270,7 @@ def make_real_cases(folder: Path, generator: Generator, seeds: int, depth: int) 
         for path in sorted(folder.glob("*.txt"))
         if path.name != "human.txt"
     }
-    for seed in range(seeds):
+    for seed in seeds:
         systems = name_systems(generator.make_pools(np.random.default_rng(seed), human))
         yield {
             judge: restrict_to_found(
@@ -330,14 +334,14 @@ LENIENCY = 0.5
 MADE_UP_TEAMS = (3, 3, 3, 3, 3, 2, 2, 2)
 
 
-def make_made_up_cases(seeds: int, depth: int) -> Iterator[Case]:
+def make_made_up_cases(seeds: Sequence[int], depth: int) -> Iterator[Case]:
     """Yield made-up pools with the labels of made-up judges.
 
     The grades are those of a normal relevance by three thresholds. A judge sees the grade with an
     error and rounds it; the over-rating one rounds up by a grade, another is lenient by topic, and
     the last raises by a grade what a single team found.
     """
-    for seed in range(seeds):
+    for seed in seeds:
         random = np.random.default_rng(seed)
         ease = random.normal(0.0, EASE, (TOPICS, 1))
         relevance = random.normal(0.0, 1.0, (TOPICS, DOCUMENTS)) + ease
@@ -383,6 +387,16 @@ def _label(pool: SystemPool, random: np.random.Generator) -> Case:
 
 def _round(values: Floats) -> Integers:
     return np.clip(np.rint(values), 0, HIGHEST).astype(np.int64)
+
+
+def measure_correlations(case: Case) -> dict[str, float]:
+    """Return Pearson's correlation of labels and grades, over the judged documents, by judge."""
+    correlations: dict[str, float] = {}
+    for judge, pool in case.items():
+        is_usable = pool.is_judged & (pool.labels != NONE)
+        matrix = np.corrcoef(pool.labels[is_usable], pool.grades[is_usable])
+        correlations[judge] = float(matrix[0, 1])
+    return correlations
 
 
 # Output
@@ -434,19 +448,30 @@ def main() -> None:
     source.add_argument("--made-up", action="store_true")
     parser.add_argument("--generator", type=Path, metavar="FILE")
     parser.add_argument("--seeds", type=at_least(1), default=20)
+    parser.add_argument("--first-seed", type=at_least(0), default=0)
     parser.add_argument("--depth", type=at_least(1), default=5)
     options = parser.parse_args()
 
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+
     def make_cases() -> Iterator[Case]:
         if options.made_up:
-            return make_made_up_cases(options.seeds, options.depth)
+            return make_made_up_cases(seeds, options.depth)
         generator = load_generator(options.generator)
-        return make_real_cases(options.judges, generator, options.seeds, options.depth)
+        return make_real_cases(options.judges, generator, seeds, options.depth)
 
-    print(f"seeds {options.seeds}, depth {options.depth}, generator {options.generator or 'own'}")
+    print(
+        f"seeds {seeds.start} to {seeds.stop - 1}, depth {options.depth}, generator {options.generator or 'own'}"
+    )
+    if options.generator is None:
+        print(pool_generator.describe())
     if options.made_up:
         print(f"topics {TOPICS}, documents {DOCUMENTS}, thresholds {THRESHOLDS}, ease {EASE}")
         print(f"noise of judges {NOISE}, leniency {LENIENCY}, systems of teams {MADE_UP_TEAMS}")
+    correlations = measure_correlations(next(make_cases()))
+    print("r of labels and grades, first seed:")
+    for judge, correlation in correlations.items():
+        print(f"  {judge}: {correlation:.2f}")
     found, shares = measure_cases(make_cases())
     print(f"share of unjudged documents: {np.mean(shares):.3f}")
     show_errors(found)

@@ -15,6 +15,14 @@ TEAM_SIZES = (3, 3, 3, 3, 3, 3, 3, 3)
 LEAST_SKILL, SHARED, OF_TEAM, OF_SYSTEM = 0.3, 0.6, 0.8, 0.4
 
 
+def describe() -> str:
+    """Return the parameters in one line."""
+    return (
+        f"systems of teams {TEAM_SIZES}, skill from {LEAST_SKILL}, deviations {SHARED} (shared), "
+        f"{OF_TEAM} (team), {OF_SYSTEM} (system)"
+    )
+
+
 def make_pools(
     rng: np.random.Generator, grades: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, dict[str, list[str]]]]:

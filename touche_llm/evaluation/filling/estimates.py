@@ -13,6 +13,8 @@ from touche_llm.evaluation.filling.pool import Floats, Integers, SystemPool
 # Returns the expected grades of unjudged documents of a pool, (documents,).
 GradeEstimator = Callable[[SystemPool, Integers], Floats]
 _CONFIDENCE = 0.975
+# The common error is below that of a mean over the drawn documents, since judged ones count too.
+_COMMON_DIVISOR = 1.6
 
 
 def estimate_by_judge(pool: SystemPool, documents: Integers) -> Floats:
@@ -89,7 +91,7 @@ def measure_drawn_half_widths(pool: SystemPool, team: int, drawn: DrawnSample) -
     """Return half the width of the 95 % interval of each system, (systems,), from drawn documents.
 
     The error of a document that was not drawn is that of the drawn ones, each estimated from the
-    others. What errors have in common is as uncertain as their mean.
+    others. What errors have in common is nearly as uncertain as their mean.
 
     Args:
         pool: Pool of the systems, with the grades of the drawn documents.
@@ -101,7 +103,7 @@ def measure_drawn_half_widths(pool: SystemPool, team: int, drawn: DrawnSample) -
     own_errors = (weights**2).sum(axis=(1, 2))
     count = len(drawn.documents)
     effective_count = drawn.weights.sum() ** 2 / (drawn.weights**2).sum()
-    common_error = weights.sum(axis=(1, 2)) ** 2 / (2.0 * effective_count)
+    common_error = weights.sum(axis=(1, 2)) ** 2 / (_COMMON_DIVISOR * effective_count)
     quantile = student_t.ppf(_CONFIDENCE, max(count - 1, 1))
     return np.asarray(quantile * np.sqrt(variance * (own_errors + common_error)))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import gammaln
 
 from touche_llm.evaluation.filling.pool import NONE, Booleans, Floats, Integers, SystemPool
 
@@ -20,9 +21,12 @@ from touche_llm.evaluation.filling.pool import NONE, Booleans, Floats, Integers,
 _PRIOR_DOCUMENTS = 10.0
 # The confusion of all judged documents counts as many for those that one team found.
 _CONFUSION_DOCUMENTS = 20.0
-# The same for drawn documents: the confusion and the mix of the others.
-_DRAWN_CONFUSION_DOCUMENTS = 3.0
+# The same for drawn documents: the mix of the others, and their confusion, whose weight is seen on
+# the drawn documents.
 _DRAWN_MIX_DOCUMENTS = 5.0
+_DRAWN_CONFUSION_DOCUMENTS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+# Probability that the judge's labels of drawn documents are higher by so many than its others.
+_SHIFTS = {-1: 0.25, 0: 0.5, 1: 0.25}
 # The shares of all labels count as many documents for each grade, half of one for each label.
 _SMOOTHING = 0.5
 _MAX_ROUNDS = 200
@@ -135,7 +139,7 @@ def _add_drawn(
     grade_counts = np.bincount(grades, weights=weights, minlength=pool.grade_count)
     drawn_mix = _normalise(grade_counts + _DRAWN_MIX_DOCUMENTS * mix)
     return GradeModel(
-        confusion=_shrink(counts, confusion, _DRAWN_CONFUSION_DOCUMENTS),
+        confusion=_shrink_adaptively(counts, confusion),
         mix=drawn_mix,
         prior_documents=float(len(weights)),
     )
@@ -159,6 +163,52 @@ def _shrink(counts: Floats, shares: Floats, documents: float) -> Floats:
     return np.asarray(
         (counts + documents * shares) / (counts.sum(axis=1, keepdims=True) + documents)
     )
+
+
+def _shrink_adaptively(counts: Floats, shares: Floats) -> Floats:
+    """Return the shares of counts, drawn towards other shares as far as the counts agree with them.
+
+    A judge may rate these documents a label higher or lower than others. So it is the mean over
+    such shifts and over weights of the other shares, each by the probability of the counts under
+    the Dirichlet-multinomial distribution.
+
+    Args:
+        counts: Counts, (grades, labels).
+        shares: Shares by row, (grades, labels).
+    """
+    shrunk: list[Floats] = []
+    logs: list[float] = []
+    for shift, probability in _SHIFTS.items():
+        shifted = _shift_labels(shares, shift)
+        for documents in _DRAWN_CONFUSION_DOCUMENTS:
+            shrunk.append(_shrink(counts, shifted, documents))
+            logs.append(np.log(probability) + _log_likelihood(counts, shifted * documents))
+    probabilities = _normalise(np.exp(np.array(logs) - max(logs)))
+    return np.asarray(np.tensordot(probabilities, np.array(shrunk), axes=1))
+
+
+def _shift_labels(shares: Floats, shift: int) -> Floats:
+    """Return the shares of labels, (grades, labels), if each label is higher by a shift.
+
+    A tenth of each row keeps its labels, so that no label is impossible.
+    """
+    if shift == 0:
+        return shares
+
+    shifted = np.zeros_like(shares)
+    labels = np.arange(shares.shape[1])
+    targets = np.clip(labels + shift, 0, shares.shape[1] - 1)
+    for label, target in zip(labels, targets, strict=True):
+        shifted[:, target] += shares[:, label]
+    return 0.9 * shifted + 0.1 * shares
+
+
+def _log_likelihood(counts: Floats, pseudo_counts: Floats) -> float:
+    """Return the log-probability of the rows of counts by the Dirichlet-multinomial distribution."""
+    totals = pseudo_counts.sum(axis=1)
+    of_rows = gammaln(totals) - gammaln(totals + counts.sum(axis=1))
+    of_labels = gammaln(pseudo_counts + counts) - gammaln(pseudo_counts)
+    return float(of_rows.sum() + of_labels.sum())
 
 
 def _normalise(values: Floats) -> Floats:

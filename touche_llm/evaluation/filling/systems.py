@@ -30,7 +30,7 @@ from touche_llm.evaluation.filling.pool import Floats, SystemPool
 MIN_TEAMS, MIN_TOPICS = 5, 20
 MAX_HALF_WIDTH = 0.10
 # A judge that narrows intervals by less than this share adds nothing.
-_MIN_NARROWING = 0.25
+_MIN_NARROWING = 1.0 / 3.0
 _CONFIDENCE = 0.975
 _BOOTSTRAP_SEED = 1
 
@@ -97,7 +97,7 @@ class FilledSystems:
 
     @property
     def adds_nothing(self) -> bool:
-        """Whether the judge narrows the intervals by less than a quarter."""
+        """Whether the judge narrows the intervals by less than a third."""
         return adds_nothing(
             [estimate.half_width for estimate in self.systems if estimate.drawn == 0],
             [estimate.half_width_without_judge for estimate in self.systems if estimate.drawn == 0],
@@ -105,7 +105,7 @@ class FilledSystems:
 
 
 def adds_nothing(half_widths: Iterable[float], without_judge: Iterable[float]) -> bool:
-    """Return whether a judge does not narrow intervals by a quarter, compared with no judge."""
+    """Return whether a judge does not narrow intervals by a third, compared with no judge."""
     ours = np.array(list(half_widths))
     others = np.array(list(without_judge))
     is_finite = np.isfinite(ours) & np.isfinite(others)
