@@ -48,7 +48,7 @@ def make_pools(
     return teams
 
 
-def _rank(documents: list[tuple[str, str]], scores: np.ndarray) -> dict[str, list[str]]:  # type: ignore[type-arg]
+def _rank(documents: list[tuple[str, str]], scores: np.ndarray) -> dict[str, list[str]]:
     """Return the documents of each topic by falling score."""
     rankings: dict[str, list[str]] = {topic: [] for topic, _ in documents}
     for number in np.argsort(-scores, kind="stable"):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from scipy.stats import t as student_t
 
+from touche_llm.evaluation.filling.draws import draw_documents
 from touche_llm.evaluation.filling.grades import DrawnSample, fit_grade_model
-from touche_llm.evaluation.filling.pool import Floats, Integers, SystemPool
+from touche_llm.evaluation.filling.pool import NONE, Booleans, Floats, Integers, SystemPool
 
 # Returns the expected grades of unjudged documents of a pool, (documents,).
 GradeEstimator = Callable[[SystemPool, Integers], Floats]
 _CONFIDENCE = 0.975
+# Draws over which a half width is predicted.
+_PREDICTED_DRAWS = 5
 # The common error is below that of a mean over the drawn documents, since judged ones count too.
 _COMMON_DIVISOR = 1.6
 
@@ -99,7 +103,46 @@ def measure_drawn_half_widths(pool: SystemPool, team: int, drawn: DrawnSample) -
         drawn: Documents drawn from the unjudged ones of this team.
     """
     variance = _measure_residual_variance(pool, drawn)
-    weights = _weigh_unjudged(pool, team)
+    return _compute_drawn_half_widths(_weigh_unjudged(pool, team), drawn, variance)
+
+
+def predict_drawn_half_widths(
+    pool: SystemPool, team: int, number: int, random: np.random.Generator
+) -> Floats:
+    """Return what `measure_drawn_half_widths` may give with `number` documents drawn, (systems,).
+
+    The error of a document is that of the judged ones that one team found. It is the mean of
+    several draws.
+
+    Args:
+        pool: Pool of the systems, before the draw.
+        team: Team whose documents are drawn.
+        number: Number of documents to draw; all are drawn if there are fewer.
+        random: Source of randomness.
+    """
+    if number >= len(pool.list_unjudged(team)):
+        return np.zeros(len(pool.list_systems(team)))
+
+    variance = _measure_judged_variance(pool)
+    predicted: list[Floats] = []
+    for _ in range(_PREDICTED_DRAWS):
+        drawn = draw_documents(pool, team, number, random)
+        grades = pool.grades.copy()
+        # Any grade: its documents are then no longer unjudged.
+        grades[drawn.documents] = 0
+        weights = _weigh_unjudged(pool, team) * _mark_unjudged(replace(pool, grades=grades), team)
+        predicted.append(_compute_drawn_half_widths(weights, drawn, variance))
+    return np.asarray(np.mean(predicted, axis=0))
+
+
+def _compute_drawn_half_widths(weights: Floats, drawn: DrawnSample, variance: float) -> Floats:
+    """Return half widths, (systems,).
+
+    Args:
+        weights: What each unjudged document adds for a grade, (systems, topics, depth).
+        drawn: Drawn documents.
+        variance: Mean squared error of a document's estimated grade.
+    """
     own_errors = (weights**2).sum(axis=(1, 2))
     count = len(drawn.documents)
     effective_count = drawn.weights.sum() ** 2 / (drawn.weights**2).sum()
@@ -118,6 +161,15 @@ def _measure_residual_variance(pool: SystemPool, drawn: DrawnSample) -> float:
     return float(np.average(squares, weights=drawn.weights))
 
 
+def _measure_judged_variance(pool: SystemPool) -> float:
+    """Return the mean squared error of judged documents that one team found."""
+    is_usable = pool.is_judged & (pool.labels != NONE)
+    is_of_one_team = is_usable & (pool.is_found.sum(axis=0) == 1)
+    chosen = np.flatnonzero(is_of_one_team if is_of_one_team.any() else is_usable)
+    estimated = estimate_by_judge(pool, chosen)
+    return float(np.mean((pool.grades[chosen] - estimated) ** 2))
+
+
 def _weigh_unjudged(pool: SystemPool, team: int) -> Floats:
     """Return how much each unjudged document adds to nDCG for a grade, (systems, topics, depth)."""
     gains = np.where(pool.is_judged, pool.grades, 0).astype(np.float64)
@@ -125,11 +177,16 @@ def _weigh_unjudged(pool: SystemPool, team: int) -> Floats:
     gains[unjudged] = estimate_by_judge(pool, unjudged)
     factors = pool.compute_ideal_factors(gains)
 
+    is_unjudged = _mark_unjudged(pool, team)
+    weights = is_unjudged * pool.discounts * factors[np.newaxis, :, np.newaxis]
+    return np.asarray(weights / len(pool.topics))
+
+
+def _mark_unjudged(pool: SystemPool, team: int) -> Booleans:
+    """Return whether each system has an unjudged document at a rank, (systems, topics, depth)."""
     # The last value is that of NONE.
     is_unjudged = np.append(~pool.is_judged, False)
-    tops = pool.tops[pool.list_systems(team)]
-    weights = is_unjudged[tops] * pool.discounts * factors[np.newaxis, :, np.newaxis]
-    return np.asarray(weights / len(pool.topics))
+    return np.asarray(is_unjudged[pool.tops[pool.list_systems(team)]])
 
 
 def _expect(probabilities: Floats) -> Floats:
