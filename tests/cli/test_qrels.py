@@ -159,22 +159,23 @@ def test_values_are_refused_with_too_wide_an_interval(touche: Touche, grades: Gr
 def test_drawn_documents_come_back_with_the_grades_of_people(
     touche: Touche, grades: Grades
 ) -> None:
-    done = touche("qrels", "judge.txt", *list_options(), "--draw", "20", "--out", "qrels.txt")
+    done = touche("qrels", "judge.txt", *list_options(), "--draw", "20", "--out", "drawn.tsv")
     assert done.returncode == 0, done.stderr
-    drawn = [line.split("\t") for line in Path("qrels.txt.drawn.tsv").read_text().splitlines()[1:]]
+    drawn = [line.split("\t") for line in Path("drawn.tsv").read_text().splitlines()[1:]]
     assert len(drawn) == 20
     assert {row[0] for row in drawn} == {NEW_TEAM}
+    listed = read_run(Path("drawn.tsv.run.txt")).rankings
+    in_run = {(topic, item.document_id) for topic, ranking in listed.items() for item in ranking}
+    assert in_run == {(row[1], row[2]) for row in drawn}
 
-    ungraded = touche(
-        "qrels", "judge.txt", *list_options(), "--fill", "--drawn", "qrels.txt.drawn.tsv"
-    )
+    ungraded = touche("qrels", "judge.txt", *list_options(), "--fill", "--drawn", "drawn.tsv")
     assert ungraded.returncode != 0
     assert drawn[0][2] in ungraded.stderr
 
     with Path("people.txt").open("a") as stream:
         for _, topic, document, _ in drawn:
             stream.write(f"{topic} 0 {document} {grades[topic][document]}\n")
-    rows = rows_of(touche, *list_options(), "--drawn", "qrels.txt.drawn.tsv")
+    rows = rows_of(touche, *list_options(), "--drawn", "drawn.tsv")
     assert {row["drawn"] for row in rows if row["team"] == NEW_TEAM} == {20}
     assert all(0.0 < row["half_width"] < 0.1 for row in rows if row["team"] == NEW_TEAM)
 
@@ -225,6 +226,19 @@ def test_a_missing_topic_of_a_run_is_named(touche: Touche, grades: Grades) -> No
     done = touche("qrels", "judge.txt", *list_options(), "--fill")
     assert done.returncode == 0, done.stderr
     assert f"{run.stem}: 1 of 25 judged topics" in done.stderr
+
+
+def test_grades_of_two_scales_are_not_written_to_one_file(
+    touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = sample_run("comparative", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    topic, ranking = next(iter(read_run(folder / "run.txt").rankings.items()))
+    Path("people.txt").write_text(f"{topic} 0 {ranking[0].document_id} 2\n")
+    both = touche("qrels", str(folder), "--human", "people.txt", "--out", "x.txt")
+    assert both.returncode == 2
+    assert not Path("x.txt").exists()
+    assert touche("qrels", str(folder), "--out", "x.txt").returncode == 0
 
 
 def test_a_judge_that_made_a_run_is_refused_unless_allowed(

@@ -227,7 +227,7 @@ PANELS: Mapping[str, Sequence[CommandEntry | GroupEntry]] = {
         CommandEntry(
             "qrels",
             "touche_llm.cli.qrels.qrels",
-            "Write a judge's labels as qrels, or measure systems with unjudged documents.",
+            "Write a judge's labels as qrels, and measure systems whose documents people did not judge.",
         ),
         CommandEntry(
             "calibrate",

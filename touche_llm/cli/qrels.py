@@ -36,7 +36,7 @@ from touche_llm.evaluation.filling.pool import SystemPool
 from touche_llm.evaluation.filling.systems import (
     MAX_HALF_WIDTH,
     FilledSystems,
-    Refusal,
+    FillRefusal,
     SystemEstimate,
 )
 from touche_llm.evaluation.judges.labels import LabelSet
@@ -62,10 +62,10 @@ DEFAULT_DEPTH = 5
 # Numbers of drawn documents whose half width is predicted.
 _PREDICTED = (20, 50, 100)
 _REMEDIES = {
-    Refusal.FEW_TEAMS: "its error cannot be seen on other teams; give systems of five teams, or let people "
+    FillRefusal.FEW_TEAMS: "its error cannot be seen on other teams; give systems of five teams, or let people "
     "judge some of its documents (--draw 20)",
-    Refusal.FEW_TOPICS: "so few topics carry no interval; let people judge documents of 20 topics",
-    Refusal.WIDE_INTERVAL: "the value may be far from this; let people judge some of its documents (--draw 20), "
+    FillRefusal.FEW_TOPICS: "so few topics carry no interval; let people judge documents of 20 topics",
+    FillRefusal.WIDE_INTERVAL: "the value may be far from this; let people judge some of its documents (--draw 20), "
     "or try another judge",
 }
 Row = dict[str, object]
@@ -163,7 +163,7 @@ def qrels(
             "--draw",
             metavar="N",
             min=2,
-            help="Draw N unjudged documents of each team at random, for people to judge.",
+            help="Draw N unjudged documents of each team at random, for people to judge; written to --out.",
         ),
     ] = None,
     seed: Annotated[
@@ -187,7 +187,9 @@ def qrels(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Qrels to write.", rich_help_panel="Output"),
+        typer.Option(
+            "--out", metavar="FILE", help="Qrels or list to write.", rich_help_panel="Output"
+        ),
     ] = None,
     overwrite: Annotated[
         bool,
@@ -204,15 +206,13 @@ def qrels(
     With --fill, the judge's labels are corrected by what is seen on documents that people judged.
     The 95 % intervals are measured on the other teams, whose documents are hidden in turn.
 
-    With --draw, FILE.drawn.tsv lists documents for people to judge. Add their grades to the file of
-    --human, and give the list as --drawn.
+    With --draw, the file of --out lists documents for people to judge, and FILE.run.txt has them as
+    a run. Add their grades to the file of --human, and give the list as --drawn.
     """
     if out is None and not fill_in:
         raise UsageError("--out: no file is named; name the qrels to write, or measure with --fill")
     if draw is not None and out is None:
-        raise UsageError(
-            "--out: no file is named; name the qrels, beside which --draw lists documents"
-        )
+        raise UsageError("--out: no file is named; name the list of drawn documents to write")
     needs_pool = fill_in or draw is not None or pool is not None
     if needs_pool and not systems:
         raise UsageError(
@@ -243,14 +243,11 @@ def qrels(
     if out is not None:
         inputs = [path for path in (judge, human, *files) if path is not None and path.is_file()]
         _check_outputs(out, overwrite, inputs)
+    if draw is not None and out is not None and people is not None:
+        _draw(out, make_system_pool(labels, people, teams, depth), draw, seed, output)
+    elif out is not None:
         _write(out, labels, people, list_pool(teams, depth) if needs_pool else None, output)
-    if people is None:
-        return
-
-    if draw is not None and out is not None:
-        system_pool = make_system_pool(labels, people, teams, depth)
-        _draw(_name_beside(out, "drawn.tsv"), system_pool, draw, seed, output)
-    if fill_in:
+    if fill_in and people is not None:
         filled = fill(
             labels,
             people,
@@ -269,7 +266,7 @@ def _name_beside(out: Path, suffix: str) -> Path:
 
 def _check_outputs(out: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
     """Raise UsageError unless all files may be written."""
-    suffixes = ("origins.tsv", "unlabelled.run.txt", "drawn.tsv")
+    suffixes = ("origins.tsv", "unlabelled.run.txt", "run.txt")
     for path in (out, *(_name_beside(out, suffix) for suffix in suffixes)):
         check_output(path, overwrite, inputs)
 
@@ -332,6 +329,11 @@ def _draw(path: Path, pool: SystemPool, number: int, seed: int, output: Format) 
         sample = draw_documents(pool, team, number, np.random.default_rng([seed, team]))
         drawn += list_drawn(pool, team, sample)
     write_drawn_list(path, drawn)
+    by_topic: dict[str, dict[str, None]] = {}
+    for item in drawn:
+        by_topic.setdefault(item.topic, {})[item.document] = None
+    documents = {topic: list(names) for topic, names in sorted(by_topic.items())}
+    write_as_candidates(_name_beside(path, "run.txt"), documents)
     say(output, f"drawn: {path} ({len(drawn):,} documents for people to judge)")
 
 
@@ -439,8 +441,8 @@ def _show_alternatives(estimates: Sequence[SystemEstimate]) -> None:
 def _describe(filled: FilledSystems) -> list[str]:
     """Return what the judge adds, and what to do about refused values."""
     lines: list[str] = []
-    by_judge = [item for item in filled.systems if item.drawn == 0 and item.unjudged > 0.0]
-    if by_judge:
+    by_judge = [item for item in filled.systems if item.is_error_of_judge_known]
+    if filled.adds_nothing is not None:
         lines.append(_describe_judge(by_judge, adds_nothing=filled.adds_nothing))
     counts = Counter(item.refusal for item in filled.systems if item.refusal is not None)
     for refusal, count in counts.items():
@@ -455,8 +457,6 @@ def _describe_judge(estimates: Sequence[SystemEstimate], *, adds_nothing: bool) 
     """Return in a sentence how far the judge narrows the intervals."""
     ours = np.mean([item.half_width for item in estimates])
     without = np.mean([item.half_width_without_judge for item in estimates])
-    if not np.isfinite(ours) or not np.isfinite(without):
-        return "the judge: its error is not known without other teams"
     change = f"from ±{without:.3f} to ±{ours:.3f} in the mean"
     if adds_nothing:
         return f"the judge adds nothing: it narrows the intervals by less than a third, {change}"

@@ -185,7 +185,17 @@ def make_qrels(
         judge: Labels of a judge.
         people: Labels of people; None if there are none.
         pool: Documents to keep, by topic; None for all.
+
+    Raises:
+        UsageError: The scales of people and judge differ.
     """
+    if people is not None and people.scale != judge.scale:
+        raise UsageError(
+            f"{judge.aspect}: the judge's scale is {judge.scale}, and that of people {people.scale}, so one file "
+            "cannot have both; write the judge's labels alone (without the people's), or give the task a "
+            "`qrels_mapping`"
+        )
+
     lines: dict[tuple[str, str], QrelsLine] = {}
     for origin, labels in ((PEOPLE, people), (JUDGE, judge)):
         for topic, document in () if labels is None else _list_keys(labels):
@@ -236,7 +246,7 @@ def write_as_candidates(path: Path, documents: Mapping[str, Sequence[str]]) -> N
         ]
         for topic, of_topic in documents.items()
     ]
-    write_candidates(path, rankings, "unlabelled")
+    write_candidates(path, rankings, "qrels")
 
 
 def make_system_pool(judge: LabelSet, people: LabelSet, systems: Systems, depth: int) -> SystemPool:

@@ -19,7 +19,7 @@ from touche_llm.evaluation.filling.estimates import (
     predict_drawn_half_widths,
 )
 from touche_llm.evaluation.filling.pool import NONE, Floats, SystemPool
-from touche_llm.evaluation.filling.systems import Refusal, fill_systems
+from touche_llm.evaluation.filling.systems import FillRefusal, fill_systems
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_few_teams_are_refused_but_drawn_documents_need_none(case: Case) -> None
         pool = pool.drop_team(len(pool.teams) - 1)
     team = pool.teams[0]
     refusals = {item.refusal for item in fill_systems(pool).systems if item.team == team}
-    assert refusals == {Refusal.FEW_TEAMS}
+    assert refusals == {FillRefusal.FEW_TEAMS}
 
     drawn = draw_documents(pool, 0, 20, np.random.default_rng(0))
     grades = pool.grades.copy()

@@ -10,7 +10,7 @@ import numpy as np
 
 from touche_llm.data.files import is_word, open_atomic, read_table_lines
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.filling.grades import DrawnSample
+from touche_llm.evaluation.filling.grades import DocumentDraw
 from touche_llm.evaluation.filling.pool import NONE, SystemPool
 
 _HEADER = ("team", "topic", "document", "probability")
@@ -33,7 +33,7 @@ class DrawnDocument:
     probability: float
 
 
-def list_drawn(pool: SystemPool, team: int, drawn: DrawnSample) -> list[DrawnDocument]:
+def list_drawn(pool: SystemPool, team: int, drawn: DocumentDraw) -> list[DrawnDocument]:
     """Return the documents of a sample by topic and id."""
     listed: list[DrawnDocument] = []
     for number, probability in zip(drawn.documents, drawn.probabilities, strict=True):
@@ -91,7 +91,7 @@ def _parse_line(columns: list[str], place: str) -> DrawnDocument:
     return DrawnDocument(columns[0], columns[1], columns[2], probability)
 
 
-def match_drawn(pool: SystemPool, drawn: Iterable[DrawnDocument]) -> dict[str, DrawnSample]:
+def match_drawn(pool: SystemPool, drawn: Iterable[DrawnDocument]) -> dict[str, DocumentDraw]:
     """Return the samples of drawn documents by team.
 
     Raises:
@@ -114,8 +114,10 @@ def match_drawn(pool: SystemPool, drawn: Iterable[DrawnDocument]) -> dict[str, D
     return {team: _make_sample(items, numbers) for team, items in by_team.items()}
 
 
-def _make_sample(items: list[DrawnDocument], numbers: Mapping[tuple[str, str], int]) -> DrawnSample:
-    return DrawnSample(
+def _make_sample(
+    items: list[DrawnDocument], numbers: Mapping[tuple[str, str], int]
+) -> DocumentDraw:
+    return DocumentDraw(
         documents=np.array([numbers[item.topic, item.document] for item in items]),
         probabilities=np.array([item.probability for item in items]),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from touche_llm.evaluation.filling.grades import DrawnSample, fit_grade_model
+from touche_llm.evaluation.filling.grades import DocumentDraw, fit_grade_model
 from touche_llm.evaluation.filling.pool import NONE, Floats, Integers, SystemPool
 
 # Added to the doubt of the judge, in grades, so that a document without doubt can be drawn.
@@ -13,7 +13,7 @@ _LEAST_DOUBT = 0.3
 
 def draw_documents(
     pool: SystemPool, team: int, number: int, random: np.random.Generator
-) -> DrawnSample:
+) -> DocumentDraw:
     """Draw unjudged documents of a team at random, those that matter more often.
 
     A document matters by the ranks at which the systems have it and by the judge's doubt about its
@@ -34,7 +34,7 @@ def draw_documents(
     offset = random.random()
     is_drawn = np.floor(ends - offset + 1e-9) > np.floor(starts - offset + 1e-9)
     drawn = np.sort(order[is_drawn])
-    return DrawnSample(unjudged[drawn], probabilities[drawn])
+    return DocumentDraw(unjudged[drawn], probabilities[drawn])
 
 
 def compute_probabilities(weights: Floats, number: int) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from touche_llm.evaluation.filling.draws import draw_documents
-from touche_llm.evaluation.filling.grades import DrawnSample, fit_grade_model
+from touche_llm.evaluation.filling.grades import DocumentDraw, fit_grade_model
 from touche_llm.evaluation.filling.pool import NONE, Booleans, Floats, Integers, SystemPool
 
 # Returns the expected grades of unjudged documents of a pool, (documents,).
@@ -32,7 +32,7 @@ def estimate_without_judge(pool: SystemPool, documents: Integers) -> Floats:
     return np.full(len(documents), mean)
 
 
-def estimate_with_drawn(drawn: DrawnSample) -> GradeEstimator:
+def estimate_with_drawn(drawn: DocumentDraw) -> GradeEstimator:
     """Return the estimator from the labels of the judge and the grades of drawn documents."""
 
     def estimate(pool: SystemPool, documents: Integers) -> Floats:
@@ -91,7 +91,7 @@ def _measure_errors(pool: SystemPool, team: int, estimator: GradeEstimator) -> F
     return np.asarray((estimates - values)[has_hidden] / shares[has_hidden])
 
 
-def measure_drawn_half_widths(pool: SystemPool, team: int, drawn: DrawnSample) -> Floats:
+def measure_drawn_half_widths(pool: SystemPool, team: int, drawn: DocumentDraw) -> Floats:
     """Return half the width of the 95 % interval of each system, (systems,), from drawn documents.
 
     The error of a document that was not drawn is that of the drawn ones, each estimated from the
@@ -135,7 +135,7 @@ def predict_drawn_half_widths(
     return np.asarray(np.mean(predicted, axis=0))
 
 
-def _compute_drawn_half_widths(weights: Floats, drawn: DrawnSample, variance: float) -> Floats:
+def _compute_drawn_half_widths(weights: Floats, drawn: DocumentDraw, variance: float) -> Floats:
     """Return half widths, (systems,).
 
     Args:
@@ -151,7 +151,7 @@ def _compute_drawn_half_widths(weights: Floats, drawn: DrawnSample, variance: fl
     return np.asarray(quantile * np.sqrt(variance * (own_errors + common_error)))
 
 
-def _measure_residual_variance(pool: SystemPool, drawn: DrawnSample) -> float:
+def _measure_residual_variance(pool: SystemPool, drawn: DocumentDraw) -> float:
     """Return the mean squared error of drawn documents, each estimated from the others."""
     squares: list[float] = []
     for number, document in enumerate(drawn.documents):

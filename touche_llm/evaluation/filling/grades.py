@@ -34,7 +34,7 @@ _PRECISION = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnSample:
+class DocumentDraw:
     """Documents that people judged since they were drawn at random from the unjudged ones.
 
     Attributes:
@@ -51,9 +51,11 @@ class DrawnSample:
         inverse = 1.0 / self.probabilities
         return np.asarray(inverse * (len(inverse) / inverse.sum()))
 
-    def leave_out(self, number: int) -> DrawnSample:
+    def leave_out(self, number: int) -> DocumentDraw:
         """Return the sample without one of its documents."""
-        return DrawnSample(np.delete(self.documents, number), np.delete(self.probabilities, number))
+        return DocumentDraw(
+            np.delete(self.documents, number), np.delete(self.probabilities, number)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class GradeModel:
         return _normalise(likelihoods * mix)
 
 
-def fit_grade_model(pool: SystemPool, drawn: DrawnSample | None = None) -> GradeModel:
+def fit_grade_model(pool: SystemPool, drawn: DocumentDraw | None = None) -> GradeModel:
     """Return the model of the unjudged documents of a pool.
 
     Args:
@@ -124,7 +126,7 @@ def fit_grade_model(pool: SystemPool, drawn: DrawnSample | None = None) -> Grade
 
 def _add_drawn(
     pool: SystemPool,
-    drawn: DrawnSample,
+    drawn: DocumentDraw,
     confusion: Floats,
     mix: Floats,
 ) -> GradeModel:

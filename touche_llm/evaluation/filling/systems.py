@@ -23,7 +23,7 @@ from touche_llm.evaluation.filling.estimates import (
     measure_filled,
     measure_half_widths,
 )
-from touche_llm.evaluation.filling.grades import DrawnSample
+from touche_llm.evaluation.filling.grades import DocumentDraw
 from touche_llm.evaluation.filling.pool import Floats, SystemPool
 
 # With fewer, the error cannot be seen on the other teams, or not on these topics.
@@ -35,7 +35,7 @@ _CONFIDENCE = 0.975
 _BOOTSTRAP_SEED = 1
 
 
-class Refusal(StrEnum):
+class FillRefusal(StrEnum):
     """Why a filled-in value is not given."""
 
     FEW_TEAMS = "fewer than five teams"
@@ -76,7 +76,13 @@ class SystemEstimate:
     condensed: float
     bootstrapped: float
     drawn: int
-    refusal: Refusal | None
+    refusal: FillRefusal | None
+
+    @property
+    def is_error_of_judge_known(self) -> bool:
+        """Whether the interval is that of an estimate by the judge alone, from enough teams."""
+        is_by_judge = self.drawn == 0 and self.unjudged > 0.0
+        return is_by_judge and self.refusal in (None, FillRefusal.WIDE_INTERVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +102,14 @@ class FilledSystems:
     teams: int
 
     @property
-    def adds_nothing(self) -> bool:
-        """Whether the judge narrows the intervals by less than a third."""
+    def adds_nothing(self) -> bool | None:
+        """Whether the judge narrows the intervals by less than a third; None if it is not known."""
+        measured = [estimate for estimate in self.systems if estimate.is_error_of_judge_known]
+        if not measured:
+            return None
         return adds_nothing(
-            [estimate.half_width for estimate in self.systems if estimate.drawn == 0],
-            [estimate.half_width_without_judge for estimate in self.systems if estimate.drawn == 0],
+            [estimate.half_width for estimate in measured],
+            [estimate.half_width_without_judge for estimate in measured],
         )
 
 
@@ -116,7 +125,7 @@ def adds_nothing(half_widths: Iterable[float], without_judge: Iterable[float]) -
 
 def fill_systems(
     pool: SystemPool,
-    drawn: Mapping[str, DrawnSample] | None = None,
+    drawn: Mapping[str, DocumentDraw] | None = None,
     max_half_width: float = MAX_HALF_WIDTH,
 ) -> FilledSystems:
     """Measure all systems of a pool, their unjudged documents filled in.
@@ -137,7 +146,7 @@ def fill_systems(
 def _estimate_team(
     pool: SystemPool,
     team: int,
-    drawn: DrawnSample | None,
+    drawn: DocumentDraw | None,
     max_half_width: float,
 ) -> list[SystemEstimate]:
     """Return the estimates of the systems of a team."""
@@ -179,7 +188,7 @@ def _estimate_team(
 
 def _find_refusal(
     pool: SystemPool, half_width: float, max_half_width: float, *, has_drawn: bool
-) -> Refusal | None:
+) -> FillRefusal | None:
     """Return why a value is refused; None if it is not.
 
     A value without unjudged documents has no error of judges. Drawn documents need no other teams.
@@ -187,11 +196,11 @@ def _find_refusal(
     if half_width == 0.0:
         return None
     if len(pool.topics) < MIN_TOPICS:
-        return Refusal.FEW_TOPICS
+        return FillRefusal.FEW_TOPICS
     if len(pool.teams) < MIN_TEAMS and not has_drawn:
-        return Refusal.FEW_TEAMS
+        return FillRefusal.FEW_TEAMS
     if half_width > max_half_width:
-        return Refusal.WIDE_INTERVAL
+        return FillRefusal.WIDE_INTERVAL
     return None
 
 
