@@ -130,7 +130,7 @@ def agree(
         known,
         systems=systems or (),
         second=_read_second(second or (), known),
-        scale=None if scale is None else _read_scale(scale),
+        scale=None if scale is None else read_scale(scale),
         skip_bad_labels=skip_bad_labels,
     )
     if output is Format.TABLE:
@@ -144,7 +144,7 @@ def agree(
         CommandProgress().warn(note)
 
 
-def _read_scale(text: str) -> Scale:
+def read_scale(text: str) -> Scale:
     """Read a scale; raise UsageError for other text."""
     try:
         return parse_scale(text)

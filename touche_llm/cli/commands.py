@@ -225,6 +225,11 @@ PANELS: Mapping[str, Sequence[CommandEntry | GroupEntry]] = {
             "Measure how far judges agree with people, and whether they rank systems as people do.",
         ),
         CommandEntry(
+            "qrels",
+            "touche_llm.cli.qrels.qrels",
+            "Write a judge's labels as qrels, and measure systems whose documents people did not judge.",
+        ),
+        CommandEntry(
             "calibrate",
             "touche_llm.cli.evaluate.calibrate",
             "Fit the thresholds of stance labels that take no side, and measure them on other topics.",

@@ -190,13 +190,13 @@ def read_systems(paths: Sequence[Path]) -> dict[str, ParsedRun]:
     """
     files: list[Path] = []
     for path in paths:
-        files += _find_run_files(path)
+        files += find_run_files(path)
     if len(files) == 1:
         raise UsageError(f"systems: {files[0]} alone has no order; give two runs or more")
     return {name: read_run(path) for name, path in name_paths(files).items()}
 
 
-def _find_run_files(path: Path) -> list[Path]:
+def find_run_files(path: Path) -> list[Path]:
     """Return a run file or a run's folder itself, or else the run files in a folder."""
     is_run = not path.is_dir() or RunDirectory(path).config_file.exists()
     if is_run:

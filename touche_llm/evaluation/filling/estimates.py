@@ -1,0 +1,194 @@
+"""nDCG of systems with unjudged documents, and how far it may be from the value with judged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from scipy.stats import t as student_t
+
+from touche_llm.evaluation.filling.draws import draw_documents
+from touche_llm.evaluation.filling.grades import DocumentDraw, fit_grade_model
+from touche_llm.evaluation.filling.pool import NONE, Booleans, Floats, Integers, SystemPool
+
+# Returns the expected grades of unjudged documents of a pool, (documents,).
+GradeEstimator = Callable[[SystemPool, Integers], Floats]
+_CONFIDENCE = 0.975
+# Draws over which a half width is predicted.
+_PREDICTED_DRAWS = 5
+# The common error is below that of a mean over the drawn documents, since judged ones count too.
+_COMMON_DIVISOR = 1.6
+
+
+def estimate_by_judge(pool: SystemPool, documents: Integers) -> Floats:
+    """Return expected grades of unjudged documents from the labels of the judge."""
+    return _expect(fit_grade_model(pool).estimate(pool.labels[documents]))
+
+
+def estimate_without_judge(pool: SystemPool, documents: Integers) -> Floats:
+    """Return for each document the mean grade of judged documents that one team found."""
+    mean = _expect(fit_grade_model(pool).mix)
+    return np.full(len(documents), mean)
+
+
+def estimate_with_drawn(drawn: DocumentDraw) -> GradeEstimator:
+    """Return the estimator from the labels of the judge and the grades of drawn documents."""
+
+    def estimate(pool: SystemPool, documents: Integers) -> Floats:
+        model = fit_grade_model(pool, drawn)
+        return _expect(model.estimate(pool.labels[documents]))
+
+    return estimate
+
+
+def measure_filled(pool: SystemPool, team: int, estimator: GradeEstimator) -> Floats:
+    """Return nDCG of the systems of a team, (systems, topics), unjudged documents filled in.
+
+    The expected grades of what this team has among its first also count in the ideal rankings.
+    """
+    gains = np.where(pool.is_judged, pool.grades, 0).astype(np.float64)
+    unjudged = pool.list_unjudged(team)
+    if len(unjudged) > 0:
+        gains[unjudged] = estimator(pool, unjudged)
+    return pool.measure_ndcg(gains, pool.list_systems(team))
+
+
+def measure_half_widths(pool: SystemPool, team: int, estimator: GradeEstimator) -> Floats:
+    """Return half the width of the 95 % interval of each system of a team, (systems,).
+
+    The value in it is that on the same topics, had people judged all documents. Each other team is
+    left out in turn: what it alone found is filled in, and its systems are measured. The error of a
+    system is divided by its share of documents that are filled in. The interval assumes that teams
+    are exchangeable, and nothing about the errors of the judge.
+
+    Args:
+        pool: Pool of the systems.
+        team: Team whose systems are measured.
+        estimator: Estimator of grades.
+    """
+    others = pool.drop_team(team)
+    squares: list[float] = []
+    for other in range(len(others.teams)):
+        errors = _measure_errors(others, other, estimator)
+        if len(errors) > 0:
+            squares.append(float(np.mean(errors**2)))
+    if not squares:
+        return np.full(len(pool.list_systems(team)), np.inf)
+
+    error_of_a_share = np.sqrt(np.mean(squares))
+    quantile = student_t.ppf(_CONFIDENCE, len(squares))
+    return np.asarray(pool.measure_shares(team) * error_of_a_share * quantile)
+
+
+def _measure_errors(pool: SystemPool, team: int, estimator: GradeEstimator) -> Floats:
+    """Return the errors of a team's systems if what it alone found is filled in, by their share."""
+    hidden = pool.hide_team(team)
+    shares = hidden.measure_shares(team) - pool.measure_shares(team)
+    estimates = measure_filled(hidden, team, estimator).mean(axis=1)
+    values = measure_filled(pool, team, estimator).mean(axis=1)
+    has_hidden = shares > 0.0
+    return np.asarray((estimates - values)[has_hidden] / shares[has_hidden])
+
+
+def measure_drawn_half_widths(pool: SystemPool, team: int, drawn: DocumentDraw) -> Floats:
+    """Return half the width of the 95 % interval of each system, (systems,), from drawn documents.
+
+    The error of a document that was not drawn is that of the drawn ones, each estimated from the
+    others. What errors have in common is nearly as uncertain as their mean.
+
+    Args:
+        pool: Pool of the systems, with the grades of the drawn documents.
+        team: Team whose systems are measured.
+        drawn: Documents drawn from the unjudged ones of this team.
+    """
+    variance = _measure_residual_variance(pool, drawn)
+    return _compute_drawn_half_widths(_weigh_unjudged(pool, team), drawn, variance)
+
+
+def predict_drawn_half_widths(
+    pool: SystemPool, team: int, number: int, random: np.random.Generator
+) -> Floats:
+    """Return what `measure_drawn_half_widths` may give with `number` documents drawn, (systems,).
+
+    The error of a document is that of the judged ones that one team found. It is the mean of
+    several draws.
+
+    Args:
+        pool: Pool of the systems, before the draw.
+        team: Team whose documents are drawn.
+        number: Number of documents to draw; all are drawn if there are fewer.
+        random: Source of randomness.
+    """
+    if number >= len(pool.list_unjudged(team)):
+        return np.zeros(len(pool.list_systems(team)))
+
+    variance = _measure_judged_variance(pool)
+    predicted: list[Floats] = []
+    for _ in range(_PREDICTED_DRAWS):
+        drawn = draw_documents(pool, team, number, random)
+        grades = pool.grades.copy()
+        # Any grade: its documents are then no longer unjudged.
+        grades[drawn.documents] = 0
+        weights = _weigh_unjudged(pool, team) * _mark_unjudged(replace(pool, grades=grades), team)
+        predicted.append(_compute_drawn_half_widths(weights, drawn, variance))
+    return np.asarray(np.mean(predicted, axis=0))
+
+
+def _compute_drawn_half_widths(weights: Floats, drawn: DocumentDraw, variance: float) -> Floats:
+    """Return half widths, (systems,).
+
+    Args:
+        weights: What each unjudged document adds for a grade, (systems, topics, depth).
+        drawn: Drawn documents.
+        variance: Mean squared error of a document's estimated grade.
+    """
+    own_errors = (weights**2).sum(axis=(1, 2))
+    count = len(drawn.documents)
+    effective_count = drawn.weights.sum() ** 2 / (drawn.weights**2).sum()
+    common_error = weights.sum(axis=(1, 2)) ** 2 / (_COMMON_DIVISOR * effective_count)
+    quantile = student_t.ppf(_CONFIDENCE, max(count - 1, 1))
+    return np.asarray(quantile * np.sqrt(variance * (own_errors + common_error)))
+
+
+def _measure_residual_variance(pool: SystemPool, drawn: DocumentDraw) -> float:
+    """Return the mean squared error of drawn documents, each estimated from the others."""
+    squares: list[float] = []
+    for number, document in enumerate(drawn.documents):
+        model = fit_grade_model(pool, drawn.leave_out(number))
+        estimated = _expect(model.estimate(pool.labels[[document]]))[0]
+        squares.append(float(pool.grades[document] - estimated) ** 2)
+    return float(np.average(squares, weights=drawn.weights))
+
+
+def _measure_judged_variance(pool: SystemPool) -> float:
+    """Return the mean squared error of judged documents that one team found."""
+    is_usable = pool.is_judged & (pool.labels != NONE)
+    is_of_one_team = is_usable & (pool.is_found.sum(axis=0) == 1)
+    chosen = np.flatnonzero(is_of_one_team if is_of_one_team.any() else is_usable)
+    estimated = estimate_by_judge(pool, chosen)
+    return float(np.mean((pool.grades[chosen] - estimated) ** 2))
+
+
+def _weigh_unjudged(pool: SystemPool, team: int) -> Floats:
+    """Return how much each unjudged document adds to nDCG for a grade, (systems, topics, depth)."""
+    gains = np.where(pool.is_judged, pool.grades, 0).astype(np.float64)
+    unjudged = pool.list_unjudged(team)
+    gains[unjudged] = estimate_by_judge(pool, unjudged)
+    factors = pool.compute_ideal_factors(gains)
+
+    is_unjudged = _mark_unjudged(pool, team)
+    weights = is_unjudged * pool.discounts * factors[np.newaxis, :, np.newaxis]
+    return np.asarray(weights / len(pool.topics))
+
+
+def _mark_unjudged(pool: SystemPool, team: int) -> Booleans:
+    """Return whether each system has an unjudged document at a rank, (systems, topics, depth)."""
+    # The last value is that of NONE.
+    is_unjudged = np.append(~pool.is_judged, False)
+    return np.asarray(is_unjudged[pool.tops[pool.list_systems(team)]])
+
+
+def _expect(probabilities: Floats) -> Floats:
+    """Return the expected grades of probabilities of grades, along the last axis."""
+    return np.asarray(probabilities @ np.arange(probabilities.shape[-1]))
