@@ -446,7 +446,8 @@ def _describe(filled: FilledSystems) -> list[str]:
         lines.append(_describe_judge(by_judge, adds_nothing=filled.adds_nothing))
     counts = Counter(item.refusal for item in filled.systems if item.refusal is not None)
     for refusal, count in counts.items():
-        lines.append(f"refused: {count} systems ({refusal}): {_REMEDIES[refusal]}")
+        noun = "system" if count == 1 else "systems"
+        lines.append(f"refused: {count} {noun} ({refusal}): {_REMEDIES[refusal]}")
     lines.append(
         "a new kind of system may have a larger error: the intervals rest on the other teams"
     )
