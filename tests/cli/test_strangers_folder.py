@@ -31,6 +31,9 @@ COMMANDS = (
     ["batch", "export", "judge", "--out", "theirs"],
     ["regress", "record", "theirs", "--dir", "regress"],
     ["data", "theirs/config.yaml"],
+    ["agree", "theirs", "--relevance", QRELS],
+    ["qrels", "theirs", "--aspect", "relevance", "--human", QRELS, "--out", "labels.txt"],
+    ["prompts", "list", "--task", "comparative"],
 )
 
 
