@@ -137,7 +137,7 @@ def test_a_second_signal_ends_a_program_that_still_closes(tmp_path: Path) -> Non
 
 def test_two_signals_at_once_end_a_program_without_a_word_of_python(tmp_path: Path) -> None:
     with started("close_slowly", tmp_path) as process:
-        # Both are pending when the program goes on.
+        # The program receives both at once when it continues.
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
             process.send_signal(number)
         _, errors = process.communicate(timeout=30)

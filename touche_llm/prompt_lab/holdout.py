@@ -187,7 +187,7 @@ def record_trial(
 
 @contextmanager
 def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
-    """Warn instead of raising an error, so that a command that only logs on the side goes on."""
+    """Warn of an error instead of raising it, since logging is not the command's task."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Studies of judges: planted defects are told apart, each by its own figures."""
+"""Studies of judges: each planted defect shows in figures of its own."""
 
 from __future__ import annotations
 
