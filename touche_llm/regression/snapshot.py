@@ -12,7 +12,7 @@ import orjson
 
 from touche_llm.config.configuration import Config
 from touche_llm.config.files import CONFIG, load_recorded_config
-from touche_llm.config.own_folders import is_recorded
+from touche_llm.config.own_folders import is_own
 from touche_llm.config.task_copies import COPY, find_task_folder
 from touche_llm.data.files import open_atomic, read_bounded, recover, shorten_path
 from touche_llm.data.records import Malformed, Model
@@ -22,7 +22,7 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.prompts.templates import read_text
 from touche_llm.runs.directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
-from touche_llm.settings.yaml_text import MAX_BYTES, read_yaml
+from touche_llm.settings.yaml_text import read_yaml
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.task import Task
 
@@ -196,7 +196,7 @@ def _read_config(folder: Path) -> Config:
     A task given as a folder is found from the recorded folder, or is its copy.
     """
     file = folder / CONFIG
-    if not is_recorded(read_bounded(file, MAX_BYTES)):
+    if not is_own(file):
         for path in _list_templates(read_yaml(file)):
             _check_is_near(folder / path, folder)
     given = {
