@@ -178,5 +178,7 @@ def test_a_file_that_others_take_in_is_no_prompt_and_one_that_does_not_load_is_f
     built_in = find_prompt(get_task("comparative"), "judge").loaded
     assert built_in is not None
     assert found["judge"].loaded[1].hash != built_in[1].hash
-    assert "must begin with front matter" in found["bad"].error
-    assert "comparative has no answer 'sentence'; name one of judge, stance" in found["other"].error
+    assert "must begin with front matter" in str(found["bad"].result)
+    assert "comparative has no answer 'sentence'; name one of judge, stance" in str(
+        found["other"].result
+    )

@@ -313,7 +313,8 @@ async def test_a_recording_says_that_its_texts_may_not_be_redistributed(tmp_path
     )
     await run_directly(config, tmp_path / "run", ScriptedEngine(lambda request: {"relevance": 2}))
     made = await record(config, tmp_path / "run", tmp_path / "recorded")
-    assert made.documents == 1 and "ClueWeb12" in made.note
+    assert made.documents == 1
+    assert made.note is not None and "ClueWeb12" in made.note
     assert (
         (tmp_path / "recorded/config.yaml")
         .read_text()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +28,9 @@ from touche_llm.cli.output import (
 from touche_llm.data.files import check_output
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.errors import ToucheError, UsageError, describe_os_error, shorten
+from touche_llm.evaluation.agreement import Labels
 from touche_llm.evaluation.calibration import (
+    CalibrationSet,
     fit_thresholds,
     label_held_out,
     read_calibration_set,
@@ -44,6 +46,9 @@ from touche_llm.runs.overview import find_run_file, find_task, record_evaluation
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import LEADERBOARD_FILE, Table, find_place, read_tables
 from touche_llm.tasks.task import Task
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Rows = Sequence[Mapping[str, Any]]
 # Number of documents of each run and topic on a page.
@@ -335,32 +340,80 @@ def compare(
     known = find_task(task, runs, given.get("dataset"))
     files, qrels = m.require_qrels(known, runs, qrels_files, given.get("dataset"))
     measured = m.given_runs(runs, qrels, known)
-    kept = [each for each in measured if not each.first_stage]
+    compared = [run for run in measured if not run.first_stage]
     if html is not None:
-        from touche_llm.report.comparison_page import check_number, gather_comparison
-        from touche_llm.report.page import render, write_page
+        _check_page(html, overwrite, runs, files, len(compared))
 
-        check_output(html, overwrite, (*map(find_run_file, runs), *files.values()))
-        check_number(len(kept))
-    qrels = select_topics(qrels, [each.run for each in kept])
-    evaluations = m.evaluate_runs(kept, qrels, m.find_recall_depth(measured))
+    qrels = select_topics(qrels, [run.run for run in compared])
+    evaluations = m.evaluate_runs(compared, qrels, m.find_recall_depth(measured))
     comparison = compare_runs(evaluations[0], evaluations[1:])
-    notes = [*m.list_fitted(kept, qrels), *comparison.notes]
-    page = ""
+    notes = [*m.list_fitted(compared, qrels), *comparison.notes]
+
+    # Errors of the page are raised before anything is printed.
+    page_note: str | None = None
     if html is not None:
-        folders = [each.folder for each in kept]
-        found = gather_comparison(evaluations, folders, known, files, comparison.rows, notes, _TOP)
-        size = write_page(render(found), html)
-        page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
+        page_note = _write_page(
+            html,
+            evaluations=evaluations,
+            folders=[run.folder for run in compared],
+            task=known,
+            files=files,
+            differences=comparison.rows,
+            notes=notes,
+        )
+
     rows = comparison.rows.to_dict("records")
     if output is Format.TABLE:
         _show_changes(rows, evaluations)
         show_lines(m.describe_qrels(files))
     else:
         print_rows(output, rows)
-    m.print_notes(qrels, evaluations, kept, *notes, *describe_intervals(rows))
-    if page:
-        say(output, page)
+    m.print_notes(qrels, evaluations, compared, *notes, *describe_intervals(rows))
+    if page_note is not None:
+        say(output, page_note)
+
+
+def _check_page(
+    page: Path,
+    overwrite: bool,
+    runs: Sequence[Path],
+    qrels_files: Mapping[str, Path],
+    run_count: int,
+) -> None:
+    """Raise an error if a page must not be written there, or cannot show so many runs."""
+    # Imported here, as below, since only pages need what makes them.
+    from touche_llm.report.comparison_page import check_number
+
+    run_files = [find_run_file(run) for run in runs]
+    check_output(page, overwrite, (*run_files, *qrels_files.values()))
+    check_number(run_count)
+
+
+def _write_page(
+    page: Path,
+    *,
+    evaluations: Sequence[Evaluation],
+    folders: Sequence[Path | None],
+    task: Task,
+    files: Mapping[str, Path],
+    differences: DataFrame,
+    notes: Sequence[str],
+) -> str:
+    """Write the page of a comparison, and return a line about it."""
+    from touche_llm.report.comparison_page import gather_comparison
+    from touche_llm.report.page import render, write_page
+
+    content = gather_comparison(
+        evaluations=evaluations,
+        paths=folders,
+        task=task,
+        judged_by=files,
+        differences=differences,
+        remarks=notes,
+        top=_TOP,
+    )
+    size = write_page(render(content), page)
+    return f"page: {page} ({len(content.topics):,} topics, {size:,} bytes)"
 
 
 _COMPARED = (
@@ -414,48 +467,69 @@ def calibrate(
     holds those fitted on all topics.
     """
     check_output(out, overwrite, [stance])
-    directory, warn = RunDirectory(run), CommandProgress().warn
+    directory = RunDirectory(run)
     directory.check_finished("judge")
     task = get_task(directory.read_config().task)
     if not task.no_stances:
         stances = "all its stances take a side" if task.stances else "it has no stances"
         raise UsageError(f"{task.name}: {stances}, so it has no thresholds")
-    truth = read_qrels({STANCE: stance}, task).stances
-    examples = read_calibration_set(directory.judgments_file, directory.stances_file, truth, task)
+
+    examples = read_calibration_set(
+        judgments=directory.judgments_file,
+        readings=directory.stances_file,
+        truth=read_qrels({STANCE: stance}, task).stances,
+        task=task,
+    )
     if examples.without:
-        warn(
+        CommandProgress().warn(
             f"judged documents without probabilities in the run, not used: {len(examples.without):,} "
             f"(topic and document): {shorten(examples.without)}"
         )
+
     topics = list(dict.fromkeys(examples.topics))
-    ways = {
-        "by thresholds, held out": label_held_out(examples, task),
-        "most probable": choose_stances(examples.probabilities, {}, task),
-    }
-    scores = {name: score_labels(labels, examples.truth, task) for name, labels in ways.items()}
+    held_out = _make_calibration_row(
+        name="by thresholds, held out",
+        labels=label_held_out(examples, task),
+        examples=examples,
+        task=task,
+    )
+    most_probable = _make_calibration_row(
+        name="most probable",
+        labels=choose_stances(examples.probabilities, {}, task),
+        examples=examples,
+        task=task,
+    )
     thresholds = fit_thresholds(examples.probabilities, examples.truth, task)
     write_thresholds(out, thresholds, topics, examples.prompt)
-    rows = [
-        {
-            "labels": name,
-            "topics": len(topics),
-            "documents": len(examples.topics),
-            "macro_f1": f1,
-            "accuracy": accuracy,
-        }
-        for name, (f1, accuracy) in scores.items()
-    ]
-    columns = [Column("labels", is_text=True), Column("topics"), Column("documents")]
-    emit(
-        output,
-        rows,
-        [*columns, Column("macro-F1", value="macro_f1", digits=3), Column("accuracy", digits=3)],
-    )
-    held_out, most_probable = scores.values()
-    if held_out[0] <= most_probable[0]:
+
+    emit(output, [held_out, most_probable], _CALIBRATION)
+    if held_out["macro_f1"] <= most_probable["macro_f1"]:
         say(output, "the thresholds do not help on held-out topics; leave them out")
     fitted = ", ".join(f"{label} {value:.3g}" for label, value in thresholds.items())
     say(
         output,
         f"thresholds fitted on all {len(topics)} topics, for other topics, in {out}: {fitted}",
     )
+
+
+_CALIBRATION = (
+    Column("labels", is_text=True),
+    Column("topics"),
+    Column("documents"),
+    Column("macro-F1", value="macro_f1", digits=3),
+    Column("accuracy", digits=3),
+)
+
+
+def _make_calibration_row(
+    name: str, labels: Labels, examples: CalibrationSet, task: Task
+) -> dict[str, Any]:
+    """Return the row of one way of labelling, with its scores."""
+    macro_f1, accuracy = score_labels(labels, examples.truth, task)
+    return {
+        "labels": name,
+        "topics": len(set(examples.topics)),
+        "documents": len(examples.topics),
+        "macro_f1": macro_f1,
+        "accuracy": accuracy,
+    }

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from touche_llm.api.progress import ConsoleProgress
 from touche_llm.cli.shared_options import CommandFunction, make_parameter, replace_parameter
@@ -33,7 +34,9 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 # Settings given on the command line, by dotted name.
 GivenSettings = dict[str, Any]
 INPUTS = ("task", "dataset", "topics", "corpus", "index")
-_OF_RETRIEVE, _OF_JUDGE, _OF_RANK = map(find_settings, (Scope.RETRIEVE, Scope.JUDGE, Scope.RANK))
+_OF_RETRIEVE = find_settings(Scope.RETRIEVE)
+_OF_JUDGE = find_settings(Scope.JUDGE)
+_OF_RANK = find_settings(Scope.RANK)
 # Settings that a stage can take from the command line; it may run with another server, or where
 # files have moved.
 OF_STAGE: Mapping[str, tuple[str, ...]] = {
@@ -100,16 +103,20 @@ _SET = inspect.Parameter("assigned", _KEYWORD, default=None, annotation=SetOptio
 
 @dataclass(frozen=True, slots=True)
 class SettingOption:
-    """Option of a setting, by dotted name.
+    """Option of a setting.
 
-    `kind` is the type of one value, `default` a text, empty for none.
+    Attributes:
+        setting: Dotted name of the setting.
+        option: Declaration on the field of the setting.
+        kind: Type of one value.
+        default: Default value as a text; None if the help shows none.
     """
 
     setting: str
     option: Option
     kind: type
     is_repeatable: bool
-    default: str
+    default: str | None
 
     @property
     def flag(self) -> str:
@@ -126,39 +133,69 @@ class SettingOption:
 
         Its default None means that it was not given.
         """
-        kind: Any = list[self.kind] if self.is_repeatable else self.kind  # type: ignore[name-defined]
+        kind: Any = self.kind
+        if self.is_repeatable:
+            kind = list[self.kind]  # type: ignore[name-defined]
+
+        text = self.option.help
+        if self.default is not None:
+            text += f" (default: {self.default})"
+
+        metavar = None
+        if self.kind is not bool:
+            metavar = self.option.metavar or _METAVARS[self.kind]
+
         return make_parameter(
             self.parameter_name,
             kind | None,
             self.option.flag,
-            help=f"{self.option.help}{f' (default: {self.default})' if self.default else ''}.",
-            metavar=None if self.kind is bool else self.option.metavar or _METAVARS[self.kind],
+            help=f"{text}.",
+            metavar=metavar,
             rich_help_panel=self.option.panel,
         )
 
 
 def _split_numbers(option: SettingOption, text: str) -> GivenSettings:
     """Return the settings in a text as `judge=512,stance=0`, by dotted name."""
-    found: GivenSettings = {}
+    settings: GivenSettings = {}
     for pair in text.split(","):
         name, separator, number = pair.strip().partition("=")
         if not separator or not name.isidentifier() or not number.isdecimal():
             raise UsageError(
                 f"{option.flag}: {pair!r:.80} must be {option.option.metavar}, as judge=512"
             )
-        found[f"{option.setting}.{name}"] = int(number)
-    return found
+        settings[f"{option.setting}.{name}"] = int(number)
+    return settings
 
 
 def _list_options() -> Iterator[SettingOption]:
+    """Yield the options that the fields of the configuration declare."""
     for name, field in list_fields(Config):
         for option in field.metadata:
             if isinstance(option, Option):
-                setting = f"{name}.{option.key}" if option.key else name
-                kind = Path if option.is_file else _find_kind(field.annotation)
-                is_repeatable = get_origin(field.annotation) is tuple and not option.is_text
-                default = "" if field.is_required() else _format_default(field.default, option)
-                yield SettingOption(setting, option, kind, is_repeatable, default)
+                yield _make_option(name, field, option)
+
+
+def _make_option(name: str, field: FieldInfo, option: Option) -> SettingOption:
+    """Return an option that a field declares.
+
+    Args:
+        name: Dotted name of the field.
+        field: Field of the configuration.
+        option: Its declaration.
+    """
+    default = None
+    if not field.is_required():
+        default = _format_default(field.default, option)
+
+    is_tuple = get_origin(field.annotation) is tuple
+    return SettingOption(
+        setting=f"{name}.{option.key}" if option.key else name,
+        option=option,
+        kind=Path if option.is_file else _find_kind(field.annotation),
+        is_repeatable=is_tuple and not option.is_text,
+        default=default,
+    )
 
 
 def _find_kind(annotation: Any) -> type:
@@ -166,28 +203,43 @@ def _find_kind(annotation: Any) -> type:
 
     Names are texts, so that the configuration checks them and lists the valid ones.
     """
-    origin, kinds = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is dict:
-        return _find_kind(get_args(kinds[1])[0])
-    if origin is not None and origin is not UnionType:
+        section = arguments[1]
+        return _find_kind(get_args(section)[0])
+
+    is_optional = origin is UnionType
+    if origin is not None and not is_optional:
         return str
-    kind: type = kinds[0] if kinds else annotation
-    return kind if kind in _METAVARS or kind is bool else str
+
+    kind: type = arguments[0] if arguments else annotation
+    if kind is bool or kind in _METAVARS:
+        return kind
+    return str
 
 
-def _format_default(value: Any, option: Option) -> str:
+def _format_default(value: Any, option: Option) -> str | None:
+    """Format a default value for the help; None if it shows none."""
     match value:
         case bool():
-            names = option.flag.split("/")
-            return names[not value].removeprefix("--") if len(names) > 1 else ""
+            return _format_switch(value, option)
         case float():
             return f"{value:g}"
         case tuple():
-            return ",".join(value)
+            return ",".join(value) or None
         case None | dict() | BaseModel():
-            return ""
+            return None
         case _:
-            return str(value)
+            return str(value) or None
+
+
+def _format_switch(value: bool, option: Option) -> str | None:
+    """Return the flag, without dashes, that sets a switch to a value; None if only one is set."""
+    flag, has_negation, negation = option.flag.partition("/")
+    if not has_negation:
+        return None
+    return (flag if value else negation).removeprefix("--")
 
 
 OPTIONS: Mapping[str, SettingOption] = {option.setting: option for option in _list_options()}
@@ -246,10 +298,12 @@ def _collect(options: Sequence[SettingOption], values: Mapping[str, Any]) -> Giv
     given: GivenSettings = {}
     for option in options:
         value = values[option.parameter_name]
-        if value is not None and value != []:
-            given |= (
-                _split_numbers(option, value) if option.option.is_split else {option.setting: value}
-            )
+        if value is None or value == []:
+            continue
+        if option.option.is_split:
+            given |= _split_numbers(option, value)
+        else:
+            given[option.setting] = value
     return given
 
 
@@ -265,25 +319,37 @@ def load_settings(
     Stages after the first use the configuration in the folder of the run.
     """
     origins = list_option_origins(given)
-    if thresholds := given.get("stance.thresholds"):
-        found = read_thresholds(thresholds)
-        given |= {
-            "stance.thresholds": found.thresholds,
-            "stance.calibrated_on": list(found.calibrated_on),
-        }
-        given |= {"stance.calibrated_for": found.calibrated_for}
-        thresholds_origin = origins["stance.thresholds"]
-        origins["stance.calibrated_on"] = thresholds_origin
-        origins["stance.calibrated_for"] = thresholds_origin
-    values = set_values(assigned or [], command)
-    for name in values:
+    if given.get("stance.thresholds"):
+        _read_thresholds(given, origins)
+
+    settings: GivenSettings = {}
+    for name, value in given.items():
+        settings[name] = tuple(value) if isinstance(value, list) else value
+    for name, value in set_values(assigned or [], command).items():
+        settings[name] = value
         origins[name] = ValueOrigin(OriginKind.OPTION, f"--set {name}")
-    flags = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
-    }
-    if file is None and command in ("judge", "rank") and folder is not None:
-        return _load_from_folder(folder, flags | values, origins)
-    return load_with_origins(file, flags | values, origins)
+
+    is_later_stage = command in ("judge", "rank")
+    if file is None and is_later_stage and folder is not None:
+        return _load_from_folder(folder, settings, origins)
+    return load_with_origins(file, settings, origins)
+
+
+def _read_thresholds(given: GivenSettings, origins: dict[str, ValueOrigin]) -> None:
+    """Replace the file of thresholds that is given by the settings in it.
+
+    Args:
+        given: Settings of the command line, with the file; it gets the settings.
+        origins: Their origins; those of the settings are added.
+    """
+    calibration = read_thresholds(given["stance.thresholds"])
+    given["stance.thresholds"] = calibration.thresholds
+    given["stance.calibrated_on"] = list(calibration.calibrated_on)
+    given["stance.calibrated_for"] = calibration.calibrated_for
+
+    origin = origins["stance.thresholds"]
+    origins["stance.calibrated_on"] = origin
+    origins["stance.calibrated_for"] = origin
 
 
 def _load_from_folder(
@@ -344,7 +410,10 @@ def find_parameter_origin(context: typer.Context, name: str) -> ValueOrigin:
     """
     parameter = next(item for item in context.command.params if item.name == name)
     source = context.get_parameter_source(name)
-    match source.name if source is not None else "DEFAULT":
+    if source is None:
+        return DEFAULT
+
+    match source.name:
         case "COMMANDLINE":
             return ValueOrigin(OriginKind.OPTION, max(parameter.opts, key=len))
         case "ENVIRONMENT":
@@ -367,7 +436,7 @@ def _find_option_origin(name: str) -> ValueOrigin:
 
 def set_values(given: list[str], command: str) -> dict[str, Any]:
     """Return the values of `--set` by dotted name, read as in a configuration."""
-    values = {}
+    values: dict[str, Any] = {}
     for assignment in given:
         where = f"--set {assignment:.80}"
         name, separator, text = assignment.partition("=")
@@ -403,36 +472,51 @@ def name_options(text: str) -> str:
     without an option --set NAME=VALUE.
     """
     location, separator, rest = text.partition(": ")
-    if separator and (location in OPTIONS or ("." in location and location in _SETTINGS)):
-        text = f"{OPTIONS[location].flag if location in OPTIONS else f'--set {location}'}: {rest}"
+    if separator and location in OPTIONS:
+        text = f"{OPTIONS[location].flag}: {rest}"
+    elif separator and "." in location and location in _SETTINGS:
+        text = f"--set {location}: {rest}"
     return _NAMED.sub(_name_option, text)
 
 
 def _name_option(match: re.Match[str]) -> str:
-    name, value = match[1], match[2]
-    if name in OPTIONS and OPTIONS[name].kind is bool:
-        flag, _, negation = OPTIONS[name].option.flag.partition("/")
-        return negation if value == "false" else flag
+    """Return the option of a setting or argument that a message names; the match for other words."""
+    name = match[1]
+    value = match[2]
     if name in OPTIONS:
-        return OPTIONS[name].flag + (f" {value}" if value else "")
+        return _format_option(OPTIONS[name], value)
     if name in _ARGUMENTS:
         return f"--{name}"
-    return f"--set {name}={value or '…'}" if name in _SETTINGS else match[0]
+    if name in _SETTINGS:
+        return f"--set {name}={value or '…'}"
+    return match[0]
+
+
+def _format_option(option: SettingOption, value: str | None) -> str:
+    """Return an option as it is given on the command line, with its value if a message has one."""
+    if option.kind is bool:
+        flag, _, negation = option.option.flag.partition("/")
+        return negation if value == "false" else flag
+    if value is None:
+        return option.flag
+    return f"{option.flag} {value}"
 
 
 def read_section(model: type[ModelT], given: Mapping[str, Any], section: str) -> ModelT:
     """Return the section of the given settings.
 
-    Raises UsageError, with the setting's name, if a value is invalid.
+    Raises:
+        UsageError: A value is invalid; the message has the name of the setting.
     """
     prefix = f"{section}."
-    own: dict[str, Any] = {}
-    nest_values(
-        own,
-        {name.removeprefix(prefix): given[name] for name in given if name.startswith(prefix)},
-        section,
-    )
-    return read_settings(model, own, section)
+    own_values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name.startswith(prefix):
+            own_values[name.removeprefix(prefix)] = value
+
+    nested: dict[str, Any] = {}
+    nest_values(nested, own_values, section)
+    return read_settings(model, nested, section)
 
 
 class CommandProgress(ConsoleProgress):

@@ -12,7 +12,7 @@ from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows
 from touche_llm.cli.prompts_trial import NameArgument
 from touche_llm.data.records import Topic
 from touche_llm.data.topics.reading import read_topics
-from touche_llm.errors import UsageError, to_printable
+from touche_llm.errors import PromptError, UsageError, to_printable
 from touche_llm.interrupts import run_until_interrupted
 from touche_llm.kinds.known import get_kind
 from touche_llm.llm.answer_schema import get_labels
@@ -79,10 +79,10 @@ def list_(
         TASKS.values() if task is None else [get_task(task)], given.get("prompts.folder")
     )
     emit(output, [_make_row(entry) for entry in found], _LIST, _NAMES)
-    invalid = [entry for entry in found if entry.error]
-    for entry in invalid:
-        say(output, f"error: {entry.error}")
-    if invalid:
+    errors = [entry.error for entry in found if entry.error is not None]
+    for error in errors:
+        say(output, f"error: {error}")
+    if errors:
         raise typer.Exit(1)
 
 
@@ -165,11 +165,14 @@ def check_(
 
 
 def _check_entry(found: CatalogEntry, topics: list[Topic], file: Path | None) -> CheckedPrompt:
-    if found.loaded is None:
-        return CheckedPrompt([Finding("error", found.error)])
-    checked = run_until_interrupted(check(found.task, *found.loaded, topics))
+    """Check a prompt and its examples; one that cannot be loaded has that error as finding."""
+    if isinstance(found.result, PromptError):
+        return CheckedPrompt([Finding("error", str(found.result))])
+
+    purpose, prompt = found.result
+    checked = run_until_interrupted(check(found.task, purpose, prompt, topics))
     try:
-        check_examples(found.loaded[1], topics, file, lambda _: None)
+        check_examples(prompt, topics, file, lambda _: None)
     except UsageError as error:
         checked.findings.append(Finding("error", str(error)))
     return checked
@@ -189,7 +192,7 @@ def _make_row(found: CatalogEntry) -> dict[str, Any]:
         "task": found.task.name,
         "name": found.name,
         "path": found.path,
-        "error": found.error or None,
+        "error": found.error,
     }
     if found.loaded is not None:
         purpose, prompt = found.loaded

@@ -18,11 +18,12 @@ from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.requests import run_requests
 from touche_llm.config.origins import LoadedConfig
-from touche_llm.data.records import Cut
+from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.interrupts import run_until_interrupted
 from touche_llm.judging.requests import Requester, make_requester
+from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.protocol import EngineInfo
 from touche_llm.prompt_lab.holdout import record_trial
@@ -99,29 +100,48 @@ def render(
         purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
         rendered = run_until_interrupted(_render(run, purpose, prompt, documents))
         trials = rendered.trials
-        if documents and not (rendered.engine_info.engine or config.engine.context):
+
+        is_context_known = rendered.engine_info.engine or config.engine.context
+        if documents and not is_context_known:
             run.progress.warn(
                 "the context is unknown (`engine.context`, or a cache with answers): nothing is truncated"
             )
-        for document_id, cut in (item for trial in trials for item in trial.cut.items()):
-            run.progress.warn(f"document {_describe_cut(document_id, cut)}")
-    if output is not Format.TABLE:
-        rows = [
-            {"prompt": prompt.label, "topic": topic, "documents": " ".join(trial.ids) or None}
-            | {"message": number, "role": message.role, "text": message.content}
-            for trial in trials
-            for number, message in enumerate(trial.messages)
-        ]
-        print_rows(output, rows, _MESSAGES)
-        return
+        for trial in trials:
+            for document_id, cut in trial.cut.items():
+                run.progress.warn(f"document {_describe_cut(document_id, cut)}")
+
+    if output is Format.TABLE:
+        _show_messages(prompt, topic, trials)
+    else:
+        print_rows(output, _make_message_rows(prompt, topic, trials), _MESSAGES)
+
+
+def _show_messages(prompt: Prompt, topic: str, trials: list[Trial]) -> None:
+    """Print the messages of requests for people."""
     for trial in trials:
-        print(
-            to_printable(
-                f"{prompt.label}, topic {topic}{', ' * bool(trial.ids)}{' '.join(trial.ids)}\n"
-            )
-        )
+        heading = f"{prompt.label}, topic {topic}"
+        if trial.ids:
+            heading += f", {' '.join(trial.ids)}"
+        print(to_printable(f"{heading}\n"))
         for message in trial.messages:
             print(to_printable(f"── {message.role} ──\n{message.content.expandtabs()}\n"))
+
+
+def _make_message_rows(prompt: Prompt, topic: str, trials: list[Trial]) -> list[dict[str, Any]]:
+    """Return a row for each message of requests, for other programs."""
+    rows: list[dict[str, Any]] = []
+    for trial in trials:
+        for number, message in enumerate(trial.messages):
+            row = {
+                "prompt": prompt.label,
+                "topic": topic,
+                "documents": " ".join(trial.ids) or None,
+                "message": number,
+                "role": message.role,
+                "text": message.content,
+            }
+            rows.append(row)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +179,7 @@ async def _ask(
 
 
 def _describe_cut(document_id: str, cut: Cut) -> str:
+    """Describe how much of a document the model sees."""
     pieces = f" in {len(cut.parts)} pieces" if cut.parts else ""
     return f"{document_id} is truncated: {cut.kept_chars:,} of {cut.of_chars:,} characters{pieces}"
 
@@ -239,17 +260,41 @@ def try_(
         subject, trials = run_requests(config, _send(run, purpose, prompt, documents))
         if qrels is not None:
             # Human judgments, of one document each, are about to be shown: an access to the topic.
-            judged = dict.fromkeys(trial.ids[0] for trial in trials if len(trial.ids) == 1)
             record_trial(
-                config.cache.file, subject.topic, [*judged], qrels, prompt.label, run.progress.warn
+                config.cache.file,
+                subject.topic,
+                _list_single_documents(trials),
+                qrels,
+                prompt.label,
+                run.progress.warn,
             )
-    objects = f" ({' or '.join(subject.topic.objects)})" if subject.topic.objects else ""
-    title = f"{prompt.label}, topic {subject.topic.id}: {subject.topic.title}{objects}"
-    emit(output, _make_rows(prompt, subject, trials, qrels), _SHOWN, _ANSWERS, title=title)
+
+    emit(
+        output,
+        rows=_make_rows(prompt, subject, trials, qrels),
+        columns=_SHOWN,
+        names=_ANSWERS,
+        title=_make_title(prompt, subject.topic),
+    )
     if output is Format.TABLE:
-        show_lines(line for each in trials for line in _list_lines(each))
+        for trial in trials:
+            show_lines(_list_lines(trial))
     if not all(isinstance(trial.result, AnsweredRequest) for trial in trials):
         raise typer.Exit(FAILURES_EXIT)
+
+
+def _list_single_documents(trials: list[Trial]) -> list[str]:
+    """Return the documents that a request is about alone, each once."""
+    ids = [trial.ids[0] for trial in trials if len(trial.ids) == 1]
+    return list(dict.fromkeys(ids))
+
+
+def _make_title(prompt: Prompt, topic: Topic) -> str:
+    """Return the title of the table of a prompt's answers about a topic."""
+    title = f"{prompt.label}, topic {topic.id}: {topic.title}"
+    if topic.objects:
+        title += f" ({' or '.join(topic.objects)})"
+    return title
 
 
 async def _send(
@@ -264,67 +309,125 @@ async def _send(
 
 
 def _list_lines(trial: Trial) -> Iterator[str]:
-    """Yield what the table has no room for: what was truncated, thoughts, and answers as they were written."""
-    about = ", ".join(f"{label}: {name}" for label, name in zip(LABELS, trial.ids, strict=False))
-    yield f"{about if len(trial.ids) > 1 else ''.join(trial.ids) or 'the topic'}:"
-    yield from (f"  {_describe_cut(document_id, cut)}" for document_id, cut in trial.cut.items())
+    """Yield what the table has no room for: truncation, thoughts, and answers as they were written."""
+    yield f"{_name_documents(trial)}:"
+    for document_id, cut in trial.cut.items():
+        yield f"  {_describe_cut(document_id, cut)}"
+
     if isinstance(trial.result, AnsweredRequest):
-        if trial.result.thought_key:
-            yield f"  thought: {trial.result.thought}"
-        yield f"  answer: {trial.result.answer.text}"
-        stance = trial.readings.get(STANCE)
-        if stance is not None and trial.values[STANCE] != stance.answered:
-            how = f"by the probabilities of all labels, not {stance.answered} as written"
-            yield f"  stance: {trial.values[STANCE]} {how}: docs/explanation/stance.md"
-        return
+        yield from _list_answer_lines(trial, trial.result)
+    else:
+        yield from _list_failure_lines(trial)
+
+
+def _name_documents(trial: Trial) -> str:
+    """Name the documents of a request, with their labels if there are several."""
+    if not trial.ids:
+        return "the topic"
+    if len(trial.ids) == 1:
+        return trial.ids[0]
+
+    # There are more labels than documents.
+    pairs = zip(LABELS, trial.ids, strict=False)
+    return ", ".join(f"{label}: {document_id}" for label, document_id in pairs)
+
+
+def _list_answer_lines(trial: Trial, result: AnsweredRequest[AnswerModel]) -> Iterator[str]:
+    """Yield the thought and the answer, and the stance if it is not the one that was written."""
+    if result.thought_key:
+        yield f"  thought: {result.thought}"
+    yield f"  answer: {result.answer.text}"
+
+    stance = trial.readings.get(STANCE)
+    if stance is not None and trial.values[STANCE] != stance.answered:
+        reason = f"by the probabilities of all labels, not {stance.answered} as written"
+        yield f"  stance: {trial.values[STANCE]} {reason}: docs/explanation/stance.md"
+
+
+def _list_failure_lines(trial: Trial) -> Iterator[str]:
+    """Yield why each attempt has no usable answer, and the text that came back."""
     for attempt in trial.attempts:
         yield f"  no usable answer ({attempt.kind}): {attempt.reason}"
-        yield from [f"    came back: {attempt.text}"] * bool(attempt.text)
+        if attempt.text:
+            yield f"    came back: {attempt.text}"
 
 
 def _format_shares(row: Mapping[str, Any]) -> str:
+    """Format the probabilities of the labels, highest first; empty without any."""
     shares: dict[str, float] = orjson.loads(row["probabilities"] or "{}")
-    return "  ".join(
-        f"{label} {share:.2f}" for label, share in sorted(shares.items(), key=lambda item: -item[1])
-    )
+    by_share = sorted(shares.items(), key=lambda item: item[1], reverse=True)
+    return "  ".join(f"{label} {share:.2f}" for label, share in by_share)
 
 
 def _find_human_judgment(
-    trial: Trial, topic_id: str, name: str, qrels: Qrels | None
+    trial: Trial, topic_id: str, field: str, qrels: Qrels | None
 ) -> float | str | None:
+    """Return the human judgment of a field of one document; None if there is none."""
     if qrels is None or len(trial.ids) != 1:
         return None
-    judged: Mapping[str, Mapping[str, Any]] = (
-        qrels.stances if name == STANCE else qrels.grades.get(name, {})
-    )
-    found: float | str | None = judged.get(topic_id, {}).get(trial.ids[0])
-    return found
+
+    judged: Mapping[str, Mapping[str, float | str]]
+    if field == STANCE:
+        judged = qrels.stances
+    else:
+        judged = qrels.grades.get(field, {})
+    return judged.get(topic_id, {}).get(trial.ids[0])
 
 
 def _make_rows(
     prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None
 ) -> list[dict[str, Any]]:
-    rows = []
+    """Return a row for each field of an answer, and one for each failed request."""
+    rows: list[dict[str, Any]] = []
     for trial in trials:
         row: dict[str, Any] = dict.fromkeys(_ANSWERS)
-        row |= {"prompt": prompt.label, "topic": subject.topic.id, "cached": trial.is_cached}
-        row |= {"documents": " ".join(trial.ids) or None}
-        if not isinstance(trial.result, AnsweredRequest):
-            last = trial.attempts[-1]
-            rows.append(row | {"failure": last.kind, "answer": last.text})
-            continue
-        answer = trial.result.answer
-        row |= {"answer": answer.text, "thought": trial.result.thought or None}
-        row |= {
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
+        row["prompt"] = prompt.label
+        row["topic"] = subject.topic.id
+        row["documents"] = " ".join(trial.ids) or None
+        row["cached"] = trial.is_cached
+
+        if isinstance(trial.result, AnsweredRequest):
+            rows += _make_field_rows(row, trial, trial.result, subject.topic.id, qrels)
+        else:
+            last_attempt = trial.attempts[-1]
+            row["failure"] = last_attempt.kind
+            row["answer"] = last_attempt.text
+            rows.append(row)
+    return rows
+
+
+def _make_field_rows(
+    row: Mapping[str, Any],
+    trial: Trial,
+    result: AnsweredRequest[AnswerModel],
+    topic_id: str,
+    qrels: Qrels | None,
+) -> list[dict[str, Any]]:
+    """Return a row for each field of an answer.
+
+    Args:
+        row: What the rows of the request share.
+        trial: Request with its values and readings.
+        result: Its answer.
+        topic_id: Topic of the request.
+        qrels: Human judgments, if given.
+    """
+    rows: list[dict[str, Any]] = []
+    for field, value in trial.values.items():
+        field_row = {
+            **row,
+            "answer": result.answer.text,
+            "thought": result.thought or None,
+            "prompt_tokens": result.answer.prompt_tokens,
+            "completion_tokens": result.answer.completion_tokens,
+            "field": field,
+            "value": value,
+            "people": _find_human_judgment(trial, topic_id, field, qrels),
         }
-        for name, value in trial.values.items():
-            people = _find_human_judgment(trial, subject.topic.id, name, qrels)
-            row_of = row | {"field": name, "value": value, "people": people}
-            if (reading := trial.readings.get(name)) is not None:
-                shares = reading.probabilities
-                row_of["probabilities"] = None if shares is None else orjson.dumps(shares).decode()
-                row_of["outside"] = reading.off_label_mass
-            rows.append(row_of)
+        reading = trial.readings.get(field)
+        if reading is not None:
+            field_row["outside"] = reading.off_label_mass
+            if reading.probabilities is not None:
+                field_row["probabilities"] = orjson.dumps(reading.probabilities).decode()
+        rows.append(field_row)
     return rows

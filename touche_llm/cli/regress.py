@@ -53,7 +53,7 @@ def record_(
     config = load_finished_run(run_dir, UserWord(config=config_file))
     made = run_until_interrupted(record(config, run_dir, target))
     print_result(output, _describe(target, made), {"folder": target, **asdict(made)})
-    if made.note:
+    if made.note is not None:
         say(output, f"note: {target}: {made.note}")
 
 

@@ -21,7 +21,9 @@ from touche_llm.data.records import Document
 from touche_llm.data.sqlite import NamedDatabase, connect
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
 
-_MANIFEST, _DATABASE, _PARENTS = "manifest.json", "documents.sqlite", "parents.npy"
+_MANIFEST = "manifest.json"
+_DATABASE = "documents.sqlite"
+_PARENTS = "parents.npy"
 # Patterns of the files of a store, with those of the indexes below it; a folder with other files is
 # never replaced.
 _STORE_FILES = (_MANIFEST, _DATABASE, _PARENTS, "bm25-*", "dense-*")
@@ -46,19 +48,19 @@ class TextTable:
 
     def find_unknown(self, unit_ids: Iterable[str]) -> list[str]:
         """Return the ids that the corpus lacks, in the given order."""
-        wanted = list(dict.fromkeys(unit_ids))
-        known = {row_id for (row_id,) in self._select("id", "id", wanted)}
-        return [unit_id for unit_id in wanted if unit_id not in known]
+        unique_ids = list(dict.fromkeys(unit_ids))
+        known_ids = {row_id for (row_id,) in self._select("id", "id", unique_ids)}
+        return [unit_id for unit_id in unique_ids if unit_id not in known_ids]
 
     def get_ids(self, rows: list[int]) -> list[str]:
         """Return the ids of rows, in the given order."""
-        found = dict(self._select("row, id", "row", rows))
-        return [found[row] for row in rows]
+        ids_by_row = dict(self._select("row, id", "row", rows))
+        return [ids_by_row[row] for row in rows]
 
     def get_texts(self, ids: list[str]) -> list[str]:
         """Return the texts of ids that are in the corpus, in the given order."""
-        found = dict(self._select("id, text", "id", ids))
-        return [found[unit_id] for unit_id in ids]
+        texts_by_id = dict(self._select("id, text", "id", ids))
+        return [texts_by_id[unit_id] for unit_id in ids]
 
     def _select(self, columns: str, key: str, values: Sequence[str | int]) -> list[Any]:
         """Return the columns of the rows that have one of the values as key, in any order."""
@@ -68,7 +70,8 @@ class TextTable:
     def read_texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """Yield the texts to index of the rows from `start` to before `stop`, one in memory at a time."""
         query = f"SELECT {self._indexed} FROM {self.name} WHERE row >= ? AND row < ? ORDER BY row"
-        for (text,) in self._database.execute(query, (start, len(self) if stop is None else stop)):
+        end = len(self) if stop is None else stop
+        for (text,) in self._database.execute(query, (start, end)):
             yield text
 
     @property
@@ -209,13 +212,10 @@ def ensure_store(
     """
     source.check()
     if (folder / _MANIFEST).exists():
-        try:
-            stale = _why_stale(_read_manifest(folder), source, folder, skip_bad_lines)
-        except DataError as error:
-            stale = str(error)
-        if stale is None:
+        reason = _find_reason_to_rebuild(source, folder, skip_bad_lines)
+        if reason is None:
             return DocumentStore(folder)
-        warn(f"{stale}; storing {source} again")
+        warn(f"{reason}; storing {source} again")
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: not empty and not an index; choose another folder")
     else:
@@ -230,17 +230,35 @@ def hash_corpus(corpus: Path | None, folder: Path) -> str | None:
     None if there is neither.
     """
     if corpus is None:
-        return _read_manifest(folder).sha256 if (folder / _MANIFEST).exists() else None
+        if not (folder / _MANIFEST).exists():
+            return None
+        return _read_manifest(folder).sha256
+
     if not corpus.is_file():
         return None
-    with suppress(DataError):  # there is no store of this version
+    # There may be no store of this version.
+    with suppress(DataError):
         return hash_if_changed(_read_manifest(folder), corpus)
     return sha256(corpus)
 
 
-def _why_stale(
+def _find_reason_to_rebuild(source: Source, folder: Path, skip_bad_lines: bool) -> str | None:
+    """Return why the store in a folder does not fit a source; None if it does.
+
+    Raises:
+        UsageError: The folder has the store of another corpus.
+    """
+    try:
+        manifest = _read_manifest(folder)
+        return _find_difference(manifest, source, folder, skip_bad_lines)
+    except DataError as error:
+        return str(error)
+
+
+def _find_difference(
     manifest: StoreManifest, source: Source, folder: Path, skip_bad_lines: bool
 ) -> str | None:
+    """Return how a source differs from the one that was stored; None if it does not."""
     if source.has_changed(manifest):
         if manifest.corpus != source.name:
             raise UsageError(
@@ -254,74 +272,120 @@ def _why_stale(
     return None
 
 
+# Only a complete folder is renamed into place, so no journal is needed.
+_SETUP = "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;"
+_DOCUMENTS_TABLE = (
+    "CREATE TABLE documents (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
+    "title TEXT NOT NULL, side TEXT NOT NULL)"
+)
+_PARTS_TABLE = (
+    "CREATE TABLE parts (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, document INTEGER NOT NULL, "
+    "text TEXT NOT NULL)"
+)
+
+
+class _StoredRows(NamedTuple):
+    """Rows that were stored.
+
+    Attributes:
+        documents: Number of documents.
+        parents: Row of the document of each part.
+    """
+
+    documents: int
+    parents: array[int]
+
+
 def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> None:
-    row = 0
-    parents: array[int] = array("q")
+    """Write the store of a source, in place of an earlier one.
+
+    Raises:
+        DataError: The corpus cannot be read, has a bad line that is not skipped, or no documents.
+    """
+    skipped = SkippedLines(warn)
     with replace_folder(folder, _STORE_FILES) as building:
-        left_out = SkippedLines(warn)
         with closing(connect(str(building / _DATABASE))) as database:
-            # Only a complete folder is renamed into place, so no journal is needed.
-            database.executescript(
-                "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;"
-            )
-            database.execute(
-                "CREATE TABLE documents (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
-                "title TEXT NOT NULL, side TEXT NOT NULL)"
-            )
-            database.execute(
-                "CREATE TABLE parts (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, document INTEGER NOT NULL, "
-                "text TEXT NOT NULL)"
-            )
-            for line, document in source.read(left_out.add if skip_bad_lines else None):
-                if not _insert(database, document, row, len(parents)):
-                    bad = BadLine(
-                        source,
-                        line,
-                        f"document {document.id}: its id, or that of a part, occurs already",
-                    )
-                    if not skip_bad_lines:
-                        raise bad
-                    left_out.add(bad)
-                    continue
-                parents.extend([row] * len(document.parts))
-                row += 1
+            database.executescript(_SETUP)
+            database.execute(_DOCUMENTS_TABLE)
+            database.execute(_PARTS_TABLE)
+            stored = _insert_documents(database, source, skipped if skip_bad_lines else None)
             database.execute("COMMIT")
-            np.save(building / _PARENTS, np.frombuffer(parents, dtype=np.int64))
-        if not row:
+        np.save(building / _PARENTS, np.frombuffer(stored.parents, dtype=np.int64))
+
+        if stored.documents == 0:
             raise DataError(f"{source}: no usable document in it")
         manifest = StoreManifest(
             corpus=source.name,
             **source.identify(),
-            documents=row,
-            parts=len(parents),
-            bad_lines=left_out.count,
+            documents=stored.documents,
+            parts=len(stored.parents),
+            bad_lines=skipped.count,
             keys=source.keys,
         )
         write_records(building / _MANIFEST, [manifest])
-    if left_out.count:
-        warn(f"left out {left_out.count} bad lines of {source}")
+
+    if skipped.count:
+        warn(f"left out {skipped.count} bad lines of {source}")
+
+
+def _insert_documents(
+    database: sqlite3.Connection, source: Source, skipped: SkippedLines | None
+) -> _StoredRows:
+    """Store the documents of a source and their parts.
+
+    Args:
+        database: Database with empty tables.
+        source: Corpus.
+        skipped: Receives bad lines; None to raise an error at the first.
+    """
+    row = 0
+    parents: array[int] = array("q")
+    for line, document in source.read(None if skipped is None else skipped.add):
+        if not _insert(database, document, row, len(parents)):
+            problem = f"document {document.id}: its id, or that of a part, occurs already"
+            bad_line = BadLine(source, line, problem)
+            if skipped is None:
+                raise bad_line
+            skipped.add(bad_line)
+            continue
+
+        parents.extend([row] * len(document.parts))
+        row += 1
+    return _StoredRows(documents=row, parents=parents)
 
 
 def _insert(database: sqlite3.Connection, document: Document, row: int, part_row: int) -> bool:
-    """Store a document in row `row` and its parts from `part_row` on, unless an id is taken.
+    """Store a document and its parts unless an id is taken.
 
-    Return whether it was.
+    Args:
+        database: Database of the store.
+        document: Document with its parts.
+        row: Row of the document.
+        part_row: Row of its first part.
+
+    Returns:
+        Whether it was stored.
     """
     # Ids are not looked up before: that takes as long as storing them.
     values = (row, document.id, document.text, document.title, document.side)
-    stored = (
-        database.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?)", values).rowcount
-        == 1
-    )
-    if stored and document.parts:
-        parts = [
-            (place, part.id, row, part.text)
-            for place, part in enumerate(document.parts, start=part_row)
-        ]
-        stored = database.executemany(
-            "INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?)", parts
-        ).rowcount == len(parts)
-        if not stored:
-            database.execute("DELETE FROM parts WHERE row >= ?", (part_row,))
-            database.execute("DELETE FROM documents WHERE row = ?", (row,))
-    return stored
+    inserted = database.execute(
+        "INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?)", values
+    ).rowcount
+    if inserted == 0:
+        return False
+    if not document.parts:
+        return True
+
+    parts = [
+        (place, part.id, row, part.text)
+        for place, part in enumerate(document.parts, start=part_row)
+    ]
+    inserted_parts = database.executemany(
+        "INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?)", parts
+    ).rowcount
+    if inserted_parts == len(parts):
+        return True
+
+    database.execute("DELETE FROM parts WHERE row >= ?", (part_row,))
+    database.execute("DELETE FROM documents WHERE row = ?", (row,))
+    return False

@@ -321,15 +321,23 @@ class CatalogEntry:
         task: Task of the template.
         name: Name or path of the prompt.
         path: File of the template.
-        loaded: Prompt with its purpose; None if it cannot be loaded.
-        error: Error that prevents loading it; empty if there is none.
+        result: Prompt with its purpose, or the error that prevents loading it.
     """
 
     task: Task
     name: str
     path: Path
-    loaded: LoadedPrompt | None
-    error: str = ""
+    result: LoadedPrompt | PromptError
+
+    @property
+    def loaded(self) -> LoadedPrompt | None:
+        """Prompt with its purpose; None if it cannot be loaded."""
+        return None if isinstance(self.result, PromptError) else self.result
+
+    @property
+    def error(self) -> str | None:
+        """Message of the error that prevents loading it; None if it is loaded."""
+        return str(self.result) if isinstance(self.result, PromptError) else None
 
     @property
     def is_builtin(self) -> bool:
@@ -351,11 +359,12 @@ def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEnt
         UsageError: The folder has no template of the task.
     """
     path = template_path(task, name, folder)
+    result: LoadedPrompt | PromptError
     try:
-        loaded = load_named(task, name, folder)
+        result = load_named(task, name, folder)
     except PromptError as error:
-        return CatalogEntry(task, name, path, loaded=None, error=str(error))
-    return CatalogEntry(task, name, path, loaded)
+        result = error
+    return CatalogEntry(task, name, path, result)
 
 
 def find_prompts(tasks: Iterable[Task], folder: Path | None = None) -> list[CatalogEntry]:

@@ -21,9 +21,10 @@ from touche_llm.config.files import CONFIG, load_config
 from touche_llm.config.own_folders import record_configuration
 from touche_llm.config.task_copies import copy_task
 from touche_llm.corpus.args_me import HEADER
+from touche_llm.corpus.json_lines import DocumentKeys
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import copy_file_of, open_atomic, open_private_folder, replace_folder
-from touche_llm.data.records import Document
+from touche_llm.data.records import Candidate, Document
 from touche_llm.data.topics.reading import write_topics
 from touche_llm.engines.cached_info import name_kind, store_engine_info
 from touche_llm.engines.settings import EngineConfig
@@ -66,49 +67,67 @@ def copy_template(prompt: Prompt, folder: Path) -> None:
         copy_file_of(prompt.path.parent, prompt.path.parent / name, folder / name)
 
 
-def write_config(config: Config, target: Path, folder: Path, note: str = "") -> None:
+def write_config(config: Config, target: Path, folder: Path, note: str | None = None) -> None:
     """Write the settings that differ from the defaults, so that a replay reveals a changed default.
 
-    A note on the recorded documents is the first line, as a comment. Names of people, URLs and
-    paths of this machine are omitted; paths of templates are relative to the target folder.
+    Names of people, URLs and paths of this machine are omitted.
+
+    Args:
+        config: Configuration of the run.
+        target: Folder that paths of templates are relative to.
+        folder: Folder of the file.
+        note: Note on the recorded documents, which is the first line, as a comment.
     """
     task = get_task(config.task)
-    places = {"topics": TOPICS, "corpus": corpus_file(task)}
-    defaults = load_config(None, {"task": config.task, "objective": config.objective, **places})
-    known = {
-        "model": config.engine.model_name,
-        "revision": config.engine.revision,
-        "context": config.engine.context,
-    }
-    cross_encoder = config.ranking.cross_encoder.model_copy(update={"url": None})
-    ranking = config.ranking.model_copy(update={"cross_encoder": cross_encoder})
-    config = config.model_copy(
-        update={"engine": EngineConfig.model_validate(known), "ranking": ranking}
-    )
-    values = {
+    paths = {"topics": TOPICS, "corpus": corpus_file(task)}
+    defaults = load_config(None, {"task": config.task, "objective": config.objective, **paths})
+
+    values: dict[str, Any] = {
         "task": task.name if task.is_own else os.path.relpath(task.folder, target),
-        **places,
-        **_select_non_defaults(config, defaults, (*DECISIVE, "expansion")),
+        **paths,
     }
+    shared_config = _omit_places(config)
+    values |= _select_non_defaults(shared_config, defaults, (*DECISIVE, "expansion"))
     # The defaults above have the objective of the run, since those of the weights depend on it.
     if config.objective != Config.model_fields["objective"].default:
         values["objective"] = config.objective
-    prompts = {
-        name: os.path.relpath(value, target)
-        if name == "folder" or value.endswith(".jinja")
-        else value
-        for name, value in config.prompts.model_dump(mode="json").items()
-        if value is not None and value != type(config.prompts).model_fields[name].default
-    }
+    prompts = _select_prompts(config, target)
     if prompts:
         values["prompts"] = prompts
     values["cache"] = {"file": CASSETTE, "mode": CacheMode.REPLAY.value}
 
-    comment = f"# {corpus_file(task)} {note}.\n" if note else ""
-    content = comment.encode() + to_yaml(values)
+    content = to_yaml(values)
+    if note is not None:
+        content = f"# {corpus_file(task)} {note}.\n".encode() + content
     record_configuration(folder / CONFIG, content)
     with open_atomic(folder / CONFIG) as stream:
         stream.write(content)
+
+
+def _omit_places(config: Config) -> Config:
+    """Return a configuration without URLs and paths of its models."""
+    engine = EngineConfig.model_validate(
+        {
+            "model": config.engine.model_name,
+            "revision": config.engine.revision,
+            "context": config.engine.context,
+        }
+    )
+    cross_encoder = config.ranking.cross_encoder.model_copy(update={"url": None})
+    ranking = config.ranking.model_copy(update={"cross_encoder": cross_encoder})
+    return config.model_copy(update={"engine": engine, "ranking": ranking})
+
+
+def _select_prompts(config: Config, target: Path) -> dict[str, Any]:
+    """Return the prompts that differ from the defaults, with paths relative to the target folder."""
+    fields = type(config.prompts).model_fields
+    prompts: dict[str, Any] = {}
+    for name, value in config.prompts.model_dump(mode="json").items():
+        if value is None or value == fields[name].default:
+            continue
+        is_path = name == "folder" or value.endswith(".jinja")
+        prompts[name] = os.path.relpath(value, target) if is_path else value
+    return prompts
 
 
 def _select_non_defaults(
@@ -116,35 +135,39 @@ def _select_non_defaults(
 ) -> dict[str, Any]:
     """Return the values that differ from the defaults, section by section."""
     dumped = values.model_dump(mode="json")
-    found: dict[str, Any] = {}
+    selected: dict[str, Any] = {}
     for name in names:
-        value, default = getattr(values, name), getattr(defaults, name)
+        value = getattr(values, name)
+        default = getattr(defaults, name)
         if isinstance(value, BaseModel) and isinstance(default, BaseModel):
-            if section := _select_non_defaults(value, default, type(value).model_fields):
-                found[name] = section
+            section = _select_non_defaults(value, default, type(value).model_fields)
+            if section:
+                selected[name] = section
         elif value != default:
-            found[name] = dumped[name]
-    return found
+            selected[name] = dumped[name]
+    return selected
 
 
 def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]) -> None:
     """Write the arguments of some sentences, with only these sentences, in corpus order."""
-    places: dict[int, list[tuple[int, str]]] = {}
-    for sentence in sentences:
-        argument, place = store.parts.locate(sentence)
-        places.setdefault(argument, []).append((place, sentence))
-    rows = sorted(places)
-    arguments = [
-        (
-            replace(store.get(argument_id), text=""),
-            [
-                {"sent_id": name, "sent_text": store.parts.get(name).text}
-                for _, name in sorted(places[row])
-            ],
-        )
-        for row, argument_id in zip(rows, store.get_ids(rows), strict=True)
-    ]
+    sentence_rows: dict[int, dict[int, str]] = {}
+    for sentence_id in sentences:
+        place = store.parts.locate(sentence_id)
+        sentence_rows.setdefault(place.document, {})[place.row] = sentence_id
+
+    argument_rows = sorted(sentence_rows)
+    arguments: list[tuple[Document, list[dict[str, str]]]] = []
+    for row, argument_id in zip(argument_rows, store.get_ids(argument_rows), strict=True):
+        argument = replace(store.get(argument_id), text="")
+        ids_by_row = sentence_rows[row]
+        sentence_ids = [ids_by_row[sentence_row] for sentence_row in sorted(ids_by_row)]
+        arguments.append((argument, [_make_sentence(store, name) for name in sentence_ids]))
     _write_table(arguments, stream)
+
+
+def _make_sentence(store: DocumentStore, sentence_id: str) -> dict[str, str]:
+    """Return a sentence as args.me's table has it."""
+    return {"sent_id": sentence_id, "sent_text": store.parts.get(sentence_id).text}
 
 
 def _write_table(
@@ -175,14 +198,14 @@ def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: P
 class Recording:
     """Counts of what was recorded; `size` is in bytes, `answers` counts cassette entries.
 
-    `note` is about texts that may not be redistributed; empty if there are none.
+    `note` is about texts that may not be redistributed; None if there are none.
     """
 
     size: int
     topics: int
     documents: int
     answers: int
-    note: str
+    note: str | None
 
 
 async def record(config: Config, run: Path, target: Path) -> Recording:
@@ -197,7 +220,7 @@ async def record(config: Config, run: Path, target: Path) -> Recording:
         RunContext(config, SilentProgress()) as context,
     ):
         documents = await _write_documents(context, directory, folder)
-        note = describe_restriction(documents) or ""
+        note = describe_restriction(documents)
         # Paths of templates are relative to the final folder.
         write_config(config, target, folder, note)
         copy_task(context.task, folder)
@@ -265,42 +288,49 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
     candidates.write(RunDirectory(folder).first_stage_file(context.task), tag=context.config.tag)
     corpus = context.corpus
     await replace(candidates, corpus=corpus).check()
-    documents = {
-        candidate.document_id for ranking in candidates.list_rankings() for candidate in ranking
-    }
+    documents: set[str] = set()
+    for ranking in candidates.list_rankings():
+        documents.update(candidate.document_id for candidate in ranking)
+
     with open_atomic(folder / corpus_file(context.task)) as stream:
         if isinstance(corpus, LocalCorpus) and get_kind(context.task).makes_documents:
             write_arguments(documents, corpus.store, stream)
         elif context.task.reads_arguments:
-            _write_table(
-                ((corpus.documents.get(document_id), []) for document_id in sorted(documents)),
-                stream,
-            )
+            ids = sorted(documents)
+            _write_table(((corpus.documents.get(name), []) for name in ids), stream)
         else:
-            keys = context.task.document_keys
             for document_id in sorted(documents):
-                line = {keys.id[0]: document_id} | {names[0]: "" for names in keys.text}
-                line[keys.text[0][0]] = corpus.documents.get(document_id).text
+                document = corpus.documents.get(document_id)
+                line = _make_line(document, context.task.document_keys)
                 stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     return documents
 
 
+def _make_line(document: Document, keys: DocumentKeys) -> dict[str, str]:
+    """Return a document as a line of a corpus, with its whole text in the first text key."""
+    line = {keys.id[0]: document.id}
+    for names in keys.text:
+        line[names[0]] = ""
+    line[keys.text[0][0]] = document.text
+    return line
+
+
 def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Read the candidates of the run's topics; of sentences, only those that were judged."""
-    found = directory.read_first_stage(context)
+    candidates = directory.read_first_stage(context)
     if not get_kind(context.task).makes_documents:
-        return found
-    judged = {
-        (judgment.topic_id, judgment.document_id)
-        for judgment in directory.read_sentences(context.task)
-    }
-    rankings = {
-        topic_id: [
+        return candidates
+
+    judged: set[tuple[str, str]] = set()
+    for judgment in directory.read_sentences(context.task):
+        judged.add((judgment.topic_id, judgment.document_id))
+
+    rankings: dict[str, list[Candidate]] = {}
+    for topic_id, ranking in candidates.rankings.items():
+        rankings[topic_id] = [
             candidate for candidate in ranking if (topic_id, candidate.document_id) in judged
         ]
-        for topic_id, ranking in found.rankings.items()
-    }
-    return replace(found, rankings=rankings)
+    return replace(candidates, rankings=rankings)
 
 
 async def _replay_equal(

@@ -154,25 +154,39 @@ class ChatNoirDocuments:
 
     def get(self, document_id: str) -> Document:
         """Return a document; raises DataError if the cache has no text of it."""
-        found = self.read(Fetched, document_id) or Fetched(None, "retrieve with ChatNoir again")
-        if found.text is None:
+        fetched = self.read(Fetched, document_id)
+        if fetched is None:
+            fetched = Fetched(None, "retrieve with ChatNoir again")
+
+        if fetched.text is None:
             raise DataError(
-                f"{self.path}: document {document_id!r} has no text in this cache: {found.reason}"
+                f"{self.path}: document {document_id!r} has no text in this cache: {fetched.reason}"
             )
-        return Document(document_id, found.text)
+        return Document(document_id, fetched.text)
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the ids without text in the cache, in the given order."""
-        found = {document_id: self.read(Fetched, document_id) for document_id in document_ids}
-        return [
-            document_id for document_id, text in found.items() if text is None or text.text is None
-        ]
+        unknown: list[str] = []
+        for document_id in dict.fromkeys(document_ids):
+            fetched = self.read(Fetched, document_id)
+            if fetched is None or fetched.text is None:
+                unknown.append(document_id)
+        return unknown
 
     def read(self, form: type[ValueT], *key: str | int) -> ValueT | None:
-        """Return a stored page of results (by address, query, start and size) or document (by id), or None."""
+        """Return a stored page of results or document; None if it is not stored.
+
+        Args:
+            form: Type of the value.
+            key: Address, query, start and size of a page; id of a document.
+        """
         rows = self._database.query("SELECT value FROM replies WHERE key = ?", (self._encode(key),))
+        if not rows:
+            return None
+
+        stored = str(rows[0][0])
         try:
-            return decode_json(str(rows[0][0]), form) if rows else None
+            return decode_json(stored, form)
         except Malformed as error:
             raise DataError(f"{self.path}: damaged: the entry of {key}; delete the file") from error
 
@@ -242,7 +256,7 @@ class ChatNoirCorpus(Corpus):
         """
         import aiohttp
 
-        rankings = []
+        rankings: list[list[Candidate]] = []
         # ChatNoir is a public server, so proxies of the environment are used, as in chatnoir-api.
         async with aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=self._settings.request_timeout),
@@ -250,34 +264,43 @@ class ChatNoirCorpus(Corpus):
             trust_env=True,
         ) as session:
             for topic in topics:
-                query = " ".join(build_query(topic, fields).split())
-                if not query:
-                    raise UsageError(
-                        f"topic {topic.id}: nothing to search for, {', '.join(fields)} are empty"
-                    )
-                found = await self._search(session, query, depth)
-                hits = sorted(found.items(), key=lambda item: (-item[1].score, item[0]))
-                texts = await map_in_order(
-                    lambda item: self._fetch(session, *item), hits, _CONCURRENCY
-                )
-                fetched = list(zip(hits, texts, strict=True))
-                left_out = [
-                    f"{ident} ({text.reason})" for (ident, _), text in fetched if text.text is None
-                ]
-                if left_out:
-                    count = f"{len(left_out)} of {len(hits)} documents"
-                    self._warn(f"topic {topic.id}: {count} left out: {', '.join(left_out)}")
-                kept = [
-                    (ident, hit.score) for (ident, hit), text in fetched if text.text is not None
-                ]
-                rankings.append(
-                    [
-                        Candidate(topic.id, ident, rank, score)
-                        for rank, (ident, score) in enumerate(kept, 1)
-                    ]
-                )
+                query = _build_query(topic, fields)
+                ranking = await self._rank(session, topic, query, depth)
+                rankings.append(ranking)
                 done()
         return rankings
+
+    async def _rank(
+        self, session: aiohttp.ClientSession, topic: Topic, query: str, depth: int
+    ) -> list[Candidate]:
+        """Return the best documents of a topic that have text, and warn about the others."""
+        hits = await self._search(session, query, depth)
+        ids = sorted(hits, key=lambda document_id: (-hits[document_id].score, document_id))
+        texts = await map_in_order(
+            lambda document_id: self._fetch(session, document_id, hits[document_id]),
+            ids,
+            _CONCURRENCY,
+        )
+
+        candidates: list[Candidate] = []
+        left_out: list[str] = []
+        for document_id, fetched in zip(ids, texts, strict=True):
+            if fetched.text is None:
+                left_out.append(f"{document_id} ({fetched.reason})")
+                continue
+
+            candidate = Candidate(
+                topic_id=topic.id,
+                document_id=document_id,
+                rank=len(candidates) + 1,
+                score=hits[document_id].score,
+            )
+            candidates.append(candidate)
+
+        if left_out:
+            count = f"{len(left_out)} of {len(ids)} documents"
+            self._warn(f"topic {topic.id}: {count} left out: {', '.join(left_out)}")
+        return candidates
 
     async def _search(
         self, session: aiohttp.ClientSession, query: str, depth: int
@@ -288,18 +311,20 @@ class ChatNoirCorpus(Corpus):
         name, are left out with a notice.
         """
         hits: dict[str, Hit] = {}
-        start = unnamed = 0
-        while len(hits) < depth and start < MAX_RESULTS:
+        start = 0
+        unnamed = 0
+        is_exhausted = False
+        while len(hits) < depth and start < MAX_RESULTS and not is_exhausted:
             page = await self._read_page(session, query, start)
             for hit in page.results:
-                unnamed += hit.trec_id is None
-                if hit.trec_id is not None:
+                if hit.trec_id is None:
+                    unnamed += 1
+                else:
                     hits.setdefault(hit.trec_id, hit)
+
             start += len(page.results)
-            if not page.results or (
-                len(page.results) < PAGE_SIZE and start >= page.meta.total_results
-            ):
-                break
+            is_exhausted = _is_last_page(page, start)
+
         if unnamed:
             self._warn(f"ChatNoir: {query!r}: {unnamed} results without a TREC id left out")
         return dict(islice(hits.items(), depth))
@@ -307,23 +332,30 @@ class ChatNoirCorpus(Corpus):
     async def _read_page(
         self, session: aiohttp.ClientSession, query: str, start: int
     ) -> ResultPage:
-        from chatnoir_api.model import decode_uuid
-
+        """Return the page of results from an offset, from the cache or from ChatNoir."""
         place = (self._settings.base_url, query, start, PAGE_SIZE)
-        page = self._cached.read(ResultPage, *place)
-        if page is not None:
-            return page
+        cached = self._cached.read(ResultPage, *place)
+        if cached is not None:
+            return cached
+
+        page = await self._request_page(session, query, start)
+        self._cached.store(page, *place)
+        return page
+
+    async def _request_page(
+        self, session: aiohttp.ClientSession, query: str, start: int
+    ) -> ResultPage:
+        """Request a page of results, and check the ids in it."""
         if not self._key:
             raise UsageError(
                 f"{self._settings.cache}: the search {query!r} is not in this cache, and ChatNoir needs a key; "
                 + HOW_TO_GIVE_A_KEY
             )
+
         body: dict[str, Any] = {
             "apikey": self._key,
             "query": query,
             "index": [self._settings.index_id],
-        }
-        body |= {
             "from": start,
             "size": PAGE_SIZE,
             "explain": False,
@@ -331,17 +363,17 @@ class ChatNoirCorpus(Corpus):
             "search_method": "default",
         }
         _, content, _ = await self._request(
-            session, f"search {query!r}", "POST", "api/v1/_search", json=body
+            session,
+            f"search {query!r}",
+            "POST",
+            "api/v1/_search",
+            json=body,
         )
         try:
             page = decode_json(content, ResultPage)
-            for hit in page.results:
-                decode_uuid(hit.uuid)
-                if hit.trec_id is not None and not is_word(hit.trec_id):
-                    raise ValueError(f"a TREC id must be {ID_FORM}, not {hit.trec_id!r:.80}")
+            _check_ids(page)
         except ValueError as error:
             raise self._fail(f"{query!r}: a reply of another form: {to_line(str(error))}") from None
-        self._cached.store(page, *place)
         return page
 
     async def _fetch(self, session: aiohttp.ClientSession, document_id: str, hit: Hit) -> Fetched:
@@ -354,15 +386,23 @@ class ChatNoirCorpus(Corpus):
 
         if document_id in self._settings.leave_out:
             return Fetched(None, "named in chatnoir.leave_out")
-        found = self._cached.read(Fetched, document_id)
-        if found is None:
-            # Without the key: documents are public.
-            params = {"uuid": str(decode_uuid(hit.uuid)), "index": self._settings.index_id}
-            params |= {"raw": "true", "plain": "true"}
-            what = f"document {document_id} (to continue without it, name it in chatnoir.leave_out)"
-            found = _decode_text(await self._request(session, what, "GET", "cache", params=params))
-            self._cached.store(found, document_id)
-        return found
+
+        cached = self._cached.read(Fetched, document_id)
+        if cached is not None:
+            return cached
+
+        # Without the key: documents are public.
+        params = {
+            "uuid": str(decode_uuid(hit.uuid)),
+            "index": self._settings.index_id,
+            "raw": "true",
+            "plain": "true",
+        }
+        what = f"document {document_id} (to continue without it, name it in chatnoir.leave_out)"
+        reply = await self._request(session, what, "GET", "cache", params=params)
+        fetched = _decode_text(reply)
+        self._cached.store(fetched, document_id)
+        return fetched
 
     async def _request(
         self, session: aiohttp.ClientSession, what: str, method: str, path: str, **options: Any
@@ -389,10 +429,7 @@ class ChatNoirCorpus(Corpus):
         """Send a request once, within the rate limit."""
         import aiohttp
 
-        now = time.monotonic()
-        at = max(now, self._free_at)
-        self._free_at = at + 1.0 / self._settings.requests_per_second
-        await asyncio.sleep(at - now)
+        await self._wait_for_turn()
         url = self._settings.base_url + path
         try:
             # ChatNoir redirects documents to another host, which must not receive the key.
@@ -403,9 +440,11 @@ class ChatNoirCorpus(Corpus):
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             problem = describe_connection_error(error, self._settings.request_timeout)
             raise TransientFailure(problem) from None
+
         status = response.status
         if status == 200 or (status == 404 and method == "GET"):
             return status, content, response.charset or "utf-8"
+
         problem = f"HTTP {status}: {to_line(content.decode(errors='replace'))}"
         if status == 429 or status >= 500:
             raise TransientFailure(problem, parse_retry_after(response.headers.get("Retry-After")))
@@ -415,8 +454,40 @@ class ChatNoirCorpus(Corpus):
             )
         raise self._fail(f"{path}: {problem}; is this ChatNoir? see chatnoir.base_url")
 
+    async def _wait_for_turn(self) -> None:
+        """Reserve the next time at which the rate limit allows a request, and wait for it."""
+        now = time.monotonic()
+        send_at = max(now, self._free_at)
+        self._free_at = send_at + 1.0 / self._settings.requests_per_second
+        await asyncio.sleep(send_at - now)
+
     def _fail(self, problem: str) -> EngineError:
         return EngineError(f"{self._settings.base_url}: {problem}")
+
+
+def _build_query(topic: Topic, fields: tuple[QueryField, ...]) -> str:
+    """Return the query of a topic; raise UsageError if it is empty."""
+    query = " ".join(build_query(topic, fields).split())
+    if not query:
+        raise UsageError(f"topic {topic.id}: nothing to search for, {', '.join(fields)} are empty")
+    return query
+
+
+def _is_last_page(page: ResultPage, end: int) -> bool:
+    """Return whether ChatNoir has no results after a page, whose last one is number `end`."""
+    if not page.results:
+        return True
+    return len(page.results) < PAGE_SIZE and end >= page.meta.total_results
+
+
+def _check_ids(page: ResultPage) -> None:
+    """Raise ValueError if a UUID or a TREC id of a page is malformed."""
+    from chatnoir_api.model import decode_uuid
+
+    for hit in page.results:
+        decode_uuid(hit.uuid)
+        if hit.trec_id is not None and not is_word(hit.trec_id):
+            raise ValueError(f"a TREC id must be {ID_FORM}, not {hit.trec_id!r:.80}")
 
 
 def _decode_text(reply: _RawReply) -> Fetched:
@@ -433,7 +504,9 @@ def _decode_text(reply: _RawReply) -> Fetched:
     if "\0" in text:
         return Fetched(None, "not text")
     # ChatNoir sends "None" if its archive lacks the page.
-    return Fetched(None, "no text") if text.strip() in ("", "None") else Fetched(text)
+    if text.strip() in ("", "None"):
+        return Fetched(None, "no text")
+    return Fetched(text)
 
 
 def _open(inputs: EngineInputs) -> ChatNoirCorpus:

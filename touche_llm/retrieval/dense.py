@@ -26,9 +26,11 @@ from touche_llm.settings.section import AnswerKey, NamedSection, Option, Scope
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import sanitize
 
-# Bytes of the rows that are multiplied at a time, as float32, and of all scores that are held at a
-# time.
-_BLOCK_BYTES, _SCORE_BYTES = 64 * 2**20, 256 * 2**20
+# Bytes of the rows that are multiplied at a time, as float32.
+_BLOCK_BYTES = 64 * 2**20
+# Bytes of all scores that are held at a time.
+_SCORE_BYTES = 256 * 2**20
+_FLOAT32_BYTES = 4
 # Max difference between 1 and the length of a stored unit vector, whose values are rounded to 11
 # bits. A row of zeros, or of which a killed process wrote a part, has another length.
 _ROUNDING = 0.01
@@ -48,9 +50,12 @@ class VectorFile:
         """
         with report_damage(path.parent, "vectors"):
             self._array: np.memmap[Any, Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
-            found = self._array.dtype, self._array.shape
-            if found != (np.dtype("<f2"), shape) or not self._array.flags.c_contiguous:
-                raise ValueError(f"{found[0]} of shape {found[1]}, not float16 of shape {shape}")
+            dtype = self._array.dtype
+            has_form = dtype == np.dtype("<f2") and self._array.shape == shape
+            if not has_form or not self._array.flags.c_contiguous:
+                raise ValueError(
+                    f"{dtype} of shape {self._array.shape}, not float16 of shape {shape}"
+                )
 
     @classmethod
     def create(cls, path: Path, shape: tuple[int, int]) -> None:
@@ -63,9 +68,14 @@ class VectorFile:
 
     def find_missing(self) -> NDArray[np.int64]:
         """Return the rows without a vector, ascending."""
-        lengths = [np.linalg.norm(block, axis=1) for _, block in self._read_blocks()]
-        # Also those with NaN.
-        return np.flatnonzero(~(np.abs(np.concatenate([*lengths, np.empty(0)]) - 1) <= _ROUNDING))
+        # A file without rows has no blocks.
+        lengths = np.zeros(len(self._array))
+        for start, block in self._read_blocks():
+            lengths[start : start + len(block)] = np.linalg.norm(block, axis=1)
+
+        has_vector = np.abs(lengths - 1) <= _ROUNDING
+        # NaN compares as False, so that such a row has no vector either.
+        return np.flatnonzero(~has_vector)
 
     def score(self, queries: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
         """Yield the scores of all rows for each query, of shape (rows,): (1 + cosine)/2, from 0 to 1.
@@ -76,20 +86,30 @@ class VectorFile:
         Args:
             queries: Vectors of any length other than 0, of shape (queries, dimensions).
         """
-        units = scale_to_unit(queries)
-        group = max(_SCORE_BYTES // (4 * max(len(self._array), 1)), 1)
-        for first in range(0, len(units), group):
-            columns = np.ascontiguousarray(units[first : first + group].T)
-            scores = np.empty((columns.shape[1], len(self._array)), dtype=np.float32)
-            for start, block in self._read_blocks():
-                scores[:, start : start + len(block)] = (block @ columns).T
-            # In place, since the scores take most of the memory.
-            np.clip(np.divide(np.add(scores, 1, out=scores), 2, out=scores), 0, 1, out=scores)
-            yield from scores
+        unit_queries = scale_to_unit(queries)
+        bytes_per_query = _FLOAT32_BYTES * max(len(self._array), 1)
+        group_size = max(_SCORE_BYTES // bytes_per_query, 1)
+        for first in range(0, len(unit_queries), group_size):
+            group = unit_queries[first : first + group_size]
+            yield from self._score_group(group)
+
+    def _score_group(self, unit_queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the scores of all rows, of shape (queries, rows), for queries of length 1."""
+        columns = np.ascontiguousarray(unit_queries.T)
+        scores = np.empty((len(unit_queries), len(self._array)), dtype=np.float32)
+        for start, block in self._read_blocks():
+            scores[:, start : start + len(block)] = (block @ columns).T
+
+        # In place, since the scores take most of the memory.
+        np.add(scores, 1, out=scores)
+        np.divide(scores, 2, out=scores)
+        np.clip(scores, 0, 1, out=scores)
+        return scores
 
     def _read_blocks(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield blocks of rows as float32, with their first rows."""
-        size = max(_BLOCK_BYTES // (4 * self._array.shape[1]), 1)
+        bytes_per_row = _FLOAT32_BYTES * self._array.shape[1]
+        size = max(_BLOCK_BYTES // bytes_per_row, 1)
         for start in range(0, len(self._array), size):
             yield start, self._array[start : start + size].astype(np.float32)
 
@@ -101,7 +121,8 @@ def scale_to_unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 FORMAT = 1
-_MANIFEST, _VECTORS = "manifest.json", "vectors.npy"
+_MANIFEST = "manifest.json"
+_VECTORS = "vectors.npy"
 
 
 class DenseSettings(TemplateConfig):
@@ -189,7 +210,8 @@ class DenseIndex:
         Raises:
             DataError: It is damaged, or of another corpus.
         """
-        self._table, self._settings = table, settings
+        self._table = table
+        self._settings = settings
         source = {
             "model": info.model,
             "revision": info.revision,
@@ -199,23 +221,33 @@ class DenseIndex:
             "template": settings.render_document("{document}"),
             "requested": settings.dimensions,
         }
-        self.folder = table.folder / f"dense-{hash_content('dense index', **source)[:8]}"
+        source_hash = hash_content("dense index", **source)[:8]
+        self.folder = table.folder / f"dense-{source_hash}"
         self._source = {
             **source,
             "format": FORMAT,
             "corpus_sha256": table.manifest.sha256,
             "documents": len(table),
         }
-        self._manifest: DenseManifest | None = None
-        if (self.folder / _MANIFEST).exists():
-            self._manifest = read_record(
-                self.folder / _MANIFEST, DenseManifest, "an index manifest"
+        self._manifest = self._read_manifest()
+
+    def _read_manifest(self) -> DenseManifest | None:
+        """Read the manifest; None if no document was embedded yet.
+
+        Raises:
+            DataError: It is damaged, or of another corpus.
+        """
+        path = self.folder / _MANIFEST
+        if not path.exists():
+            return None
+
+        manifest = read_record(path, DenseManifest, "an index manifest")
+        if manifest.model_dump(include=set(self._source)) != self._source:
+            raise DataError(
+                f"{self.folder}: vectors of another corpus, or of another version of this program; delete the "
+                "folder and index again"
             )
-            if self._manifest.model_dump(include=set(self._source)) != self._source:
-                raise DataError(
-                    f"{self.folder}: vectors of another corpus, or of another version of this program; delete the "
-                    "folder and index again"
-                )
+        return manifest
 
     @property
     def dimensions(self) -> int | None:
@@ -229,11 +261,9 @@ class DenseIndex:
         """
         if self._manifest is None:
             return np.arange(len(self._table))
-        return (
-            np.empty(0, dtype=np.int64)
-            if self._manifest.is_complete
-            else self._open().find_missing()
-        )
+        if self._manifest.is_complete:
+            return np.empty(0, dtype=np.int64)
+        return self._open(self._manifest).find_missing()
 
     async def embed_missing(self, client: PoolingClient, done: Callable[[], None]) -> None:
         """Embed the documents without a vector, at least one; each vector is stored as it arrives.
@@ -244,30 +274,38 @@ class DenseIndex:
             EngineError: The server failed; vectors so far are stored.
             PromptError: The template leaves no room for a document.
         """
-        first, *others = split_rows(self.find_missing(), client.batch)
+        first_rows, *other_rows = split_rows(self.find_missing(), client.batch)
         # The length of the vectors is known with the first ones.
-        vectors = await self.embed(client, first)
-        if self._manifest is None:
-            self.folder.mkdir(exist_ok=True)
-            VectorFile.create(self.folder / _VECTORS, (len(self._table), vectors.shape[1]))
-            self._write_manifest(
-                DenseManifest(**self._source, dimensions=vectors.shape[1], is_complete=False)
-            )
-        file = self._open("r+")
+        first_vectors = await self.embed(client, first_rows)
+        manifest = self._manifest or self._create(dimensions=first_vectors.shape[1])
+        file = self._open(manifest, "r+")
 
-        async def embed(rows: range) -> None:
-            file.store(rows, vectors if rows is first else await self.embed(client, rows))
+        def store(rows: range, vectors: NDArray[np.float32]) -> None:
+            file.store(rows, vectors)
             for _ in rows:
                 done()
 
-        await map_in_order(embed, [first, *others], client.concurrency)
+        async def embed_and_store(rows: range) -> None:
+            store(rows, await self.embed(client, rows))
+
+        store(first_rows, first_vectors)
+        await map_in_order(embed_and_store, other_rows, client.concurrency)
+
         # Another process may have begun the file anew.
-        if len(missing := file.find_missing()):
+        missing = file.find_missing()
+        if len(missing) > 0:
             raise DataError(
                 f"{self.folder}: {len(missing)} documents still have no vector; run the same command again"
             )
-        assert self._manifest is not None
-        self._write_manifest(self._manifest.model_copy(update={"is_complete": True}))
+        self._write_manifest(manifest.model_copy(update={"is_complete": True}))
+
+    def _create(self, dimensions: int) -> DenseManifest:
+        """Write an index without vectors, and return its manifest."""
+        self.folder.mkdir(exist_ok=True)
+        VectorFile.create(self.folder / _VECTORS, (len(self._table), dimensions))
+        manifest = DenseManifest(**self._source, dimensions=dimensions, is_complete=False)
+        self._write_manifest(manifest)
+        return manifest
 
     def retrieve(
         self, topics: list[Topic], queries: NDArray[np.float32], depth: int
@@ -276,27 +314,33 @@ class DenseIndex:
 
         `queries` has the vectors of the queries, of shape (topics, dimensions).
         """
-        for topic, scores in zip(topics, self._open().score(queries), strict=True):
+        assert self._manifest is not None, "documents are embedded before they are retrieved"
+        vectors = self._open(self._manifest)
+        for topic, scores in zip(topics, vectors.score(queries), strict=True):
             yield select_candidates(topic, scores, self._table.get_ids, depth)
 
     async def embed(self, client: PoolingClient, rows: range) -> NDArray[np.float32]:
         """Return the vectors of rows, of shape (rows, dimensions), without storing them.
 
-        Raise as `embed_missing`.
+        Raises:
+            EngineError: The server failed.
+            PromptError: The template leaves no room for a document.
         """
-        ids, texts = self._table.get_ids(list(rows)), self._table.read_texts(rows.start, rows.stop)
         render = self._settings.render_document
-        fitted = [
-            await client.fit(render, sanitize(text), document_id=each)
-            for each, text in zip(ids, texts, strict=True)
-        ]
-        return read_vectors(await client.embed_batch(list(map(render, fitted))))
+        ids = self._table.get_ids(list(rows))
+        texts = self._table.read_texts(rows.start, rows.stop)
 
-    def _open(self, mode: Literal["r", "r+"] = "r") -> VectorFile:
-        assert self._manifest is not None
-        return VectorFile(
-            self.folder / _VECTORS, (len(self._table), self._manifest.dimensions), mode
-        )
+        inputs: list[str] = []
+        for document_id, text in zip(ids, texts, strict=True):
+            fitted = await client.fit(render, sanitize(text), document_id=document_id)
+            inputs.append(render(fitted))
+
+        contents = await client.embed_batch(inputs)
+        return read_vectors(contents)
+
+    def _open(self, manifest: DenseManifest, mode: Literal["r", "r+"] = "r") -> VectorFile:
+        shape = (len(self._table), manifest.dimensions)
+        return VectorFile(self.folder / _VECTORS, shape, mode)
 
     def _write_manifest(self, manifest: DenseManifest) -> None:
         write_records(self.folder / _MANIFEST, [manifest])
@@ -323,12 +367,16 @@ def read_vectors(contents: list[bytes]) -> NDArray[np.float32]:
 
 def split_rows(rows: NDArray[np.int64], size: int) -> list[range]:
     """Return ascending rows as ranges of at most `size` consecutive rows."""
-    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
-    return [
-        range(start, min(start + size, int(run[-1]) + 1))
-        for run in runs
-        for start in range(int(run[0]), int(run[-1]) + 1, size)
-    ]
+    if len(rows) == 0:
+        return []
+
+    gaps = np.flatnonzero(np.diff(rows) != 1) + 1
+    parts: list[range] = []
+    for consecutive in np.split(rows, gaps):
+        end = int(consecutive[-1]) + 1
+        for start in range(int(consecutive[0]), end, size):
+            parts.append(range(start, min(start + size, end)))
+    return parts
 
 
 register(

@@ -83,38 +83,56 @@ async def estimate_cost(
     """
     result = DryRun()
     directory = RunDirectory(folder or Path())
+    # Keys of the requests of earlier stages, which a run would find in the cache.
+    answered: set[str] = set()
     output: Candidates | Judgments | Ranking | None = None
     with RunContext(config, progress) as context:
         if stages[0] == "retrieve":
             context.check_sources()
             if folder is not None:
-                check_settings(
-                    directory,
-                    context,
-                    "run" if len(stages) > 1 else "retrieve",
-                    overwrite=overwrite,
-                )
+                command = "run" if len(stages) > 1 else "retrieve"
+                check_settings(directory, context, command, overwrite=overwrite)
+
         context.progress = ForwardedProgress(progress, "dry run")
-        answered: set[str] = set()
         for stage in stages:
+            earlier = None if isinstance(output, Ranking) else output
             engine = DryRunEngine(task=context.task.name, answered=answered)
             async with open_dry_client(config, engine) as model:
                 context.model = model
                 context.open_pooling = partial(_open_pooling, model)
-                earlier = None if isinstance(output, Ranking) else output
                 output = await compute_stage(stage, context, directory, earlier)
-                result.context = find_context(config, model)
-            if config.expansion.use:
-                result.has_unknown_queries |= (
-                    context.load_prompts("queries")["queries"].name in engine.usage
-                )
-            result.known[stage] = model.counts.cache_hits + engine.repeated
-            result.failed[stage] = model.counts.known_failures
-            for prompt, usage in engine.usage.items():
-                result.costs.append(Cost(stage, prompt, usage))
+            _add_stage(result, stage, context, model, engine)
             if isinstance(output, Ranking):
                 result.max_requests = _list_max_requests(context, output, engine.usage)
     return result
+
+
+def _add_stage(
+    result: DryRun,
+    stage: StageName,
+    context: RunContext,
+    model: ModelClient,
+    engine: DryRunEngine,
+) -> None:
+    """Add the requests of a stage to the result.
+
+    Args:
+        result: Estimate to complete.
+        stage: Stage that was computed.
+        context: Context of the run.
+        model: Client of the stage, which counts what was cached.
+        engine: Engine of the stage, which recorded the other requests.
+    """
+    result.context = find_context(context.config, model)
+    result.known[stage] = model.counts.cache_hits + engine.repeated
+    result.failed[stage] = model.counts.known_failures
+    for prompt, usage in engine.usage.items():
+        result.costs.append(Cost(stage, prompt, usage))
+
+    if context.config.expansion.use:
+        queries_prompt = context.load_prompts("queries")["queries"]
+        if queries_prompt.name in engine.usage:
+            result.has_unknown_queries = True
 
 
 def open_dry_client(
@@ -126,8 +144,10 @@ def open_dry_client(
 
 def find_context(config: Config, model: ModelClient) -> int | None:
     """Return the context of a model in tokens; None if neither settings nor cache know it."""
-    is_known = config.engine.context is not None or model.engine_info.engine
-    return model.engine_info.context if is_known else None
+    is_engine_known = model.engine_info.engine != ""
+    if config.engine.context is None and not is_engine_known:
+        return None
+    return model.engine_info.context
 
 
 def _list_max_requests(
@@ -192,7 +212,7 @@ async def _open_pooling(
     dimensions: int | None = None,
 ) -> AsyncIterator[PoolingClient]:
     """Open a pooling model that sends nothing, and whose requests the engine of `model` records."""
-    assert isinstance(model.engine, DryRunEngine)
+    assert isinstance(model.engine, DryRunEngine), "only dry runs open it"
     yield PoolingClient(
         engine_info=assume_engine_info(asked, model.cache, purpose),
         engine=model.engine,

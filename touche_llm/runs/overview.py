@@ -196,18 +196,31 @@ def _is_starting(directory: RunDirectory) -> bool:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Find the folders of runs in a folder and below, but not within runs, recorded ones, hidden folders and links."""
+    """Find the folders of runs in a folder and below, sorted.
+
+    Folders within runs, recorded runs, hidden folders and links are not searched.
+
+    Raises:
+        DataError: There is no such folder.
+    """
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
-    found = []
-    for name, below, files in os.walk(root):
+
+    runs: list[Path] = []
+    for name, subfolders, files in os.walk(root):
         folder = Path(name)
+        is_recorded = RECORDED in files
         is_run = not _MARKS.isdisjoint(files)
-        if is_run and RECORDED not in files:
-            found.append(folder)
-        is_end = is_run or RECORDED in files or len(folder.relative_to(root).parts) >= MAX_DEPTH
-        below[:] = [] if is_end else [name for name in below if not name.startswith(".")]
-    return sorted(found)
+        if is_run and not is_recorded:
+            runs.append(folder)
+
+        depth = len(folder.relative_to(root).parts)
+        if is_run or is_recorded or depth >= MAX_DEPTH:
+            # `os.walk` visits the folders that remain in this list.
+            subfolders.clear()
+        else:
+            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+    return sorted(runs)
 
 
 class QrelsFile(Model, extra="ignore"):
@@ -257,25 +270,35 @@ def record_evaluation(
     directory: RunDirectory, task: Task, qrels: Mapping[str, Path], evaluation: Evaluation
 ) -> None:
     """Write the evaluation of a folder's run by these qrels files, in place of an earlier one."""
-    measures = {
-        str(row["measure"]): {
-            name: None if isnan(row[name]) else round(float(row[name]), 6)
-            for name in ("value", "judged")
+    measures: dict[str, dict[str, float | None]] = {}
+    for row in evaluation.summary().to_dict(orient="records"):
+        measures[str(row["measure"])] = {
+            "value": _round_or_none(row["value"]),
+            "judged": _round_or_none(row["judged"]),
         }
-        for row in evaluation.summary().to_dict(orient="records")
-    }
+
+    qrels_files: dict[str, dict[str, str]] = {}
+    coverage: dict[str, dict[str, Any]] = {}
+    for aspect, path in qrels.items():
+        qrels_files[aspect] = {"file": str(path.absolute()), "sha256": sha256(path)}
+        coverage[aspect] = asdict(evaluation.coverage(aspect))
+
     content = {
         "task": task.name,
         "run": sha256(directory.run_file),
-        "qrels": {
-            aspect: {"file": str(path.absolute()), "sha256": sha256(path)}
-            for aspect, path in qrels.items()
-        },
-        "coverage": {aspect: asdict(evaluation.coverage(aspect)) for aspect in qrels},
+        "qrels": qrels_files,
+        "coverage": coverage,
         "measures": measures,
     }
     with open_atomic(directory.evaluation_file) as stream:
         stream.write(to_yaml(content))
+
+
+def _round_or_none(value: float) -> float | None:
+    """Return a value with six decimals; None for NaN."""
+    if isnan(value):
+        return None
+    return round(float(value), 6)
 
 
 def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
@@ -293,40 +316,58 @@ def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[st
     """Return the qrels that these runs were last evaluated with, by aspect.
 
     Empty if none was evaluated.
+
+    Raises:
+        UsageError: Two runs were evaluated with different qrels of an aspect.
+        DataError: A file is missing or changed, or an evaluation is damaged.
     """
-    known: dict[str, QrelsFile] = {}
-    recorded: list[RecordedEvaluation] = []
+    qrels_by_aspect: dict[str, QrelsFile] = {}
+    for evaluation in _read_own_evaluations(directories):
+        if evaluation.task != task.name:
+            continue
+        for aspect, qrels in evaluation.qrels.items():
+            first = qrels_by_aspect.setdefault(aspect, qrels)
+            if first.sha256 != qrels.sha256:
+                raise UsageError(
+                    f"the runs were evaluated with different qrels of {aspect}; name a file with --{aspect}"
+                )
+
+    for aspect, qrels in qrels_by_aspect.items():
+        if not qrels.file.is_file() or sha256(qrels.file) != qrels.sha256:
+            raise DataError(
+                f"{qrels.file}: missing or changed since a run was evaluated with it; name the file with --{aspect}"
+            )
+    return {aspect: qrels.file for aspect, qrels in qrels_by_aspect.items()}
+
+
+def _read_own_evaluations(directories: Iterable[RunDirectory]) -> list[RecordedEvaluation]:
+    """Read the evaluations of the runs that were written here."""
+    evaluations: list[RecordedEvaluation] = []
     for directory in directories:
         # The files that somebody else names are not read.
         if directory.config_file.exists() and directory.read_with_origins().unused is not None:
             continue
         evaluation = read_evaluation(directory)
         if evaluation is not None:
-            recorded.append(evaluation)
-
-    for aspect, qrels in (
-        item for each in recorded if each.task == task.name for item in each.qrels.items()
-    ):
-        if known.setdefault(aspect, qrels).sha256 != qrels.sha256:
-            raise UsageError(
-                f"the runs were evaluated with different qrels of {aspect}; name a file with --{aspect}"
-            )
-    for aspect, qrels in known.items():
-        if not qrels.file.is_file() or sha256(qrels.file) != qrels.sha256:
-            raise DataError(
-                f"{qrels.file}: missing or changed since a run was evaluated with it; name the file with --{aspect}"
-            )
-    return {aspect: qrels.file for aspect, qrels in known.items()}
+            evaluations.append(evaluation)
+    return evaluations
 
 
 def find_run_directory(path: Path) -> RunDirectory | None:
     """Return the folder of a run of this program, given as the folder or as its run file.
 
     None for other run files.
+
+    Raises:
+        DataError: The run is not finished.
     """
     directory = RunDirectory(path if path.is_dir() else path.parent)
-    if path != directory.path and (path.name != RUN or not directory.config_file.exists()):
+    is_file = path != directory.path
+    if is_file and path.name != RUN:
         return None
+    if is_file and not directory.config_file.exists():
+        return None
+
     directory.check_finished("rank")
     if not directory.run_file.exists():
         finished = ", ".join(directory.read_metadata().stages.finished) or "none"
@@ -342,7 +383,9 @@ def find_run_file(path: Path) -> Path:
 
     See `find_run_directory` for errors.
     """
-    directory = find_run_directory(path) if path.is_dir() else None
+    if not path.is_dir():
+        return path
+    directory = find_run_directory(path)
     return path if directory is None else directory.run_file
 
 
@@ -361,23 +404,39 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
             or a stance is not one of the labels; for a folder also as `find_run_directory`.
     """
     directory = find_run_directory(Path(path))
-    return reading.read_run(path, labels) if directory is None else directory.read_run(labels)
+    if directory is None:
+        return reading.read_run(path, labels)
+    return directory.read_run(labels)
 
 
 def find_task(name: str | None, runs: Collection[Path], dataset: str | None = None) -> Task:
-    """Return the task of this name, or without a name the task of the first run that is a folder of this program."""
+    """Return the task of runs.
+
+    Args:
+        name: Name of the task; None for that of the first run that is a folder of this program.
+        runs: Run files and folders of runs.
+        dataset: Dataset whose task is used if no run says of which task it is.
+
+    Raises:
+        DataError: A file is no run file, or a run is missing or not finished.
+        UsageError: No run says of which task it is, or there is no such task.
+    """
     for path in runs:
         if path.is_file():
             require_kind(path, "run", "rerank")
+
     if name is not None:
         return get_task(name)
+
     for path in runs:
         if not path.exists():
             raise DataError(
                 f"{path}: no such file or folder; give a run file or the folder of a run"
             )
-        if (directory := find_run_directory(path)) is not None:
+        directory = find_run_directory(path)
+        if directory is not None:
             return directory.read_task()
+
     if dataset is not None:
         return get_task(find_dataset_task(dataset))
     raise UsageError(
@@ -392,12 +451,7 @@ def read_results(directory: RunDirectory, task: Task) -> Iterator[dict[str, Any]
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             for row in csv.DictReader(stream, delimiter="\t", strict=True):
-                numbers = {
-                    name: float(row[name]) if row[name] else None
-                    for name in names
-                    if name not in _TEXT_COLUMNS
-                }
-                yield {name: row[name] for name in names} | numbers | {"rank": int(row["rank"])}
+                yield {name: _parse_result(name, row[name]) for name in names}
     except FileNotFoundError as error:
         raise DataError(
             f"{path}: no such file; run `touche-llm rank` for this folder first"
@@ -408,6 +462,15 @@ def read_results(directory: RunDirectory, task: Task) -> Iterator[dict[str, Any]
         ) from error
 
 
+def _parse_result(column: str, text: str) -> str | int | float | None:
+    """Return the value of a column of `results.tsv`; None for an unknown number."""
+    if column in _TEXT_COLUMNS:
+        return text
+    if column == "rank":
+        return int(text)
+    return float(text) if text else None
+
+
 def read_texts(config: Config, task: Task, document_ids: Iterable[str]) -> dict[str, str]:
     """Return the beginning of documents by id, from the local index of a run.
 
@@ -415,12 +478,14 @@ def read_texts(config: Config, task: Task, document_ids: Iterable[str]) -> dict[
     """
     if config.index is None or not (config.index / "manifest.json").is_file():
         return {}
-    wanted = list(dict.fromkeys(document_ids))
+
+    unique_ids = list(dict.fromkeys(document_ids))
+    texts: dict[str, str] = {}
     with DocumentStore(config.index) as store:
         source = get_kind(task).open_space(store, config.search_settings).documents
-        unknown = set(source.find_unknown(wanted))
-        return {
-            name: " ".join(source.get(name).text.split())[:_TEXT_CHARS]
-            for name in wanted
-            if name not in unknown
-        }
+        unknown_ids = set(source.find_unknown(unique_ids))
+        for document_id in unique_ids:
+            if document_id not in unknown_ids:
+                text = " ".join(source.get(document_id).text.split())
+                texts[document_id] = text[:_TEXT_CHARS]
+    return texts
