@@ -166,6 +166,27 @@ def test_a_signal_during_the_imports_ends_the_program(tmp_path: Path) -> None:
     assert (process.returncode, errors) == (130, "interrupted\n")
 
 
+# Sends itself Ctrl-C when the program imports what handles signals.
+INTERRUPTED_EARLY = """
+import signal, sys
+
+class Interrupter:
+    def find_spec(self, name, path, target=None):
+        if name == "touche_llm.interrupts":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter())
+from touche_llm.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_before_signals_are_handled_ends_the_program() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_EARLY, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
+
+
 def catches_sigterm(number: int) -> bool:
     """Whether a process has a handler of SIGTERM."""
     status = Path(f"/proc/{number}/status").read_text()

@@ -1,11 +1,18 @@
 """The program: `touche-llm`, or `python -m touche_llm`."""
 
-from touche_llm.interrupts import end_if_interrupted, handle_signals
+import sys
 
 
 def main() -> None:
     """Run the command line, which an interrupt ends from its first imports on."""
-    handle_signals()
+    try:
+        from touche_llm.interrupts import end_if_interrupted, handle_signals
+
+        handle_signals()
+    except KeyboardInterrupt:  # by Python's own handler, in the milliseconds before
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
     from touche_llm import cli  # slow to load
 
     try:
