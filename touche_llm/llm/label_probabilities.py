@@ -95,13 +95,10 @@ def read_label(
     labels: Sequence[Label],
     answered: Label,
 ) -> Reading:
-    """Return the probabilities of the labels of a field, renormalised over the labels.
+    """Return the probabilities of the labels of a field, from the tokens of its value.
 
-    At the token with which the value begins, the probability of each alternative goes to the label
-    that the value can become with it. If there are several such labels (`NO` and `NEUTRAL` for
-    `N`), the alternative is followed if it is the token of the answer, otherwise split evenly; if
-    all labels are possible (white space, a quotation mark), it is ignored. `off_label_mass` is the
-    probability of the alternatives that lead to no label and of those not sent.
+    They are renormalised over the labels; `off_label_mass` is the probability of the alternatives
+    that lead to no label, and of those that the engine did not send.
 
     No label may begin another one as it is written (1 and 10), since it ends without a token of its
     own; scales and forms of answers with such labels are refused.
@@ -115,33 +112,26 @@ def read_label(
     Returns:
         Reading of the field; without probabilities if the engine sent none that match the text.
     """
-    without_probabilities = Reading(answered=answered)
     value = _find_value(answer, field)
     if value is None:
-        return without_probabilities
+        return Reading(answered=answered)
 
     spellings = tuple(value.lead + answer.layout.spell_value(label) for label in labels)
     search = _LabelSearch(spellings, answer.layout.ends)
-    for token in value.tokens:
-        if not token.top:
-            return without_probabilities
-        search.read_token(token)
-        if search.is_decided:
-            break
-
-    if not search.is_decided and not search.decide_by_end():
-        return without_probabilities
-    total = math.fsum(search.masses.values())
-    if total <= 0.0:
-        return without_probabilities
+    if not search.read_value(value.tokens):
+        return Reading(answered=answered)
+    label_mass = math.fsum(search.masses.values())
+    if label_mass <= 0.0:
+        return Reading(answered=answered)
 
     probabilities: dict[str, float] = {}
     for label, spelling in zip(labels, spellings, strict=True):
-        probabilities[str(label)] = round_nine_digits(search.masses[spelling] / total)
+        probabilities[str(label)] = round_nine_digits(search.masses[spelling] / label_mass)
+    off_label_mass = max(0.0, 1.0 - label_mass - search.ignored)
     return Reading(
         answered=answered,
         probabilities=probabilities,
-        off_label_mass=round_nine_digits(max(0.0, 1.0 - total - search.ignored)),
+        off_label_mass=round_nine_digits(off_label_mass),
         shared=round_nine_digits(search.shared),
     )
 
@@ -161,7 +151,10 @@ class _ValueTokens:
 
 
 def _find_value(answer: TokenizedAnswer, field: str) -> _ValueTokens | None:
-    """Return the tokens of a field's value; None if the answer has no value or no token of it."""
+    """Return the tokens of a field's value; None if the answer does not have them all.
+
+    The first token can begin before the value: of the token `:"P`, the lead is `:`.
+    """
     span = answer.layout.find_values(answer.text).get(field)
     if span is None:
         return None
@@ -170,24 +163,29 @@ def _find_value(answer: TokenizedAnswer, field: str) -> _ValueTokens | None:
         return None
 
     value_start, _ = span
-    first_start = tokens[0].at
-    if first_start > value_start:
+    tokens_start = tokens[0].at
+    if tokens_start > value_start:
         return None
     content = answer.text.encode("utf-8", errors="replace")
-    lead = content[first_start:value_start].decode("utf-8", errors="replace")
+    lead = content[tokens_start:value_start].decode("utf-8", errors="replace")
     return _ValueTokens(tokens, squeeze(lead))
 
 
 class _LabelSearch:
     """Search for the label that a value becomes, token by token.
 
+    The probability of each alternative of a token goes to the label that the value can become with
+    it: with the labels PRO, NO and NEUTRAL, that of `"P` to PRO. `"N` can become two of them. If it
+    is the token of the answer, the next token decides; otherwise its probability is split evenly.
+    An alternative that can become any label, such as a quotation mark, is ignored.
+
     White space is not compared: tokens of one text can differ in it.
 
     Attributes:
         masses: Probability of each label, by how it is written.
-        shared: Probability of the tokens that begin several labels and were not followed.
-        ignored: Probability of the tokens that begin all labels and were not followed, which no
-            label gets.
+        shared: Probability of the alternatives that can become several labels, but are not the
+            token of the answer.
+        ignored: The part of it that can become any label, which no label gets.
         is_decided: Whether the value can become no other label than one, or none.
     """
 
@@ -215,15 +213,25 @@ class _LabelSearch:
         self.is_decided = False
         self._spellings = spellings
         self._ends = ends
-        # Tokens read so far, and the probability of reading them.
+        # Text of the tokens read so far, and its probability.
         self._prefix = ""
         self._prefix_probability = 1.0
 
-    def read_token(self, token: Token) -> None:
-        """Give the probability of each alternative to the labels that it can become.
+    def read_value(self, tokens: Iterable[Token]) -> bool:
+        """Read tokens of a value until they decide its label; return whether they do."""
+        for token in tokens:
+            if not token.top:
+                return False
+            self._read_token(token)
+            if self.is_decided:
+                return True
+        return self._decide_by_end()
 
-        While the token itself leaves several labels possible, its probability is kept for the next
-        token.
+    def _read_token(self, token: Token) -> None:
+        """Give the probability of each alternative to the labels that the value can become with it.
+
+        If the value can still become several labels with the token of the answer itself, the next
+        token shares out the probability of this one.
         """
         prefix = self._prefix + squeeze(token.token)
         candidates = self._find_candidates(prefix)
@@ -231,18 +239,19 @@ class _LabelSearch:
 
         # Several tokens can have the same text (a byte and a character, with and without white
         # space): hence a sum.
-        prefix_probability = 0.0
+        followed_probability = 0.0
         for text, logprob in _list_alternatives(token):
             probability = self._prefix_probability * math.exp(logprob)
-            if text == token.token and not self.is_decided:
-                prefix_probability += probability
+            is_followed = text == token.token and not self.is_decided
+            if is_followed:
+                followed_probability += probability
             else:
-                self._add(self._prefix + squeeze(text), probability)
+                self._share_out(self._prefix + squeeze(text), probability)
 
         self._prefix = prefix
-        self._prefix_probability = prefix_probability
+        self._prefix_probability = followed_probability
 
-    def decide_by_end(self) -> bool:
+    def _decide_by_end(self) -> bool:
         """Give the probability of all tokens to the label that they spell; return whether there is one.
 
         The last token may go on after the value, as `"}` does.
@@ -254,9 +263,9 @@ class _LabelSearch:
                 return True
         return False
 
-    def _add(self, prefix: str, probability: float) -> None:
-        """Give the probability of a text to the labels that it can become."""
-        candidates = self._find_candidates(prefix)
+    def _share_out(self, beginning: str, probability: float) -> None:
+        """Share out the probability of a value's beginning to the labels that it can become."""
+        candidates = self._find_candidates(beginning)
         if not candidates:
             return
         if self._is_single(candidates):
@@ -264,7 +273,8 @@ class _LabelSearch:
             return
 
         self.shared += probability
-        if len(candidates) == len(self._spellings):
+        can_be_any = len(candidates) == len(self._spellings)
+        if can_be_any:
             self.ignored += probability
             return
         for spelling in candidates:
@@ -272,7 +282,7 @@ class _LabelSearch:
 
     def _is_single(self, candidates: Sequence[str]) -> bool:
         """Return whether only one of several labels is left."""
-        return len(candidates) == 1 < len(self._spellings)
+        return len(candidates) == 1 and len(self._spellings) > 1
 
     def _find_candidates(self, prefix: str) -> tuple[str, ...]:
         """Return the labels, as they are written, that a text can be or become."""
@@ -303,8 +313,8 @@ def read_fields(
 ) -> dict[str, Reading]:
     """Return the reading of each field that has labels.
 
-    An answer is read in one way only, so that expectations are not mixed with plain labels: if one
-    field has no probabilities, none has.
+    If one field has no probabilities, none has: expectations of one field would not be comparable
+    with plain labels of another.
 
     Args:
         answer: Answer with the tokens of its labels.
@@ -312,12 +322,12 @@ def read_fields(
         answered: Label in the text, by field.
     """
     readings: dict[str, Reading] = {}
-    for field_name, allowed in labels.items():
-        readings[field_name] = read_label(answer, field_name, allowed, answered[field_name])
+    for field, field_labels in labels.items():
+        readings[field] = read_label(answer, field, field_labels, answered[field])
 
     if have_probabilities(readings.values()):
         return readings
-    return {name: Reading(answered=reading.answered) for name, reading in readings.items()}
+    return {field: Reading(answered=answered[field]) for field in labels}
 
 
 def have_probabilities(readings: Iterable[Reading]) -> bool:
