@@ -255,7 +255,7 @@ def _align_tokens(tokens: Sequence[_Token], text: str, layout: Layout) -> list[T
         Tokens in order; none if they do not spell the text.
 
     Raises:
-        Malformed: The alternatives of a token of a value are none.
+        Malformed: The alternatives of a token of a value are malformed.
     """
     content = text.encode("utf-8", "replace")
     spans = layout.find_values(text).values()
@@ -269,7 +269,7 @@ def _align_tokens(tokens: Sequence[_Token], text: str, layout: Layout) -> list[T
 def _locate_tokens(tokens: Sequence[_Token], content: bytes) -> list[tuple[_Token, int]]:
     """Return the tokens of an answer, each with the offset of its first byte.
 
-    White space is not compared, since some servers leave it out of tokens. Tokens before the answer
+    White space is not compared, since the texts of some tokens lack it. Tokens before the answer
     (reasoning), after it (the end token) and of white space alone are left out.
 
     Args:
@@ -301,7 +301,7 @@ def _make_token(token: _Token, offset: int) -> Token:
     """Return a token of a reply as it is stored, with the offset of its first byte in the answer.
 
     Raises:
-        Malformed: Its alternatives are none.
+        Malformed: Its alternatives are malformed.
     """
     top: list[tuple[str, float]] = []
     for text, logprob in token.alternatives:
