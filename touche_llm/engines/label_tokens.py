@@ -11,6 +11,9 @@ from touche_llm.llm.answer import Token
 def make_label_token(text: str, span: tuple[int, int], shares: Mapping[str, float]) -> Token:
     """Return a value in the text of an answer as one token, with all labels as alternatives.
 
+    The character after the value is part of the token, and of each alternative: with it, no label
+    is the beginning of another one.
+
     Args:
         text: Text of the answer.
         span: First byte of the value in the text, and the byte after its last one.
@@ -19,12 +22,14 @@ def make_label_token(text: str, span: tuple[int, int], shares: Mapping[str, floa
     start, end = span
     content = text.encode("utf-8", errors="replace")
     value = content[start:end].decode("utf-8", errors="replace")
+    next_character = content[end : end + 1].decode("utf-8", errors="replace")
 
-    # With the character after the value, no label is the beginning of another.
-    following = content[end : end + 1].decode("utf-8", errors="replace")
+    alternatives: list[tuple[str, float]] = []
+    for label, share in shares.items():
+        alternatives.append((label + next_character, math.log(share)))
     return Token(
         at=start,
-        token=value + following,
+        token=value + next_character,
         logprob=math.log(shares[value]),
-        top=[(label + following, math.log(share)) for label, share in shares.items()],
+        top=alternatives,
     )
