@@ -116,18 +116,16 @@ def read_label(
     if value is None:
         return Reading(answered=answered)
 
-    spellings = tuple(value.lead + answer.layout.spell_value(label) for label in labels)
-    search = _LabelSearch(spellings, answer.layout.ends)
-    if not search.read_value(value.tokens):
-        return Reading(answered=answered)
-    label_mass = math.fsum(search.masses.values())
-    if label_mass <= 0.0:
+    spellings = {str(label): value.lead + answer.layout.spell_value(label) for label in labels}
+    search = _LabelSearch(tuple(spellings.values()), answer.layout.ends)
+    search.read_value(value.tokens)
+    if search.label_mass <= 0.0:
         return Reading(answered=answered)
 
     probabilities: dict[str, float] = {}
-    for label, spelling in zip(labels, spellings, strict=True):
-        probabilities[str(label)] = round_nine_digits(search.masses[spelling] / label_mass)
-    off_label_mass = max(0.0, 1.0 - label_mass - search.ignored)
+    for label, spelling in spellings.items():
+        probabilities[label] = round_nine_digits(search.masses[spelling] / search.label_mass)
+    off_label_mass = max(0.0, 1.0 - search.label_mass - search.ignored)
     return Reading(
         answered=answered,
         probabilities=probabilities,
@@ -183,6 +181,7 @@ class _LabelSearch:
 
     Attributes:
         masses: Probability of each label, by how it is written.
+        label_mass: Probability of all labels; 0 if the tokens do not show it.
         shared: Probability of the alternatives that can become several labels, but are not the
             token of the answer.
         ignored: The part of it that can become any label, which no label gets.
@@ -196,6 +195,7 @@ class _LabelSearch:
         "_spellings",
         "ignored",
         "is_decided",
+        "label_mass",
         "masses",
         "shared",
     )
@@ -208,6 +208,7 @@ class _LabelSearch:
             ends: Characters that can follow a value.
         """
         self.masses = dict.fromkeys(spellings, 0.0)
+        self.label_mass = 0.0
         self.shared = 0.0
         self.ignored = 0.0
         self.is_decided = False
@@ -217,21 +218,23 @@ class _LabelSearch:
         self._prefix = ""
         self._prefix_probability = 1.0
 
-    def read_value(self, tokens: Iterable[Token]) -> bool:
-        """Read tokens of a value until they decide its label; return whether they do."""
+    def read_value(self, tokens: Iterable[Token]) -> None:
+        """Read tokens of a value until they decide its label, and sum up the masses if they do."""
         for token in tokens:
             if not token.top:
-                return False
+                return
             self._read_token(token)
             if self.is_decided:
-                return True
-        return self._decide_by_end()
+                break
+
+        if self.is_decided or self._decide_by_end():
+            self.label_mass = math.fsum(self.masses.values())
 
     def _read_token(self, token: Token) -> None:
         """Give the probability of each alternative to the labels that the value can become with it.
 
-        If the value can still become several labels with the token of the answer itself, the next
-        token shares out the probability of this one.
+        If the value can still become several labels with the token of the answer itself, the
+        probability of this token is kept for the alternatives of the next one.
         """
         prefix = self._prefix + squeeze(token.token)
         candidates = self._find_candidates(prefix)
@@ -239,17 +242,17 @@ class _LabelSearch:
 
         # Several tokens can have the same text (a byte and a character, with and without white
         # space): hence a sum.
-        followed_probability = 0.0
+        kept_probability = 0.0
         for text, logprob in _list_alternatives(token):
             probability = self._prefix_probability * math.exp(logprob)
-            is_followed = text == token.token and not self.is_decided
-            if is_followed:
-                followed_probability += probability
+            is_kept = text == token.token and not self.is_decided
+            if is_kept:
+                kept_probability += probability
             else:
                 self._share_out(self._prefix + squeeze(text), probability)
 
         self._prefix = prefix
-        self._prefix_probability = followed_probability
+        self._prefix_probability = kept_probability
 
     def _decide_by_end(self) -> bool:
         """Give the probability of all tokens to the label that they spell; return whether there is one.

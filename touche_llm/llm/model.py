@@ -248,15 +248,15 @@ class ModelClient(EngineClient):
 
         Samples are read from the cache as far as it has them, and otherwise sent.
         """
-        is_renewed = self._must_renew(request)
-        if is_renewed:
+        ignores_cache = self._must_ignore_cache(request)
+        if ignores_cache:
             self._forget(request)
 
         attempts: list[Attempt] = []
         for sample in self._iterate_samples(request):
             result: AnsweredRequest[AnswerT] | Attempt | None = None
-            # The cache of a dry run forgets nothing, so what is renewed is not read from it.
-            if not is_renewed:
+            # The cache of a dry run forgets nothing, so that what is forgotten must not be read.
+            if not ignores_cache:
                 result = self._find_stored(request, sample, model)
             if result is None:
                 if self.engine is None:
@@ -270,14 +270,16 @@ class ModelClient(EngineClient):
             if result.kind in _SERVER_KINDS:
                 break
 
+        # Nothing was sent, so all attempts are those of an earlier run.
         if request.key not in self._refreshed:
             self.counts.known_failures += 1
         return self._fail(request, attempts)
 
-    def _must_renew(self, request: Request) -> bool:
+    def _must_ignore_cache(self, request: Request) -> bool:
         """Return whether to send all samples of a request, whatever the cache has of it.
 
-        That is done at most once in a run.
+        So in a refresh, and in a retry of a request without a usable answer; in both at most once
+        in a run.
         """
         if request.key in self._refreshed:
             return False
@@ -305,11 +307,12 @@ class ModelClient(EngineClient):
         return True
 
     def _forget(self, request: Request) -> None:
-        """Remove the cache entries of all samples of a request that is renewed."""
-        kind: str | None = "unusable"
-        if self.cache.mode is CacheMode.REFRESH:
-            # All kinds: a replay would find an old first sample before the new second one.
-            kind = None
+        """Remove the cache entries of all samples of a request, in a retry only the unusable ones.
+
+        Otherwise a replay would find an old first sample before a new second one.
+        """
+        is_refresh = self.cache.mode is CacheMode.REFRESH
+        kind = None if is_refresh else "unusable"
         keys = [sample.key for sample in self._iterate_samples(request)]
         self.cache.forget(keys, kind=kind)
         self._refreshed.add(request.key)
