@@ -104,6 +104,7 @@ async def examine(subject: ServerUnderTest, occasion: Occasion = Occasion.START_
     except (Transient, Rejected) as error:
         has_replied = bool(results)
         failure = describe_failure(subject.server, error, is_known=has_replied)
+        # As `raise failure from error` would set it: the caller raises the failure.
         failure.__cause__ = error
         return Examination(results, failure)
     except EngineError as error:

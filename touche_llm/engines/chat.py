@@ -169,8 +169,8 @@ def _build_constraint(schema: Mapping[str, Any], parameter: ConstraintParameter)
     """Return the value of a constraint parameter that makes a server enforce a schema."""
     sent_schema = dict(schema)
     if sent_schema.get("items") is False:
-        # llama.cpp and LM Studio refuse it. Without it, `maxItems` closes the array, and the reader
-        # refuses more elements; the key keeps it.
+        # llama.cpp and LM Studio refuse it. It is not needed: `maxItems` closes the array, and an
+        # answer with more elements is refused.
         del sent_schema["items"]
 
     if parameter == "structured_outputs":
@@ -289,6 +289,7 @@ def _locate_tokens(tokens: Sequence[_Token], content: bytes) -> list[tuple[_Toke
     located: list[tuple[_Token, int]] = []
     token_start = 0
     for token, spelling in zip(tokens, spellings, strict=True):
+        # Number of compared bytes of the answer before the token.
         index = token_start - answer_start
         is_in_answer = 0 <= index < len(offsets)
         if spelling and is_in_answer:

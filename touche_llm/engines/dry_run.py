@@ -180,10 +180,9 @@ class SchemaAnswers:
             if "pattern" in schema:
                 labels[name] = [_make_text(name, len(documents))]
             elif len(documents) > 1:
-                # One label for each document, in their order.
-                best_document = self._choose_best(request.origin.topic_id, documents)
-                best_label = schema["enum"][documents.index(best_document)]
-                labels[name] = [best_label]
+                best = self._choose_best(request.origin.topic_id, documents)
+                # Each document has the label of its place.
+                labels[name] = [schema["enum"][documents.index(best)]]
             else:
                 labels[name] = schema["enum"]
         return labels

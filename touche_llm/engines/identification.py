@@ -249,14 +249,19 @@ def _check_context(
 
 
 def describe_failure(
-    server: HttpClient, error: Transient | Rejected, refused: str = "", *, is_known: bool = False
+    server: HttpClient,
+    error: Transient | Rejected,
+    refusal_remedy: str = "",
+    *,
+    is_known: bool = False,
 ) -> EngineError:
     """Return the error of a start-up check whose request failed.
 
     Args:
         server: Client of the server.
         error: Failure of the request.
-        refused: What helps if the server refuses the request; empty for a check of its address.
+        refusal_remedy: What helps if the server refuses the request; empty if it is to check the
+            address.
         is_known: Whether the server has replied to another request.
     """
     check_address = (
@@ -264,7 +269,7 @@ def describe_failure(
         f"{server.address}"
     )
     if isinstance(error, Rejected):
-        remedy = refused or check_address
+        remedy = refusal_remedy or check_address
         if error.status in (401, 403):
             remedy = f"give its key in {MODEL_KEY_VARIABLE}"
         return EngineError(

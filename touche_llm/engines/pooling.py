@@ -85,6 +85,12 @@ def _split(items: Sequence[_ItemToSend], size: int) -> list[Sequence[_ItemToSend
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
+def _identify_text(request: Request) -> tuple[str, str]:
+    """Return the topic of a request, and its document, or its text if it is about no document."""
+    origin = request.origin
+    return origin.topic_id, origin.document_id or _get_text(request)
+
+
 def _get_text(request: Request) -> str:
     """Return the text that a request wraps."""
     return request.messages[0].content
@@ -227,12 +233,10 @@ class PoolingClient(EngineClient):
             return
 
         # A text whose number of tokens is missing as well counts once.
-        subjects: set[tuple[Any, ...]] = set()
-        for miss in self.misses:
-            subjects.add((miss.origin.topic_id, miss.origin.document_id or miss.messages))
+        texts = {_identify_text(miss) for miss in self.misses}
         first_subject = self.misses[0].origin.subject
         raise ReplayMiss(
-            f"{self.cache.path}: the cache lacks {len(subjects)} results of {self.engine_info.model} that the run "
+            f"{self.cache.path}: the cache lacks {len(texts)} results of {self.engine_info.model} that the run "
             f"needs, the first for {first_subject}; request them with `cache.mode: reuse` and the "
             f"address of its server (`{SECTIONS[self.purpose]}.url`)"
         )

@@ -394,7 +394,7 @@ class Task(Model, strict=True):
         - `judge` is about a document.
         - `sentence` is about a sentence of a document, if the task has `sentence_aspects`.
         - `stance`, if the task has a stance prompt, is whether a document takes a `position` (YES or
-          NO), and which side is its `stance`.
+          NO), and which label is its `stance` if it does.
         """
         questions = {"judge": self.question}
         if self.sentence_aspects:

@@ -29,7 +29,13 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
     if not settings.budgets:
         return []
 
-    thinking = Thinking(1, *settings.delimiters, settings.temperature)
+    opening, closing = settings.delimiters
+    thinking = Thinking(
+        budget=1,
+        opening=opening,
+        closing=closing,
+        temperature=settings.temperature,
+    )
     request = replace(
         survey.build(),
         thinking=thinking,
