@@ -61,19 +61,24 @@ class ThinkingConfig(Section):
     @property
     def budgets(self) -> dict[str, int]:
         """Budgets by purpose, without those that are 0."""
-        return {
-            purpose: budget
-            for purpose in ("judge", "stance", "compare")
-            if (budget := getattr(self, purpose))
-        }
+        budgets = {"judge": self.judge, "stance": self.stance, "compare": self.compare}
+        return {purpose: budget for purpose, budget in budgets.items() if budget}
 
     def think_for(self, purpose: str) -> Thinking | None:
         """Return how the model reasons before the answer to a prompt of this purpose.
 
         None if it does not.
         """
-        budget = self.budgets.get(_BUDGETS.get(purpose, ""), 0)
-        return Thinking(budget, *self.delimiters, self.temperature) if budget else None
+        budget = self.budgets.get(_BUDGETS.get(purpose, ""))
+        if budget is None:
+            return None
+        opening, closing = self.delimiters
+        return Thinking(
+            budget=budget,
+            opening=opening,
+            closing=closing,
+            temperature=self.temperature,
+        )
 
 
 class SamplingConfig(Section):
