@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -60,15 +61,40 @@ async def _check_schema(survey: Survey, schema: Mapping[str, Any]) -> ServerChec
         return completion
 
     answer = TokenizedAnswer(completion.text, completion.tokens, request.layout)
-    readings: list[Reading] = []
-    for field, labels in labels_by_field.items():
-        # Probabilities do not depend on the label in the text.
-        reading = read_label(answer, field, labels, answered=labels[0])
-        problem = _find_problem(survey, field, labels, reading, completion.text)
+    fields = _read_fields(answer, labels_by_field)
+    for field in fields:
+        problem = _find_problem(survey, field, answer)
         if problem is not None:
             return CHECK.fail(problem)
-        readings.append(reading)
+    readings = [field.reading for field in fields]
     return _describe_labels(survey, request, readings)
+
+
+@dataclass(frozen=True, slots=True)
+class _FieldReading:
+    """Reading of a field of an answer.
+
+    Attributes:
+        name: Name of the field.
+        labels: Its labels.
+        reading: Probabilities of the labels, as far as they can be read.
+    """
+
+    name: str
+    labels: Sequence[Label]
+    reading: Reading
+
+
+def _read_fields(
+    answer: TokenizedAnswer, labels_by_field: Mapping[str, Sequence[Label]]
+) -> list[_FieldReading]:
+    """Return the readings of the fields of an answer."""
+    fields: list[_FieldReading] = []
+    for name, labels in labels_by_field.items():
+        # Any label will do as the one in the text: probabilities do not depend on it.
+        reading = read_label(answer, name, labels, answered=labels[0])
+        fields.append(_FieldReading(name, labels, reading))
+    return fields
 
 
 async def _request_completion(survey: Survey, request: Request) -> Completion | ServerCheck:
@@ -94,26 +120,25 @@ async def _request_completion(survey: Survey, request: Request) -> Completion | 
     return completion
 
 
-def _find_problem(
-    survey: Survey, field: str, labels: Sequence[Label], reading: Reading, answer: str
-) -> str | None:
+def _find_problem(survey: Survey, field: _FieldReading, answer: TokenizedAnswer) -> str | None:
     """Return why the labels of a field cannot be read from an answer; None if they can.
 
     A label without a probability is improbable, as long as the alternatives that the server sends
     have nearly all of the probability.
     """
-    if reading.probabilities is None:
-        return f"no label of {field} ({_join(labels)}) can be read from {quote(answer, 80)!r}"
+    if field.reading.probabilities is None:
+        labels = _join(field.labels)
+        return f"no label of {field.name} ({labels}) can be read from {quote(answer.text, 80)!r}"
 
-    missing_labels = _list_missing(reading)
+    missing_labels = _list_missing(field.reading)
     if not missing_labels or not survey.is_renormalised:
         return None
-    missing_probability = reading.off_label_mass or 0.0
+    missing_probability = field.reading.off_label_mass or 0.0
     if missing_probability <= MAX_UNSEEN:
         return None
     return (
-        f"{_join(missing_labels)} of {field} cannot be read: the alternatives miss a probability "
-        f"of {missing_probability:.3f}"
+        f"{_join(missing_labels)} of {field.name} cannot be read: the alternatives miss a "
+        f"probability of {missing_probability:.3f}"
     )
 
 
