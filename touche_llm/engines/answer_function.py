@@ -10,7 +10,7 @@ from touche_llm.engines.label_tokens import make_label_token
 from touche_llm.engines.token_estimates import EstimatingTokenizer, estimate_tokens
 from touche_llm.errors import UsageError
 from touche_llm.llm.answer import Token
-from touche_llm.llm.answer_schema import Layout, list_fields
+from touche_llm.llm.answer_schema import Layout, list_fields, slice_bytes
 from touche_llm.llm.protocol import Completion, Counter
 from touche_llm.llm.request import Request
 
@@ -140,11 +140,9 @@ def _find_labels(
         labels: Labels of each field that has labels, as they are written.
         layout: Layout of the answer.
     """
-    content = text.encode("utf-8", errors="replace")
     found: list[_WrittenLabel] = []
     for field_name, span in layout.find_values(text).items():
-        start, end = span
-        value = content[start:end].decode("utf-8", errors="replace")
+        value = slice_bytes(text, *span)
         allowed = labels.get(field_name, ())
         if value in allowed:
             found.append(_WrittenLabel(field_name, value, span, allowed))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from touche_llm.llm.answer import Token
+from touche_llm.llm.answer_schema import slice_bytes
 
 
 def make_label_token(text: str, span: tuple[int, int], shares: Mapping[str, float]) -> Token:
@@ -20,9 +21,8 @@ def make_label_token(text: str, span: tuple[int, int], shares: Mapping[str, floa
         shares: Probability of each label as it is written, above 0; the value is one of them.
     """
     start, end = span
-    content = text.encode("utf-8", errors="replace")
-    value = content[start:end].decode("utf-8", errors="replace")
-    next_character = content[end : end + 1].decode("utf-8", errors="replace")
+    value = slice_bytes(text, start, end)
+    next_character = slice_bytes(text, end, end + 1)
 
     alternatives: list[tuple[str, float]] = []
     for label, share in shares.items():

@@ -42,6 +42,12 @@ def list_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {part["title"]: part for part in schema["prefixItems"]}
 
 
+def slice_bytes(text: str, start: int, end: int) -> str:
+    """Return the part of a text between two offsets in bytes of UTF-8, as tokens and spans have them."""
+    content = text.encode("utf-8", errors="replace")
+    return content[start:end].decode("utf-8", errors="replace")
+
+
 def abbreviate(label: Any) -> Any:
     """Return a label as the form `letters` writes it.
 

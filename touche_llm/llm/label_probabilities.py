@@ -10,7 +10,7 @@ from functools import lru_cache
 from touche_llm.data.records import Reading
 from touche_llm.errors import Unusable
 from touche_llm.llm.answer import Token
-from touche_llm.llm.answer_schema import Label, Layout
+from touche_llm.llm.answer_schema import Label, Layout, slice_bytes
 
 # Probabilities are stored with nine digits, far more than log-probabilities carry; keeps files
 # readable and stable.
@@ -157,15 +157,12 @@ def _find_value(answer: TokenizedAnswer, field: str) -> _ValueTokens | None:
     if span is None:
         return None
     tokens = [token for token in answer.tokens if overlaps(token.at, token.token, (span,))]
-    if not tokens:
+    value_start, _ = span
+    has_beginning = bool(tokens) and tokens[0].at <= value_start
+    if not has_beginning:
         return None
 
-    value_start, _ = span
-    tokens_start = tokens[0].at
-    if tokens_start > value_start:
-        return None
-    content = answer.text.encode("utf-8", errors="replace")
-    lead = content[tokens_start:value_start].decode("utf-8", errors="replace")
+    lead = slice_bytes(answer.text, tokens[0].at, value_start)
     return _ValueTokens(tokens, squeeze(lead))
 
 
