@@ -167,8 +167,8 @@ class CacheConfig(Section):
     @property
     def read_only(self) -> CacheConfig:
         """Settings to read what a run would find, without changing or creating the file."""
-        is_reused = self.mode in (CacheMode.REUSE, CacheMode.REPLAY)
+        is_read = self.mode in (CacheMode.REUSE, CacheMode.REPLAY)
         # A full disk, or a kill while a cache is created, leaves an empty file.
         has_entries = self.file.exists() and self.file.stat().st_size > 0
-        mode = CacheMode.REPLAY if is_reused and has_entries else CacheMode.OFF
+        mode = CacheMode.REPLAY if is_read and has_entries else CacheMode.OFF
         return self.model_copy(update={"mode": mode})
