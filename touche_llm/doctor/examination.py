@@ -12,8 +12,10 @@ from touche_llm.engines.dialects import (
     EnforcedSchema,
     Logprobs,
     NoLogprobs,
+    NoTokenCount,
     ProbeClient,
     TokenCount,
+    UnenforcedSchema,
     find_constraint_parameter,
     find_counter,
     find_min_alternatives,
@@ -140,13 +142,10 @@ async def _make_survey(subject: ServerUnderTest, info: EngineInfo) -> Survey:
     """
     sampling = subject.sampling
     client = ProbeClient(subject.server, info.model, sampling)
-    dialect = make_vllm_dialect(subject.server, info.model)
-    schema = await find_constraint_parameter(client, dialect)
+    vllm_dialect = make_vllm_dialect(subject.server, info.model)
+    schema = await find_constraint_parameter(client, vllm_dialect)
     token_count = await find_counter(client, subject.engine.tokenizer)
-    if isinstance(schema, EnforcedSchema):
-        dialect = replace(dialect, constraint_parameter=schema.parameter)
-    if isinstance(token_count, TokenCount):
-        dialect = replace(dialect, counter=token_count.counter)
+    dialect = _adapt_dialect(vllm_dialect, schema, token_count)
 
     logprobs: Logprobs | NoLogprobs | None = None
     if isinstance(schema, EnforcedSchema) and sampling.logprobs:
@@ -164,6 +163,19 @@ async def _make_survey(subject: ServerUnderTest, info: EngineInfo) -> Survey:
         token_count=token_count,
         logprobs=logprobs,
     )
+
+
+def _adapt_dialect(
+    dialect: Dialect,
+    schema: EnforcedSchema | UnenforcedSchema,
+    token_count: TokenCount | NoTokenCount,
+) -> Dialect:
+    """Return a dialect with the constraint parameter and the counter that work, if any do."""
+    if isinstance(schema, EnforcedSchema):
+        dialect = replace(dialect, constraint_parameter=schema.parameter)
+    if isinstance(token_count, TokenCount):
+        dialect = replace(dialect, counter=token_count.counter)
+    return dialect
 
 
 async def _make_checks(survey: Survey, occasion: Occasion, results: list[ServerCheck]) -> None:

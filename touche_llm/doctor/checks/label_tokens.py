@@ -150,8 +150,8 @@ def _list_missing(reading: Reading) -> list[str]:
 def _describe_labels(survey: Survey, request: Request, readings: Sequence[Reading]) -> ServerCheck:
     """Return the result of the check for an answer whose labels can be read.
 
-    It has failed, without being blocking, if labels are missing among the alternatives, or if
-    several labels share a token.
+    It has failed, without being blocking, if some labels are missing among the alternatives, or if
+    several labels begin with the same token.
     """
     label_count = sum(len(reading.shares) for reading in readings)
     missing_count = sum(len(_list_missing(reading)) for reading in readings)
@@ -162,12 +162,15 @@ def _describe_labels(survey: Survey, request: Request, readings: Sequence[Readin
         remedy = "a label beyond them counts as improbable"
         return ServerCheck(CHECK.name, False, value, remedy)
 
-    shared = max(reading.shared or 0.0 for reading in readings)
-    if shared <= _MAX_SHARED:
-        return ServerCheck(CHECK.name, True, f"{readable}, each from a token of its own")
-    value = f"{readable}, but tokens that several begin with have a probability of {shared:.3f}"
-    remedy = "it is split evenly; use prompts of `form: letters`, which share least"
-    return ServerCheck(CHECK.name, False, value, remedy)
+    shared_probability = max(reading.shared or 0.0 for reading in readings)
+    if shared_probability > _MAX_SHARED:
+        value = (
+            f"{readable}, but tokens that several begin with have a probability of "
+            f"{shared_probability:.3f}"
+        )
+        remedy = "it is split evenly; use prompts of `form: letters`, which share least"
+        return ServerCheck(CHECK.name, False, value, remedy)
+    return ServerCheck(CHECK.name, True, f"{readable}, each from a token of its own")
 
 
 def list_labelled_schemas(schemas: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -41,22 +41,33 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
         thinking=thinking,
         chat_template_kwargs=settings.chat_template_kwargs,
     )
+    template_result = await _check_template(survey, request, thinking)
+    if template_result.is_ok is False:
+        return [template_result]
+    failure = await _check_answer(survey, continue_thought(request, _THOUGHT))
+    return [template_result if failure is None else failure]
+
+
+async def _check_template(survey: Survey, request: Request, thinking: Thinking) -> ServerCheck:
+    """Check by the prompts, if the server shows them, whether the chat template keeps a thought.
+
+    Args:
+        survey: Server to check.
+        request: Request that requests a thought before its answer.
+        thinking: Delimiters of the thought.
+    """
     try:
         prompts = await _render_prompts(survey, request)
     except (Rejected, BrokenReply) as error:
-        return [CHECK.fail(f"the chat template refuses to continue a thought: {error}")]
-    if prompts is not None:
-        problem = _find_problem(prompts, thinking)
-        if problem is not None:
-            return [CHECK.fail(problem)]
-
-    failure = await _check_answer(survey, continue_thought(request, _THOUGHT))
-    if failure is not None:
-        return [failure]
+        return CHECK.fail(f"the chat template refuses to continue a thought: {error}")
     if prompts is None:
         value = "an answer continues a thought; whether the template keeps it is unknown"
-        return [ServerCheck(CHECK.name, None, value)]
-    return [ServerCheck(CHECK.name, True, "a thought is kept")]
+        return ServerCheck(CHECK.name, None, value)
+
+    problem = _find_problem(prompts, thinking)
+    if problem is not None:
+        return CHECK.fail(problem)
+    return ServerCheck(CHECK.name, True, "a thought is kept")
 
 
 async def _check_answer(survey: Survey, request: Request) -> ServerCheck | None:
