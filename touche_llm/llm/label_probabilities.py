@@ -97,9 +97,6 @@ def read_label(
 ) -> Reading:
     """Return the probabilities of the labels of a field, from the tokens of its value.
 
-    They are renormalised over the labels; `off_label_mass` is the probability of the alternatives
-    that lead to no label, and of those that the engine did not send.
-
     No label may begin another one as it is written (1 and 10), since it ends without a token of its
     own; scales and forms of answers with such labels are refused.
 
@@ -121,7 +118,20 @@ def read_label(
     search.read_value(value.tokens)
     if search.label_mass <= 0.0:
         return Reading(answered=answered)
+    return _make_reading(search, spellings, answered)
 
+
+def _make_reading(search: _LabelSearch, spellings: Mapping[str, str], answered: Label) -> Reading:
+    """Return the probabilities that a search has found, renormalised over the labels.
+
+    `off_label_mass` is the probability of the alternatives that lead to no label, and of those that
+    the engine did not send.
+
+    Args:
+        search: Search that has read the tokens of a value.
+        spellings: Each label as it is written.
+        answered: Label in the text.
+    """
     probabilities: dict[str, float] = {}
     for label, spelling in spellings.items():
         probabilities[label] = round_nine_digits(search.masses[spelling] / search.label_mass)
@@ -230,8 +240,8 @@ class _LabelSearch:
     def _read_token(self, token: Token) -> None:
         """Give the probability of each alternative to the labels that the value can become with it.
 
-        If the value can still become several labels with the token of the answer itself, the
-        probability of this token is kept for the alternatives of the next one.
+        If the value can still become several labels with the token of the answer itself (NO and
+        NEUTRAL with `N`), its probability is kept for the alternatives of the next token.
         """
         prefix = self._prefix + squeeze(token.token)
         candidates = self._find_candidates(prefix)
