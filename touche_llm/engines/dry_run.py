@@ -180,16 +180,17 @@ class SchemaAnswers:
             if "pattern" in schema:
                 labels[name] = [_make_text(name, len(documents))]
             elif len(documents) > 1:
-                best = self._choose_best(request.origin.topic_id, documents)
-                # Each document has the label of its place.
-                labels[name] = [schema["enum"][documents.index(best)]]
+                best_place = self._find_best(request.origin.topic_id, documents)
+                labels[name] = [schema["enum"][best_place]]
             else:
                 labels[name] = schema["enum"]
         return labels
 
-    def _choose_best(self, topic_id: str, documents: Sequence[str]) -> str:
-        """Return the best of documents: the first, or that of the same ones before."""
-        return self._best.setdefault((topic_id, frozenset(documents)), documents[0])
+    def _find_best(self, topic_id: str, documents: Sequence[str]) -> int:
+        """Return the place, from 0, of the best document: the first one when they were new."""
+        key = (topic_id, frozenset(documents))
+        best = self._best.setdefault(key, documents[0])
+        return documents.index(best)
 
 
 def _make_completion(request: Request, text: str, tokens: list[Token]) -> Completion:

@@ -197,16 +197,25 @@ class Task(Model, strict=True):
         folders: list[Path] = []
         task = self
         while task.templates is not None:
-            folder = prompts_folder() / task.templates
-            if not (folder / TASK_FILE).is_file():
-                known = ", ".join(_list_own_names())
-                raise DataError(
-                    f"{self.folder / TASK_FILE}: templates: {task.templates!r} is no task of the project; "
-                    f"it must be {known}"
-                )
+            folder = self._find_shared_folder(task.templates)
             folders.append(folder)
             task = load_yaml(folder / TASK_FILE, Task)
         return tuple(folders)
+
+    def _find_shared_folder(self, task_name: str) -> Path:
+        """Return the folder of one of the project's own tasks.
+
+        Raises:
+            DataError: There is no such task.
+        """
+        folder = prompts_folder() / task_name
+        if not (folder / TASK_FILE).is_file():
+            known = ", ".join(_list_own_names())
+            raise DataError(
+                f"{self.folder / TASK_FILE}: templates: {task_name!r} is no task of the project; "
+                f"it must be {known}"
+            )
+        return folder
 
     def find_template(self, file: str) -> Path:
         """Return the path of a template of this name.
