@@ -11,15 +11,23 @@ from touche_llm.engines.chat import Dialect
 from touche_llm.engines.dialects import (
     EnforcedSchema,
     Logprobs,
+    NoLogprobs,
+    NoTokenCount,
     ProbeClient,
     TokenCount,
+    UnenforcedSchema,
     find_constraint_parameter,
     find_counter,
     find_min_alternatives,
     make_vllm_dialect,
     read_logprobs,
 )
-from touche_llm.engines.identification import ServerCheck, describe_failure, identify
+from touche_llm.engines.identification import (
+    Identification,
+    ServerCheck,
+    describe_failure,
+    identify,
+)
 from touche_llm.errors import EngineError, Rejected, Transient
 from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import EMPTY_CHAT, place_system_message
@@ -85,36 +93,44 @@ async def examine(subject: ServerUnderTest, occasion: Occasion = Occasion.START_
     """Find out what a server can do.
 
     Checks that need the schema or instructions are left out if the server lacks these. Checks
-    beyond those of the start-up need schemas of answers with labels alone.
+    beyond those of the start-up need schemas of answers with labels alone. If the server fails, the
+    examination has the results until then.
     """
-    checks: list[ServerCheck] = []
+    results: list[ServerCheck] = []
     try:
-        info = await _identify(subject, checks)
-        survey = await _make_survey(subject, info)
-        await _make_checks(survey, occasion, checks)
-        info = await _complete_info(survey, checks)
+        identification = await _identify(subject)
+        results += _describe_identification(identification)
+        survey = await _make_survey(subject, identification.info)
+        await _make_checks(survey, occasion, results)
+        info = await _complete_info(survey, results)
     except (Transient, Rejected) as error:
-        failure = describe_failure(subject.server, error, is_known=bool(checks))
+        has_replied = bool(results)
+        failure = describe_failure(subject.server, error, is_known=has_replied)
+        # As `raise failure from error` would set it: the caller raises the failure.
         failure.__cause__ = error
-        return Examination(checks, failure)
+        return Examination(results, failure)
     except EngineError as error:
-        return Examination(checks, error)
-    return Examination(checks, ExaminedServer(info, survey.dialect), survey.top_logprobs)
+        return Examination(results, error)
+    return Examination(results, ExaminedServer(info, survey.dialect), survey.top_logprobs)
 
 
-async def _identify(subject: ServerUnderTest, checks: list[ServerCheck]) -> EngineInfo:
-    """Return what a server says of itself, and add it to the results of the checks."""
+async def _identify(subject: ServerUnderTest) -> Identification:
+    """Return what a server says of itself, and warn if it is busy."""
     server = subject.server
     identification = await identify(server, subject.engine, "engine")
-    info = identification.info
-    if waiting := await server.count_waiting():
+    waiting = await server.count_waiting()
+    if waiting:
         subject.warn(f"{server.base_url}: the server is busy: {waiting:,} requests wait")
-    checks += [
-        ServerCheck("server", True, info.engine),
-        ServerCheck("model", True, info.model),
+    return identification
+
+
+def _describe_identification(identification: Identification) -> list[ServerCheck]:
+    """Return what a server says of itself as results of checks."""
+    return [
+        ServerCheck("server", True, identification.info.engine),
+        ServerCheck("model", True, identification.info.model),
         identification.context_check,
     ]
-    return info
 
 
 async def _make_survey(subject: ServerUnderTest, info: EngineInfo) -> Survey:
@@ -126,20 +142,14 @@ async def _make_survey(subject: ServerUnderTest, info: EngineInfo) -> Survey:
     """
     sampling = subject.sampling
     client = ProbeClient(subject.server, info.model, sampling)
-    dialect = make_vllm_dialect(subject.server, info.model)
-
-    schema = await find_constraint_parameter(client, dialect)
-    if isinstance(schema, EnforcedSchema):
-        dialect = replace(dialect, constraint_parameter=schema.parameter)
-
+    vllm_dialect = make_vllm_dialect(subject.server, info.model)
+    schema = await find_constraint_parameter(client, vllm_dialect)
     token_count = await find_counter(client, subject.engine.tokenizer)
-    if isinstance(token_count, TokenCount):
-        dialect = replace(dialect, counter=token_count.counter)
+    dialect = _adapt_dialect(vllm_dialect, schema, token_count)
 
-    logprobs = None
+    logprobs: Logprobs | NoLogprobs | None = None
     if isinstance(schema, EnforcedSchema) and sampling.logprobs:
         logprobs = read_logprobs(schema, sampling.top_logprobs)
-
     has_labels = bool(label_tokens.list_labelled_schemas(subject.schemas))
     if isinstance(logprobs, Logprobs) and has_labels:
         min_alternatives = await find_min_alternatives(client, dialect, logprobs)
@@ -155,6 +165,19 @@ async def _make_survey(subject: ServerUnderTest, info: EngineInfo) -> Survey:
     )
 
 
+def _adapt_dialect(
+    dialect: Dialect,
+    schema: EnforcedSchema | UnenforcedSchema,
+    token_count: TokenCount | NoTokenCount,
+) -> Dialect:
+    """Return a dialect with the constraint parameter and the counter that work, if any do."""
+    if isinstance(schema, EnforcedSchema):
+        dialect = replace(dialect, constraint_parameter=schema.parameter)
+    if isinstance(token_count, TokenCount):
+        dialect = replace(dialect, counter=token_count.counter)
+    return dialect
+
+
 async def _make_checks(survey: Survey, occasion: Occasion, results: list[ServerCheck]) -> None:
     """Make the checks of an occasion that the server allows, and add their results."""
     for check in list_checks(occasion):
@@ -164,13 +187,19 @@ async def _make_checks(survey: Survey, occasion: Occasion, results: list[ServerC
 
 
 def _is_possible(check: Check, survey: Survey, results: list[ServerCheck]) -> bool:
-    """Return whether the server can do what a check needs."""
+    """Return whether a server can do what a check needs.
+
+    Args:
+        check: Check to make.
+        survey: What was found out about the server before the checks.
+        results: Results of the checks so far.
+    """
     if not check.needs_answers:
         return True
     if not isinstance(survey.schema, EnforcedSchema):
         return False
-    blocking = {result.name for result in results if result.is_blocking}
-    return system_message.CHECK.name not in blocking
+    blocking_names = [result.name for result in results if result.is_blocking]
+    return system_message.CHECK.name not in blocking_names
 
 
 async def _make_check(survey: Survey, check: Check) -> list[ServerCheck]:
@@ -189,16 +218,20 @@ async def _make_check(survey: Survey, check: Check) -> list[ServerCheck]:
 
 
 async def _complete_info(survey: Survey, results: list[ServerCheck]) -> EngineInfo:
-    """Return the description of a server with the tokens of its chat template and its fingerprint."""
-    overhead = 0
+    """Return the description of a server with what only its replies show.
+
+    That is how many tokens its chat template adds, and its fingerprint if it sends one.
+    """
+    template_tokens = 0
+    # Without a run, no tokens need be counted; the server may be unable to.
     is_blocked = any(result.is_blocking for result in results)
     if not is_blocked:
         chat = place_system_message(EMPTY_CHAT, survey.sampling.system_message)
-        overhead = await survey.dialect.counter.count_tokens(chat)
+        template_tokens = await survey.dialect.counter.count_tokens(chat)
 
     serving = dict(survey.info.serving)
     if isinstance(survey.schema, EnforcedSchema):
         fingerprint = survey.schema.reply.system_fingerprint
         if fingerprint:
             serving["fingerprint"] = fingerprint
-    return survey.info.model_copy(update={"overhead": overhead, "serving": serving})
+    return survey.info.model_copy(update={"overhead": template_tokens, "serving": serving})

@@ -10,7 +10,7 @@ from touche_llm.engines.label_tokens import make_label_token
 from touche_llm.engines.token_estimates import EstimatingTokenizer, estimate_tokens
 from touche_llm.errors import UsageError
 from touche_llm.llm.answer import Token
-from touche_llm.llm.answer_schema import list_fields
+from touche_llm.llm.answer_schema import Layout, list_fields, slice_bytes
 from touche_llm.llm.protocol import Completion, Counter
 from touche_llm.llm.request import Request
 
@@ -63,14 +63,7 @@ class FunctionEngine:
             UsageError: The function returns something else than an answer, or probabilities that
                 do not fit the request.
         """
-        answer = self._function(request)
-        if isinstance(answer, str):
-            answer = FunctionAnswer(answer)
-        if not isinstance(answer, FunctionAnswer) or not isinstance(answer.text, str):
-            raise UsageError(
-                f"answers: {request.origin.location}: the function returned {answer!r:.80}; "
-                "it must return the text of the answer, or a FunctionAnswer"
-            )
+        answer = self._call_function(request)
         tokens: list[Token] = []
         if request.sampling.top_logprobs:
             tokens = _make_label_tokens(answer, request)
@@ -82,34 +75,108 @@ class FunctionEngine:
             tokens=tokens,
         )
 
+    def _call_function(self, request: Request) -> FunctionAnswer:
+        """Return what the function returns for a request; a text as an answer without probabilities.
+
+        Raises:
+            UsageError: It returns neither a text nor an answer.
+        """
+        answer = self._function(request)
+        if isinstance(answer, str):
+            return FunctionAnswer(answer)
+        if not isinstance(answer, FunctionAnswer) or not isinstance(answer.text, str):
+            raise UsageError(
+                f"answers: {request.origin.location}: the function returned {answer!r:.80}; "
+                "it must return the text of the answer, or a FunctionAnswer"
+            )
+        return answer
+
 
 def _make_label_tokens(answer: FunctionAnswer, request: Request) -> list[Token]:
     """Return one token for each label in the text, with all probable labels as alternatives.
-
-    A value that is no label has no token: parsing the text says what is wrong with it.
 
     Raises:
         UsageError: The probabilities do not fit the request.
     """
     labels = _spell_labels(request)
-    for name in answer.probabilities:
-        if name not in labels:
-            raise _refuse(request, f"{name!r:.80} is no field with labels", ", ".join(labels))
+    for field_name in answer.probabilities:
+        if field_name not in labels:
+            problem = f"{field_name!r:.80} is no field with labels"
+            raise _refuse(request, problem, ", ".join(labels))
 
-    content = answer.text.encode("utf-8", errors="replace")
     tokens: list[Token] = []
-    for name, (start, end) in request.layout.find_values(answer.text).items():
-        value = content[start:end].decode("utf-8", errors="replace")
-        if value not in labels.get(name, ()):
-            continue
-        shares = {value: 1.0}
-        if name in answer.probabilities:
-            shares = _spell_shares(answer.probabilities[name], request, name, labels[name])
-        if value not in shares:
-            problem = f"{name}: {value} has no probability"
-            raise _refuse(request, problem, "that of the label in the text too")
-        tokens.append(make_label_token(answer.text, (start, end), shares))
+    for label in _find_labels(answer.text, labels, request.layout):
+        shares = _get_shares(label, answer.probabilities, request)
+        tokens.append(make_label_token(answer.text, label.span, shares))
     return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenLabel:
+    """Label in the text of an answer.
+
+    Attributes:
+        field_name: Name of its field.
+        text: The label as it is written.
+        span: First byte of the label in the answer, and the byte after its last one.
+        allowed: All labels of the field, as they are written.
+    """
+
+    field_name: str
+    text: str
+    span: tuple[int, int]
+    allowed: Collection[str]
+
+
+def _find_labels(
+    text: str, labels: Mapping[str, Collection[str]], layout: Layout
+) -> list[_WrittenLabel]:
+    """Return the labels in the text of an answer.
+
+    Values that are no labels are left out: parsing the text says what is wrong with them.
+
+    Args:
+        text: Text of the answer.
+        labels: Labels of each field that has labels, as they are written.
+        layout: Layout of the answer.
+    """
+    found: list[_WrittenLabel] = []
+    for field_name, span in layout.find_values(text).items():
+        value = slice_bytes(text, *span)
+        allowed = labels.get(field_name, ())
+        if value in allowed:
+            found.append(_WrittenLabel(field_name, value, span, allowed))
+    return found
+
+
+def _get_shares(
+    label: _WrittenLabel, probabilities: Mapping[str, LabelShares], request: Request
+) -> dict[str, float]:
+    """Return the probabilities of the labels of a field, by label as it is written.
+
+    The label in the text is certain if the function gives no probabilities of the field.
+
+    Args:
+        label: Label of the field in the text.
+        probabilities: Probabilities by field and label, from the function.
+        request: Request that was answered.
+
+    Raises:
+        UsageError: The probabilities do not fit the request or the text.
+    """
+    if label.field_name not in probabilities:
+        return {label.text: 1.0}
+
+    shares = _spell_shares(
+        probabilities[label.field_name],
+        request,
+        label.field_name,
+        label.allowed,
+    )
+    if label.text not in shares:
+        problem = f"{label.field_name}: {label.text} has no probability"
+        raise _refuse(request, problem, "that of the label in the text too")
+    return shares
 
 
 def _spell_labels(request: Request) -> dict[str, set[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,11 @@ def request_line(request: Request) -> bytes:
 
 def group_by_topic(requests: Iterable[Request]) -> list[Request]:
     """Return requests grouped by prompt and topic: a prefix cache reuses their common beginning."""
-    places: dict[tuple[str, str], int] = {}
-    return sorted(
-        requests,
-        key=lambda each: places.setdefault((each.origin.prompt, each.origin.topic_id), len(places)),
-    )
+    groups: dict[tuple[str, str], list[Request]] = {}
+    for request in requests:
+        group = (request.origin.prompt, request.origin.topic_id)
+        groups.setdefault(group, []).append(request)
+    return list(chain.from_iterable(groups.values()))
 
 
 def build_run_batch_command(
@@ -79,14 +80,26 @@ class Reply:
     result: ChatReply | Transient | Rejected
     outcome: str = ""
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is an answer, not a problem."""
+        return not isinstance(self.result, Exception)
+
 
 def read_reply(replies: Mapping[str, Reply], request: Request) -> Completion:
-    """Return the completion of a request; raise Transient or Rejected if there is none."""
+    """Return the completion of a request.
+
+    Raises:
+        Rejected: The request was refused.
+        Transient: There is no answer to the request, or it is incomplete.
+    """
     reply = replies.get(request.key)
-    result = _miss("there is no response") if reply is None else reply.result
-    if isinstance(result, Exception):
-        raise result
-    return read_completion(result, request.layout if request.sampling.top_logprobs else None)
+    if reply is None:
+        raise _miss("there is no response")
+    if isinstance(reply.result, Exception):
+        raise reply.result
+    layout = request.layout if request.sampling.top_logprobs else None
+    return read_completion(reply.result, layout)
 
 
 def read_replies(paths: Sequence[Path], model: str) -> dict[str, Reply]:
@@ -98,39 +111,38 @@ def read_replies(paths: Sequence[Path], model: str) -> dict[str, Reply]:
         DataError: A file cannot be read, or a line is not a response.
     """
     replies: dict[str, Reply] = {}
-    what = "responses of a batch file"
+    expected = "responses of a batch file"
     for path in paths:
-        for number, line in enumerate(iterate_records(path, _Line, what), 1):
+        for number, line in enumerate(iterate_records(path, _Line, expected), start=1):
+            place = f"{path}:{number}"
             try:
-                reply = _read_line(f"{path}:{number}", line, model)
+                reply = _read_line(place, line, model)
             except Malformed as error:
-                raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
-            before = replies.setdefault(line.custom_id, reply)
-            if isinstance(before.result, Exception) and not isinstance(reply.result, Exception):
+                raise DataError(f"{place}: not one of the {expected}: {error}") from error
+            first_reply = replies.setdefault(line.custom_id, reply)
+            if reply.is_answer and not first_reply.is_answer:
                 replies[line.custom_id] = reply
     return replies
 
 
 def _read_line(place: str, line: _Line, model: str) -> Reply:
-    """Return the answer of a line, or why it has none, with the kind to count.
+    """Return the answer of a line, or why it has none.
 
-    That of another model is none.
+    Args:
+        place: File and line.
+        line: Line of a file of responses.
+        model: Name of the model whose answers count.
+
+    Raises:
+        Malformed: The line is not a response.
     """
     response = line.response
     if response is None:
         return Reply(place, _miss(to_printable(extract_message(line.error))), "error")
-    status = response.status_code
-    if status != 200 or line.error is not None:
-        body = line.error if line.error is not None else decode_json(response.body, Any)
-        reason = f"HTTP {status} from {CHAT_PATH}: {to_printable(extract_message(body))}"
-        # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown
-        # path.
-        is_final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(body, dict)
-        return Reply(
-            place,
-            Rejected(_REJECTED_STATUS, reason) if is_final else _miss(reason),
-            f"status_{status}",
-        )
+    if response.status_code != 200 or line.error is not None:
+        result = _read_problem(line, response)
+        return Reply(place, result, f"status_{response.status_code}")
+
     answer = decode_json(response.body, ChatReply)
     try:
         read_completion(answer)
@@ -143,6 +155,27 @@ def _read_line(place: str, line: _Line, model: str) -> Reply:
     return Reply(place, answer)
 
 
+def _read_problem(line: _Line, response: _Response) -> Transient | Rejected:
+    """Return why a request has no answer: it was refused, or something failed that can be repeated.
+
+    Raises:
+        Malformed: The body of the response is not JSON.
+    """
+    error = line.error
+    if error is None:
+        error = decode_json(response.body, Any)
+    status = response.status_code
+    reason = f"HTTP {status} from {CHAT_PATH}: {to_printable(extract_message(error))}"
+
+    # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown
+    # path.
+    is_of_server = isinstance(error, dict)
+    is_caused_by_request = 400 <= status < 500 and status not in _NOT_FINAL
+    if is_of_server and is_caused_by_request:
+        return Rejected(_REJECTED_STATUS, reason)
+    return _miss(reason)
+
+
 def _describe_ending(answer: ChatReply) -> str:
     """Return the kind of an incomplete answer, to count it."""
     try:
@@ -153,5 +186,5 @@ def _describe_ending(answer: ChatReply) -> str:
 
 
 def _miss(reason: str) -> Transient:
-    # A request without an answer is sent once more.
+    """Return the failure of a request without an answer, which is sent once more."""
     return Transient("server_error", reason, max_tries=2)

@@ -15,13 +15,15 @@ ENDLESS = 2**30
 
 
 def store_engine_info(
-    facts: EngineInfo, cache: Cache, purpose: PoolingPurpose | None = None
+    info: EngineInfo, cache: Cache, purpose: PoolingPurpose | None = None
 ) -> None:
-    """Store the facts about an engine in the cache, for a replay without the engine."""
+    """Store the description of an engine in the cache, for a replay without the engine."""
     kind = name_kind(purpose)
-    # A part that came later is left out where it is not used, so that earlier keys stay valid.
-    value = facts.model_dump(exclude=None if facts.serving else {"serving"})
-    cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=facts.model, value=value))
+    value = info.model_dump()
+    if not info.serving:
+        # It came later, and is left out where it is not used, so that earlier keys stay valid.
+        del value["serving"]
+    cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=info.model, value=value))
 
 
 def assume_engine_info(
@@ -47,9 +49,10 @@ def assume_engine_info(
 def replay_engine_info(
     settings: ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None
 ) -> EngineInfo:
-    """Return the facts about an engine from the cache.
+    """Return the description of an engine from the cache.
 
-    Raise UsageError if it does not know the engine.
+    Raises:
+        UsageError: The cache has no description of an engine that fits the settings, or several.
     """
     fitting = find_fitting_engines(settings, cache, purpose)
     if fitting:
@@ -60,12 +63,11 @@ def replay_engine_info(
             f"{SECTIONS[purpose]}.url: missing; give the address of a server with the model"
         )
     models = sorted({entry.model for entry in cache.find(name_kind(purpose))})
+    held = ", ".join(models) or "no model"
     sought = f"model {get_configured_name(settings) or 'any'}, revision {settings.revision!r}"
     if settings.context is not None:
         sought += f", context {settings.context}"
-    raise UsageError(
-        f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}"
-    )
+    raise UsageError(f"{cache.path}: holds {held}; nothing to replay of {sought}")
 
 
 def name_kind(purpose: PoolingPurpose | None) -> str:
@@ -106,12 +108,17 @@ def find_fitting_engines(
 def choose_engine(
     fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | None
 ) -> EngineInfo:
-    """Return the only engine that fits; raise UsageError if several have different contexts."""
-    contexts = sorted({facts.context for facts in fitting})
+    """Return the engine to replay, of those that fit the settings.
+
+    Raises:
+        UsageError: They have different contexts.
+    """
+    contexts = sorted({info.context for info in fitting})
     if len(contexts) > 1:
+        sizes = ", ".join(map(str, contexts))
         raise UsageError(
-            f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, "
+            f"{cache.path}: {fitting[0].model} was used with contexts of {sizes} tokens, "
             f"and documents were truncated to fit; choose one with `{get_section(purpose)}.context`"
         )
     # The smallest overhead needs no measurement that another did not need.
-    return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
+    return min(fitting, key=lambda info: (info.overhead, info.engine))

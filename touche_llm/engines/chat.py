@@ -126,17 +126,17 @@ class ChatReply(msgspec.Struct, gc=False):
         if not self.choices:
             raise BrokenReply("the reply has no choices")
 
-        has_lone_choice = len(self.choices) == 1 and self.choices[0].index is None
-        if has_lone_choice:
+        has_single_choice = len(self.choices) == 1
+        if has_single_choice and self.choices[0].index is None:
             return self.choices[0]
 
-        firsts = [choice for choice in self.choices if choice.index == 0]
-        if len(firsts) != 1:
+        first_choices = [choice for choice in self.choices if choice.index == 0]
+        if len(first_choices) != 1:
             indexes = to_line(", ".join(str(choice.index) for choice in self.choices))
             raise BrokenReply(
                 f"the reply has choices with the index {indexes}; expected one with index 0"
             )
-        return firsts[0]
+        return first_choices[0]
 
 
 def build_chat_body(
@@ -169,8 +169,8 @@ def _build_constraint(schema: Mapping[str, Any], parameter: ConstraintParameter)
     """Return the value of a constraint parameter that makes a server enforce a schema."""
     sent_schema = dict(schema)
     if sent_schema.get("items") is False:
-        # llama.cpp and LM Studio refuse it. Without it, `maxItems` closes the array, and the reader
-        # refuses more elements; the key keeps it.
+        # llama.cpp and LM Studio refuse it. It is not needed: `maxItems` closes the array, and an
+        # answer with more elements is refused.
         del sent_schema["items"]
 
     if parameter == "structured_outputs":
@@ -180,39 +180,54 @@ def _build_constraint(schema: Mapping[str, Any], parameter: ConstraintParameter)
 
 
 def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completion:
-    """Return the completion in a reply, with the tokens of its values if their layout is given.
+    """Return the completion in a reply.
+
+    Args:
+        reply: Reply of a server.
+        layout: Layout of the answer, if the tokens of its values are to be read too.
 
     Raises:
-        BrokenReply: The reply is incomplete, or it is unclear which of its choices counts;
-            MissingLogprobs if it has no log-probabilities in spite of a layout.
+        BrokenReply: The reply is incomplete, or it is unclear which of its choices counts.
+        MissingLogprobs: The tokens are to be read, and none has log-probabilities.
     """
     choice = reply.select_choice()
     if choice.finish_reason not in ("stop", "length", "content_filter"):
         reason = to_line(str(choice.finish_reason))
         raise BrokenReply(f"the answer ended with {reason!r}")
-    if layout is not None and _is_answer(choice) and not _has_alternatives(choice):
-        raise MissingLogprobs(
-            "log-probabilities were requested, but none came; set sampling.logprobs to false if the server sends none"
-        )
 
-    text = choice.message.content or ""
     tokens: list[Token] = []
     if layout is not None:
-        try:
-            tokens = _align_tokens(choice.tokens, text, layout)
-        except Malformed as error:
-            raise BrokenReply(f"malformed alternatives: {error}") from error
+        tokens = _read_tokens(choice, layout)
+
+    message = choice.message
     return Completion(
-        text=text,
+        text=message.content or "",
         finish_reason=choice.finish_reason,
         prompt_tokens=reply.usage.prompt_tokens,
         completion_tokens=reply.usage.completion_tokens,
         tokens=tokens,
-        refusal=choice.message.refusal,
-        reasoning=choice.message.reasoning or choice.message.reasoning_content,
+        refusal=message.refusal,
+        reasoning=message.reasoning or message.reasoning_content,
         fingerprint=reply.system_fingerprint,
         cached_tokens=reply.usage.cached_tokens,
     )
+
+
+def _read_tokens(choice: _Choice, layout: Layout) -> list[Token]:
+    """Return the tokens of the values in an answer, with their alternatives.
+
+    Raises:
+        BrokenReply: The alternatives are malformed.
+        MissingLogprobs: No token has alternatives.
+    """
+    if _is_answer(choice) and not _has_alternatives(choice):
+        raise MissingLogprobs(
+            "log-probabilities were requested, but none came; set sampling.logprobs to false if the server sends none"
+        )
+    try:
+        return _align_tokens(choice.tokens, choice.message.content or "", layout)
+    except Malformed as error:
+        raise BrokenReply(f"malformed alternatives: {error}") from error
 
 
 def _is_answer(choice: _Choice) -> bool:
@@ -231,9 +246,6 @@ def _has_alternatives(choice: _Choice) -> bool:
 def _align_tokens(tokens: Sequence[_Token], text: str, layout: Layout) -> list[Token]:
     """Return the tokens of the values, with their offsets in the answer.
 
-    White space is not compared. Tokens before the answer (reasoning), after it (the end token) and
-    of white space alone are left out.
-
     Args:
         tokens: Tokens of the completion.
         text: Text of the answer.
@@ -243,32 +255,54 @@ def _align_tokens(tokens: Sequence[_Token], text: str, layout: Layout) -> list[T
         Tokens in order; none if they do not spell the text.
 
     Raises:
-        Malformed: The alternatives of a token of a value are none.
+        Malformed: The alternatives of a token of a value are malformed.
     """
     content = text.encode("utf-8", "replace")
-    offsets = [offset for offset, byte in enumerate(content) if byte not in _WHITE_SPACE]
-    spellings = [token.spelling for token in tokens]
-    start = b"".join(spellings).rfind(content.translate(None, _WHITE_SPACE))
-    if start < 0 or not offsets:
-        return []
-
     spans = layout.find_values(text).values()
     aligned: list[Token] = []
-    # Bytes of the answer, without white space, before the token; negative before the answer.
-    position = -start
-    for token, spelling in zip(tokens, spellings, strict=True):
-        is_in_answer = 0 <= position < len(offsets)
-        if spelling and is_in_answer and overlaps(offsets[position], token.token, spans):
-            aligned.append(_make_token(token, offsets[position]))
-        position += len(spelling)
+    for token, offset in _locate_tokens(tokens, content):
+        if overlaps(offset, token.token, spans):
+            aligned.append(_make_token(token, offset))
     return aligned
+
+
+def _locate_tokens(tokens: Sequence[_Token], content: bytes) -> list[tuple[_Token, int]]:
+    """Return the tokens of an answer, each with the offset of its first byte.
+
+    White space is not compared, since the texts of some tokens lack it. Tokens before the answer
+    (reasoning), after it (the end token) and of white space alone are left out.
+
+    Args:
+        tokens: Tokens of the completion.
+        content: Answer in UTF-8.
+
+    Returns:
+        Tokens in order; none if they do not spell the answer.
+    """
+    # Offsets of the bytes that are compared.
+    offsets = [offset for offset, byte in enumerate(content) if byte not in _WHITE_SPACE]
+    spellings = [token.spelling for token in tokens]
+    answer_start = b"".join(spellings).rfind(content.translate(None, _WHITE_SPACE))
+    if answer_start < 0 or not offsets:
+        return []
+
+    located: list[tuple[_Token, int]] = []
+    token_start = 0
+    for token, spelling in zip(tokens, spellings, strict=True):
+        # Number of compared bytes of the answer before the token.
+        index = token_start - answer_start
+        is_in_answer = 0 <= index < len(offsets)
+        if spelling and is_in_answer:
+            located.append((token, offsets[index]))
+        token_start += len(spelling)
+    return located
 
 
 def _make_token(token: _Token, offset: int) -> Token:
     """Return a token of a reply as it is stored, with the offset of its first byte in the answer.
 
     Raises:
-        Malformed: Its alternatives are none.
+        Malformed: Its alternatives are malformed.
     """
     top: list[tuple[str, float]] = []
     for text, logprob in token.alternatives:

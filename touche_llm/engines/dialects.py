@@ -25,7 +25,7 @@ from touche_llm.engines.tokenizers import ChatTokenizer
 from touche_llm.errors import BrokenReply, MissingLogprobs, Rejected, Unusable
 from touche_llm.llm.answer_schema import AnswerModel, Layout, build_schema
 from touche_llm.llm.label_probabilities import TokenizedAnswer, check_logprobs, read_label, squeeze
-from touche_llm.llm.protocol import TokenCounter
+from touche_llm.llm.protocol import Completion, TokenCounter
 from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.text.quoting import quote
@@ -167,6 +167,9 @@ async def find_constraint_parameter(
 ) -> EnforcedSchema | UnenforcedSchema:
     """Find the first parameter with which a server enforces a schema.
 
+    The search also ends with a model that fills its answer with white space: a schema is enforced,
+    but the answer never ends.
+
     Raises:
         BrokenReply: A reply is malformed.
         Rejected: The server refuses all requests.
@@ -174,20 +177,26 @@ async def find_constraint_parameter(
     """
     problems: list[str] = []
     for parameter in CONSTRAINT_PARAMETERS:
-        tried = replace(dialect, constraint_parameter=parameter)
-        result = await _try_constraint_parameter(client, tried)
+        tried_dialect = replace(dialect, constraint_parameter=parameter)
+        result = await _try_constraint_parameter(client, tried_dialect)
         if isinstance(result, EnforcedSchema) or result.is_endless:
             return result
         problems += result.problems
-    return UnenforcedSchema(problems=tuple(dict.fromkeys(problems)))
+
+    different_problems = tuple(dict.fromkeys(problems))
+    return UnenforcedSchema(different_problems)
 
 
 async def _try_constraint_parameter(
     client: ProbeClient, dialect: Dialect
 ) -> EnforcedSchema | UnenforcedSchema:
-    """Test whether a server enforces a schema with the constraint parameter of a dialect."""
+    """Test whether a server enforces a schema with the constraint parameter of a dialect.
+
+    If it refuses the request, it is sent again without log-probabilities, which it may not have.
+    """
     logprobs_refusal: Refusal | None = None
-    reply = await client.send(client.build(top_logprobs=client.sampling.top_logprobs), dialect)
+    request = client.build(top_logprobs=client.sampling.top_logprobs)
+    reply = await client.send(request, dialect)
     if isinstance(reply, Refusal) and client.sampling.logprobs:
         logprobs_refusal = reply
         reply = await client.send(client.build(), dialect)
@@ -195,11 +204,15 @@ async def _try_constraint_parameter(
         return UnenforcedSchema((f"the server refused the request: {reply.reason}",))
 
     completion = read_completion(reply)
-    written = squeeze(completion.text)
-    if written == PROBE_ANSWER:
+    if squeeze(completion.text) == PROBE_ANSWER:
         return EnforcedSchema(dialect.constraint_parameter, reply, logprobs_refusal)
+    return _describe_unenforced(completion)
 
-    has_begun = PROBE_ANSWER.startswith(written) and '{"word"' in written
+
+def _describe_unenforced(completion: Completion) -> UnenforcedSchema:
+    """Return what a model wrote instead of `PROBE_ANSWER`, the only answer that the schema allows."""
+    text = squeeze(completion.text)
+    has_begun = PROBE_ANSWER.startswith(text) and '{"word"' in text
     if has_begun and completion.finish_reason == "length":
         return UnenforcedSchema(problems=(), is_endless=True)
 
@@ -246,9 +259,11 @@ def read_logprobs(schema: EnforcedSchema, top_logprobs: int) -> Logprobs | NoLog
         return NoLogprobs(f"refuses log-probabilities ({schema.logprobs_refusal.reason})")
     try:
         completion = read_completion(schema.reply, _PROBE_LAYOUT)
-        check_logprobs(completion.text, completion.tokens)
     except MissingLogprobs:
         return NoLogprobs("sends no log-probabilities")
+
+    try:
+        check_logprobs(completion.text, completion.tokens)
     except Unusable as error:
         return NoLogprobs(
             problem=f"sends impossible log-probabilities: {error.reason}",
@@ -258,11 +273,19 @@ def read_logprobs(schema: EnforcedSchema, top_logprobs: int) -> Logprobs | NoLog
             ),
         )
 
+    # The schema allows one word. If others have a probability too, they were not excluded before
+    # the log-probabilities were computed.
+    other_mass = _read_off_label_mass(completion)
+    if other_mass is None:
+        return NoLogprobs("sends log-probabilities that do not spell its answer")
+    return Logprobs(top_logprobs, is_renormalised=other_mass <= MAX_UNSEEN)
+
+
+def _read_off_label_mass(completion: Completion) -> float | None:
+    """Return the probability of other words than the one that the schema allows; None if unknown."""
     answer = TokenizedAnswer(completion.text, completion.tokens, _PROBE_LAYOUT)
     reading = read_label(answer, "word", labels=(_PROBE_WORD,), answered=_PROBE_WORD)
-    if reading.off_label_mass is None:
-        return NoLogprobs("sends log-probabilities that do not spell its answer")
-    return Logprobs(top_logprobs, is_renormalised=reading.off_label_mass <= MAX_UNSEEN)
+    return reading.off_label_mass
 
 
 async def find_min_alternatives(client: ProbeClient, dialect: Dialect, logprobs: Logprobs) -> int:
@@ -321,12 +344,12 @@ async def find_counter(client: ProbeClient, tokenizer: Path | None) -> TokenCoun
     problems: list[str] = []
     for counter in _list_counters(client, tokenizer):
         try:
-            # Some templates refuse system messages.
+            # Messages without a system message, which some templates refuse.
             prompt_tokens = await counter.count_tokens(PROBE_MESSAGES)
         except (Rejected, BrokenReply) as error:
             problems.append(str(error))
-        else:
-            return TokenCount(counter, prompt_tokens)
+            continue
+        return TokenCount(counter, prompt_tokens)
     return NoTokenCount(problems[0])
 
 

@@ -24,7 +24,7 @@ from touche_llm.llm.request import Request
 # it.
 _THOUGHT_TOKEN = "hm, "
 # Bytes of a SHA-256.
-_SEED_BYTES = 32
+_DIGEST_BYTES = 32
 
 
 @dataclass(slots=True)
@@ -72,7 +72,8 @@ class DryRunEngine:
         self._task = task
         self._answers = SchemaAnswers()
         self._tokenizer = EstimatingTokenizer()
-        self._last_prompts: dict[str, str] = {}
+        # Text of the last request, by prompt.
+        self._last_texts: dict[str, str] = {}
         self._scored_documents = 0
 
     @property
@@ -95,25 +96,31 @@ class DryRunEngine:
         return [_make_vector(text, dimensions or 1) for text in texts]
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
-        """Return falling scores, all below those of the requests before."""
+        """Return scores that keep the order in which documents are given.
+
+        They fall with each document, also from one request to the next: 0, -1, then -2, -3 and so
+        on.
+        """
         pairs = [query + document for document in documents]
         self._count(f"{self._task}/cross_encoder", "".join(pairs))
 
         first = self._scored_documents
         self._scored_documents += len(documents)
-        return [float(-place) for place in range(first, self._scored_documents)]
+        return [float(-number) for number in range(first, self._scored_documents)]
 
     def _count_chat(self, request: Request) -> None:
         """Add the usage of a chat request to that of its prompt."""
         prompt = request.origin.prompt
         text = join_contents(request.messages)
-        last_text = self._last_prompts.get(prompt, "")
-        self._last_prompts[prompt] = text
-
         usage = self._count(prompt, text)
         usage.topics.add(request.origin.topic_id)
         usage.completion_tokens += request.sampling.max_tokens
-        usage.shared_tokens += estimate_tokens(text[: count_shared(last_text, text)])
+
+        # A prefix cache saves the beginning that a text shares with the last one of its prompt.
+        last_text = self._last_texts.get(prompt, "")
+        self._last_texts[prompt] = text
+        shared_beginning = text[: count_shared(last_text, text)]
+        usage.shared_tokens += estimate_tokens(shared_beginning)
 
     def _count(self, name: str, text: str) -> Usage:
         """Count a request with this text, and return the usage under this name."""
@@ -125,8 +132,11 @@ class DryRunEngine:
 
 def _make_vector(text: str, dimensions: int) -> bytes:
     """Return a vector, as little-endian float32, whose values depend on the text alone."""
-    seed = hashlib.sha256(text.encode()).digest()
-    values = [seed[place % _SEED_BYTES] - 127.5 for place in range(dimensions)]
+    digest = hashlib.sha256(text.encode()).digest()
+    values: list[float] = []
+    for dimension in range(dimensions):
+        byte = digest[dimension % _DIGEST_BYTES]
+        values.append(byte - 127.5)
     return struct.pack(f"<{dimensions}f", *values)
 
 
@@ -146,54 +156,72 @@ class SchemaAnswers:
 
     def make_completion(self, request: Request) -> Completion:
         """Return a completion that fits the schema of a request."""
-        layout = request.layout
+        if request.layout.form is AnswerForm.TEXT:
+            return _make_completion(request, _THOUGHT_TOKEN * request.sampling.max_tokens, [])
+
+        labels = self._choose_labels(request)
+        first_labels = {name: probable[0] for name, probable in labels.items()}
+        text = request.layout.spell(first_labels)
         tokens: list[Token] = []
-        if layout.form is AnswerForm.TEXT:
-            text = _THOUGHT_TOKEN * request.sampling.max_tokens
-        else:
-            labels = self._choose_labels(request)
-            text = layout.spell({name: probable[0] for name, probable in labels.items()})
-            if request.sampling.top_logprobs:
-                tokens = _make_tokens(text, labels, layout)
-        return Completion(
-            text=text,
-            finish_reason="stop",
-            prompt_tokens=estimate_tokens(join_contents(request.messages)),
-            completion_tokens=estimate_tokens(text),
-            tokens=tokens,
-        )
+        if request.sampling.top_logprobs:
+            tokens = _make_tokens(text, labels, request.layout)
+        return _make_completion(request, text, tokens)
 
     def _choose_labels(self, request: Request) -> dict[str, Sequence[Label]]:
-        """Return the probable labels of each field, that of the text first."""
+        """Return the probable labels of each field of an answer, that of the text first."""
         fields = list_fields(request.schema)
         documents = (request.origin.document_id or "").split()
-        if not documents and list(fields) == ["first", "second"]:
+        requests_objects = not documents and list(fields) == ["first", "second"]
+        if requests_objects:
             return _choose_objects(fields["first"]["enum"], fields["second"]["enum"])
 
-        answer: dict[str, Sequence[Label]] = {}
+        labels: dict[str, Sequence[Label]] = {}
         for name, schema in fields.items():
             if "pattern" in schema:
-                answer[name] = [_make_text(name, len(documents))]
+                labels[name] = [_make_text(name, len(documents))]
             elif len(documents) > 1:
-                best = self._choose_best(request.origin.topic_id, documents)
-                answer[name] = [schema["enum"][documents.index(best)]]
+                best_place = self._find_best(request.origin.topic_id, documents)
+                labels[name] = [schema["enum"][best_place]]
             else:
-                answer[name] = schema["enum"]
-        return answer
+                labels[name] = schema["enum"]
+        return labels
 
-    def _choose_best(self, topic_id: str, documents: Sequence[str]) -> str:
-        """Return the best of documents: the first, or that of the same ones before."""
-        return self._best.setdefault((topic_id, frozenset(documents)), documents[0])
+    def _find_best(self, topic_id: str, documents: Sequence[str]) -> int:
+        """Return the place, from 0, of the best document: the first one when they were new."""
+        key = (topic_id, frozenset(documents))
+        best = self._best.setdefault(key, documents[0])
+        return documents.index(best)
+
+
+def _make_completion(request: Request, text: str, tokens: list[Token]) -> Completion:
+    """Return a completion with this text and these tokens, and estimates of its numbers of tokens."""
+    return Completion(
+        text=text,
+        finish_reason="stop",
+        prompt_tokens=estimate_tokens(join_contents(request.messages)),
+        completion_tokens=estimate_tokens(text),
+        tokens=tokens,
+    )
 
 
 def _choose_objects(firsts: Sequence[str], seconds: Sequence[str]) -> dict[str, Sequence[Label]]:
-    """Return two objects: the first label, and the last one that shares no word with it, if any."""
+    """Return an answer with the two objects that a topic compares, which must share no word.
+
+    The first object is the first label. The second is the last label without a word of the first
+    one, or else the last label.
+
+    Args:
+        firsts: Labels of the field `first`, spans of the topic's title.
+        seconds: Labels of the field `second`.
+    """
     first = firsts[0]
-    words = set(first.casefold().split())
-    for second in reversed(seconds):
-        if words.isdisjoint(second.casefold().split()):
-            return {"first": [first], "second": [second]}
-    return {"first": [first], "second": [seconds[-1]]}
+    first_words = set(first.casefold().split())
+    second = seconds[-1]
+    for label in reversed(seconds):
+        if first_words.isdisjoint(label.casefold().split()):
+            second = label
+            break
+    return {"first": [first], "second": [second]}
 
 
 def _make_text(field_name: str, document_count: int) -> str:
@@ -219,11 +247,15 @@ def _make_tokens(text: str, labels: Mapping[str, Sequence[Label]], layout: Layou
 
 
 def _estimate_shares(labels: Sequence[Label], layout: Layout) -> dict[str, float]:
-    """Return the probability of each label by how it is written."""
+    """Return the probability of each label by how it is written.
+
+    All are equal, except that the first of several words has twice the probability of the others.
+    """
     weights: dict[str, float] = {}
-    for place, label in enumerate(labels):
-        is_first_word = place == 0 and isinstance(label, str)
-        weights[layout.spell_value(label)] = 2.0 if is_first_word else 1.0
+    for label in labels:
+        weights[layout.spell_value(label)] = 1.0
+    if isinstance(labels[0], str):
+        weights[layout.spell_value(labels[0])] = 2.0
 
     total = sum(weights.values())
-    return {label: weight / total for label, weight in weights.items()}
+    return {spelling: weight / total for spelling, weight in weights.items()}

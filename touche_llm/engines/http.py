@@ -48,9 +48,11 @@ def allow_open_files(wanted: int) -> None:
     MacOS begins with 256.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class HttpClient:
@@ -99,14 +101,16 @@ class HttpClient:
         self._key = os.environ.get(MODEL_KEY_VARIABLE, "").strip()
 
     async def __aenter__(self) -> Self:
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        # Without `force_close`, aiohttp would take data that a server sends on an idle connection
+        # for the reply to the next request (its issue 13656), and the label of one document would
+        # be stored for another.
         self._session = aiohttp.ClientSession(
-            # aiohttp would take data that a server sends on an idle connection for the reply to the
-            # next request (its issue 13656), and the label of one document would be stored for
-            # another.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, connect=min(30.0, self._seconds)),
-            headers={"Content-Type": "application/json"}
-            | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
+            headers=headers,
         )
         return self
 
@@ -129,17 +133,22 @@ class HttpClient:
     def check_model(self, reply_model: str | None, requested: str) -> None:
         """Raise EngineError if another model replies than in the first reply.
 
-        Replies need not name their model.
+        Args:
+            reply_model: Name of the model in a reply; None if the reply names none, which is fine.
+            requested: Name of the model in the request.
         """
-        self._reply_model = self._reply_model or reply_model
-        if reply_model not in (None, self._reply_model):
-            first = to_line(str(self._reply_model))
-            other = to_line(str(reply_model))
-            raise EngineError(
-                f"{self.base_url}: {other!r} answers now, {first!r} answered before; its "
-                f"answers are not stored under the name {requested!r}; serve one model and run the same command "
-                "again, or keep the new answers separate with `engine.revision`"
-            )
+        if not self._reply_model:
+            self._reply_model = reply_model
+        if reply_model is None or reply_model == self._reply_model:
+            return
+
+        first = to_line(str(self._reply_model))
+        other = to_line(reply_model)
+        raise EngineError(
+            f"{self.base_url}: {other!r} answers now, {first!r} answered before; its "
+            f"answers are not stored under the name {requested!r}; serve one model and run the same command "
+            "again, or keep the new answers separate with `engine.revision`"
+        )
 
     @asynccontextmanager
     async def _limit(self) -> AsyncIterator[None]:
@@ -147,29 +156,45 @@ class HttpClient:
 
         A request waits in the server's queue behind others: with 256 at a time and one reply every
         two seconds, for 512 s. Its time therefore begins again with each reply, and while the queue
-        holds requests, perhaps of other
-        clients: sent again, it would wait at the end.
+        holds requests, perhaps of other clients: sent again, it would wait at the end.
+        """
+        async with asyncio.timeout(None) as limit:
+            watch = asyncio.create_task(self._expire_in_silence(limit))
+            try:
+                yield
+                self._last_reply = asyncio.get_running_loop().time()
+            finally:
+                watch.cancel()
+
+    async def _expire_in_silence(self, limit: asyncio.Timeout) -> None:
+        """Let a time limit expire once the server has sent no reply for too long.
+
+        A server with waiting requests is busy, so that it gets more time, up to `patience` times as
+        much.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
+        end_of_patience = started + self.patience * self._seconds
+        while True:
+            await self._wait_for_silence(started)
+            if clock() >= end_of_patience or not await self.count_waiting():
+                break
+            self._last_reply = clock()
+        limit.reschedule(clock())
 
-        async def watch() -> None:
-            end = started + self.patience * self._seconds
-            while True:
-                while (rest := max(started, self._last_reply) + self._seconds - clock()) > 0.0:
-                    await asyncio.sleep(rest)
-                if clock() >= end or not await self.count_waiting():
-                    break
-                self._last_reply = clock()
-            limit.reschedule(clock())
+    async def _wait_for_silence(self, started: float) -> None:
+        """Wait until the last reply, or the start of a request, is as long ago as the time limit.
 
-        async with asyncio.timeout(None) as limit:
-            watching = asyncio.create_task(watch())
-            try:
-                yield
-                self._last_reply = clock()
-            finally:
-                watching.cancel()
+        Args:
+            started: Time of the event loop at which the request was sent.
+        """
+        clock = asyncio.get_running_loop().time
+        while True:
+            silent_since = max(started, self._last_reply)
+            remaining = silent_since + self._seconds - clock()
+            if remaining <= 0.0:
+                return
+            await asyncio.sleep(remaining)
 
     async def count_waiting(self) -> int:
         """Return how many requests of all clients wait at vLLM; 0 for other servers."""
@@ -178,18 +203,28 @@ class HttpClient:
             # A redirect would send the key to another server.
             request = self._session.get(self.base_url + "/metrics", allow_redirects=False)
             async with asyncio.timeout(5.0), request as response:
-                text = (await read_body(response, _MAX_BODY)).decode("utf-8", "replace")
+                content = await read_body(response, _MAX_BODY)
         except (TimeoutError, aiohttp.ClientError, OSError):
             return 0
-        return sum(int(float(count)) for count in _QUEUE.findall(text))
+        metrics = content.decode("utf-8", "replace")
+        return sum(int(float(count)) for count in _QUEUE.findall(metrics))
 
     async def _call(
         self, method: str, path: str, body: bytes | None, reply: type[ReplyT]
     ) -> ReplyT:
+        """Send a request once, and return its reply, decoded.
+
+        Raises:
+            EngineError: The address is no URL.
+            Rejected: The server refuses the request, or redirects it.
+            Transient: There is no reply, or a retry may help.
+        """
         raw = await self._send(method, path, body)
         if raw.status < 300:
             return _decode(raw, path, reply)
-        if raw.status < 400:
+
+        is_redirect = raw.status < 400
+        if is_redirect:
             problem = f"a redirect to {to_line(raw.location)!r}; give the server's own address with {self.address}"
         else:
             problem = _describe_refusal(raw.content)
@@ -199,25 +234,14 @@ class HttpClient:
         raise Rejected(raw.status, f"HTTP {raw.status} from {path}: {problem}")
 
     async def _send(self, method: str, path: str, body: bytes | None) -> _RawReply:
-        """Send a request once.
+        """Send a request once, and translate the errors of the connection.
 
-        Raise Transient without a complete reply, or EngineError for no URL.
+        Raises:
+            EngineError: The address is no URL.
+            Transient: There is no complete reply.
         """
-        assert self._session is not None, "use the client as an asynchronous context manager"
         try:
-            # A redirect would send the prompts and the key to another server.
-            async with (
-                self._limit(),
-                self._session.request(
-                    method, self.base_url + path, data=body, allow_redirects=False
-                ) as response,
-            ):
-                return _RawReply(
-                    status=response.status,
-                    content=await read_body(response, _MAX_BODY),
-                    retry_after=parse_retry_after(response.headers.get("Retry-After")),
-                    location=response.headers.get("Location", ""),
-                )
+            return await self._exchange(method, path, body)
         except aiohttp.InvalidURL as error:
             raise EngineError(
                 f"{self.base_url}: not a URL; give {self.address} like http://127.0.0.1:8000"
@@ -228,6 +252,21 @@ class HttpClient:
                 raise Unreachable("server_error", reason) from error
             kind: FailureKind = "timeout" if isinstance(error, TimeoutError) else "server_error"
             raise Transient(kind, reason) from error
+
+    async def _exchange(self, method: str, path: str, body: bytes | None) -> _RawReply:
+        """Send a request once within the time limit; raise the errors of aiohttp."""
+        assert self._session is not None, "use the client as an asynchronous context manager"
+        # A redirect would send the prompts and the key to another server.
+        exchange = self._session.request(
+            method, self.base_url + path, data=body, allow_redirects=False
+        )
+        async with self._limit(), exchange as response:
+            return _RawReply(
+                status=response.status,
+                content=await read_body(response, _MAX_BODY),
+                retry_after=parse_retry_after(response.headers.get("Retry-After")),
+                location=response.headers.get("Location", ""),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +287,12 @@ class _RawReply:
 
 
 def _decode(raw: _RawReply, path: str, reply: type[ReplyT]) -> ReplyT:
+    """Return a reply as this type.
+
+    Raises:
+        BrokenReply: It is not of this type.
+        OversizedReply: It is too long to be read.
+    """
     if len(raw.content) > _MAX_BODY:
         problem = f"the reply from {path} has more than {_MAX_BODY:,} bytes"
         raise OversizedReply(raw.status, f"{problem}; shorten the document, or check the server")
@@ -266,11 +311,18 @@ def _describe_refusal(content: bytes) -> str:
 
 
 def extract_message(error: Any) -> str:
-    """Return the message of an error, shortened; its form differs between servers."""
+    """Return the message of a server's error as one line.
+
+    Servers send `{"error": {"message": TEXT}}`, `{"error": TEXT}`, `{"message": TEXT}` or a text;
+    another value is returned as JSON.
+    """
+    message = error
     for name in ("error", "message"):
-        if isinstance(error, dict) and error.get(name):
-            error = error[name]
-    return to_line(error if isinstance(error, str) else orjson.dumps(error).decode())
+        if isinstance(message, dict) and message.get(name):
+            message = message[name]
+    if not isinstance(message, str):
+        message = orjson.dumps(message).decode()
+    return to_line(message)
 
 
 def _quote(content: bytes) -> str:

@@ -117,8 +117,8 @@ async def identify(
     models = {served.id: served for served in model_list.data}
     model = _choose_model(models, settings.model, server.base_url, section)
     program = await _identify_program(server, model)
-
     served_context = _get_context(model, models) or program.context
+
     info = EngineInfo(
         model=model.id,
         revision=settings.revision,
@@ -127,10 +127,8 @@ async def identify(
         engine=program.title,
         serving=_describe_origin(model),
     )
-    return Identification(
-        info=info,
-        context_check=_check_context(info, settings.context, served_context, section),
-    )
+    context_check = _check_context(info, settings.context, served_context, section)
+    return Identification(info, context_check)
 
 
 def _choose_model(
@@ -142,13 +140,15 @@ def _choose_model(
         EngineError: The server does not serve the model, or several if none is configured.
     """
     if configured is None and len(models) == 1:
-        return next(iter(models.values()))
+        (only_model,) = models.values()
+        return only_model
     if configured is not None and configured in models:
         return models[configured]
 
-    other = "" if configured is None else f", not {configured!r}"
-    names = to_line(", ".join(models)) or "no model"
-    raise EngineError(f"{base_url}: serves {names}{other}; choose one with `{section}.model`")
+    served = to_line(", ".join(models)) or "no model"
+    if configured is not None:
+        served += f", not {configured!r}"
+    raise EngineError(f"{base_url}: serves {served}; choose one with `{section}.model`")
 
 
 def _get_context(model: _ServedModel, models: Mapping[str, _ServedModel]) -> int | None:
@@ -186,21 +186,35 @@ class _Program:
 async def _identify_program(server: HttpClient, model: _ServedModel) -> _Program:
     """Return the program that serves a model.
 
+    The owner of the model names it. If that is unknown, each known program is tried.
+
     Raises:
         Transient: There is no reply.
     """
-    kind = _SERVER_KINDS.get(model.owned_by or "")
-    candidates = list(_SERVER_KINDS.values()) if kind is None else [kind]
-    for candidate in candidates:
-        try:
-            reply = await server.get(candidate.version_path, _Version)
-        except (Rejected, BrokenReply):
-            continue
-        version = reply.version or reply.build_info
-        if version:
-            context = reply.default_generation_settings.n_ctx
-            return _Program(f"{candidate.name} {to_line(version)}", context)
-    return _Program("unknown server" if kind is None else kind.name)
+    named_kind = _SERVER_KINDS.get(model.owned_by or "")
+    kinds = list(_SERVER_KINDS.values()) if named_kind is None else [named_kind]
+    for kind in kinds:
+        program = await _request_version(server, kind)
+        if program is not None:
+            return program
+    return _Program("unknown server" if named_kind is None else named_kind.name)
+
+
+async def _request_version(server: HttpClient, kind: _ServerKind) -> _Program | None:
+    """Return a program with the version that it reports; None if the server reports none there.
+
+    Raises:
+        Transient: There is no reply.
+    """
+    try:
+        reply = await server.get(kind.version_path, _Version)
+    except (Rejected, BrokenReply):
+        return None
+    version = reply.version or reply.build_info
+    if not version:
+        return None
+    context = reply.default_generation_settings.n_ctx
+    return _Program(f"{kind.name} {to_line(version)}", context)
 
 
 def _check_context(
@@ -235,28 +249,38 @@ def _check_context(
 
 
 def describe_failure(
-    server: HttpClient, error: Transient | Rejected, refused: str = "", *, is_known: bool = False
+    server: HttpClient,
+    error: Transient | Rejected,
+    refusal_remedy: str = "",
+    *,
+    is_known: bool = False,
 ) -> EngineError:
     """Return the error of a start-up check whose request failed.
 
     Args:
         server: Client of the server.
         error: Failure of the request.
-        refused: What helps if the server refuses the request; empty for a check of its address.
+        refusal_remedy: What helps if the server refuses the request; empty if it is to check the
+            address.
         is_known: Whether the server has replied to another request.
     """
-    hint = f"is the server running there? It answers once its model is loaded. Set its address with {server.address}"
-    if isinstance(error, Transient):
-        if error.kind == "timeout" and is_known:
-            hint = (
-                "the server is busy (it answers other requests); wait, or give requests more time with "
-                f"`{server.section}.request_timeout`"
-            )
-        return EngineError(f"{server.base_url}: {error.reason}; {hint}")
-
-    remedy = refused or hint
-    if error.status in (401, 403):
-        remedy = f"give its key in {MODEL_KEY_VARIABLE}"
-    return EngineError(
-        f"{server.base_url}: the server refused the start-up check: {error}; {remedy}"
+    check_address = (
+        "is the server running there? It answers once its model is loaded. Set its address with "
+        f"{server.address}"
     )
+    if isinstance(error, Rejected):
+        remedy = refusal_remedy or check_address
+        if error.status in (401, 403):
+            remedy = f"give its key in {MODEL_KEY_VARIABLE}"
+        return EngineError(
+            f"{server.base_url}: the server refused the start-up check: {error}; {remedy}"
+        )
+
+    remedy = check_address
+    is_busy = error.kind == "timeout" and is_known
+    if is_busy:
+        remedy = (
+            "the server is busy (it answers other requests); wait, or give requests more time with "
+            f"`{server.section}.request_timeout`"
+        )
+    return EngineError(f"{server.base_url}: {error.reason}; {remedy}")

@@ -6,10 +6,14 @@ import math
 from collections.abc import Mapping
 
 from touche_llm.llm.answer import Token
+from touche_llm.llm.answer_schema import slice_bytes
 
 
 def make_label_token(text: str, span: tuple[int, int], shares: Mapping[str, float]) -> Token:
     """Return a value in the text of an answer as one token, with all labels as alternatives.
+
+    The character after the value is part of the token, and of each alternative: with it, no label
+    is the beginning of another one.
 
     Args:
         text: Text of the answer.
@@ -17,14 +21,15 @@ def make_label_token(text: str, span: tuple[int, int], shares: Mapping[str, floa
         shares: Probability of each label as it is written, above 0; the value is one of them.
     """
     start, end = span
-    content = text.encode("utf-8", errors="replace")
-    value = content[start:end].decode("utf-8", errors="replace")
+    value = slice_bytes(text, start, end)
+    next_character = slice_bytes(text, end, end + 1)
 
-    # With the character after the value, no label is the beginning of another.
-    following = content[end : end + 1].decode("utf-8", errors="replace")
+    alternatives: list[tuple[str, float]] = []
+    for label, share in shares.items():
+        alternatives.append((label + next_character, math.log(share)))
     return Token(
         at=start,
-        token=value + following,
+        token=value + next_character,
         logprob=math.log(shares[value]),
-        top=[(label + following, math.log(share)) for label, share in shares.items()],
+        top=alternatives,
     )

@@ -14,12 +14,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from touche_llm.engines.settings import get_model_name
 from touche_llm.errors import EngineError, Rejected, Transient
+
+if TYPE_CHECKING:
+    from touche_llm.engines.http import HttpClient
 
 # With white space allowed between tokens, weak models write it endlessly. Only this backend has the
 # switch, and all requests must use the same backend.
@@ -79,8 +82,9 @@ class GuardedProcess:
         with self.log.open("rb") as stream:
             stream.seek(self.log_start)
             output = stream.read().decode(errors="replace")
-        lines = output.splitlines()[-_LAST_LINES:]
-        return "\n".join([f"the end of {self.log}:", *(line[:_MAX_LINE] for line in lines)])
+        last_lines = output.splitlines()[-_LAST_LINES:]
+        short_lines = [line[:_MAX_LINE] for line in last_lines]
+        return "\n".join([f"the end of {self.log}:", *short_lines])
 
 
 @asynccontextmanager
@@ -105,44 +109,54 @@ async def run_guarded(command: Sequence[str], log: Path) -> AsyncIterator[Guarde
     try:
         yield guarded
     finally:
+        # The guard ends the command when its standard input ends.
         assert process.stdin is not None, "standard input is a pipe"
         process.stdin.close()
         await guarded.wait()
 
 
 def guard(stop_seconds: float, command: Sequence[str]) -> int:
-    """Run a command until it ends or standard input does.
-
-    SIGKILL follows SIGTERM after `stop_seconds`.
+    """Run a command until it ends or standard input does, and return its exit code.
 
     This is the parent process of a server. The program that uses the server holds the other end of
     standard input and never writes to it. The system closes that end with the program, also after
     SIGKILL; the guard then ends the server and its process group, in which vLLM's engine processes
     are.
+
+    Args:
+        stop_seconds: Seconds between SIGTERM, which asks the server to end, and SIGKILL.
+        command: Program of the server and its arguments.
     """
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
-    def kill() -> None:
-        # macOS forbids signals to a group of zombies.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(server.pid, signal.SIGKILL)
-
     def stop(*_: object) -> None:
         server.terminate()
-        timer = threading.Timer(stop_seconds, kill)
+        timer = threading.Timer(stop_seconds, _kill_group, [server.pid])
         timer.daemon = True
         timer.start()
 
-    def terminate_at_end_of_input() -> None:
-        sys.stdin.read()
-        os.kill(os.getpid(), signal.SIGTERM)
-
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
-    threading.Thread(target=terminate_at_end_of_input, daemon=True).start()
+    threading.Thread(target=_terminate_at_end_of_input, daemon=True).start()
+
     code = server.wait()
-    kill()
-    return code if code >= 0 else 128 - code  # as in a shell
+    # Processes of the server may outlive it.
+    _kill_group(server.pid)
+    is_killed = code < 0
+    return 128 - code if is_killed else code  # as in a shell
+
+
+def _kill_group(group: int) -> None:
+    """Kill the processes of a group, if there are any."""
+    # macOS forbids signals to a group of zombies.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _terminate_at_end_of_input() -> None:
+    """Wait for the end of standard input, and send SIGTERM to this process."""
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def to_flags(options: Mapping[str, Any]) -> list[str]:
@@ -183,8 +197,7 @@ async def serve(
     Raises:
         EngineError: There is no program `vllm`, or it ended before the server replied.
     """
-    with socket.create_server((_HOST, 0)) as free:
-        port: int = free.getsockname()[1]
+    port = _find_free_port()
     arguments = build_start_options(options)
     arguments |= {"served_model_name": get_model_name(folder), "host": _HOST, "port": port}
     if context is not None:
@@ -203,6 +216,13 @@ async def serve(
         yield url
 
 
+def _find_free_port() -> int:
+    """Return a port of this machine that no program uses."""
+    with socket.create_server((_HOST, 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
 async def _wait_until_ready(server: GuardedProcess, url: str) -> None:
     """Wait until a server replies.
 
@@ -213,18 +233,24 @@ async def _wait_until_ready(server: GuardedProcess, url: str) -> None:
 
     async with HttpClient(url, concurrency=1, request_timeout=60.0) as client:
         while server.exit_code is None:
-            try:
-                await client.get("/v1/models", dict)
-            except Rejected:
-                return  # the start-up check reports it
-            except Transient:
-                await asyncio.sleep(_POLL_INTERVAL)
-            else:
+            if await _replies(client):
                 return
+            await asyncio.sleep(_POLL_INTERVAL)
 
     raise EngineError(
         f"vllm serve: ended with code {server.exit_code} before it was ready; {server.read_end_of_log()}"
     )
+
+
+async def _replies(client: HttpClient) -> bool:
+    """Return whether a server replies, if only with a refusal, which the start-up check reports."""
+    try:
+        await client.get("/v1/models", dict)
+    except Transient:
+        return False
+    except Rejected:
+        return True
+    return True
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
@@ -83,6 +83,12 @@ class _PoolingQuery(Generic[_StoredT]):
 def _split(items: Sequence[_ItemToSend], size: int) -> list[Sequence[_ItemToSend]]:
     """Split items into batches of this size; the last one may be smaller."""
     return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _identify_text(request: Request) -> tuple[str, str]:
+    """Return the topic of a request, and its document, or its text if it is about no document."""
+    origin = request.origin
+    return origin.topic_id, origin.document_id or _get_text(request)
 
 
 def _get_text(request: Request) -> str:
@@ -181,6 +187,8 @@ class PoolingClient(EngineClient):
     ) -> str:
         """Return the text of a document, truncated if it does not fit the context.
 
+        If a replay misses the number of tokens, it is the complete text; see `raise_on_misses`.
+
         Args:
             build: Builds the text to send from that of the document.
             document: Text, or passages in the order in which they are kept.
@@ -196,19 +204,24 @@ class PoolingClient(EngineClient):
             return self.wrap(build(text), topic_id, document_id)
 
         complete_text = get_complete_text(document)
-        # The model may add as many tokens as the overhead to those that the server counts.
-        room = self.engine_info.context - self.engine_info.overhead
-        complete_request = build_request(complete_text)
-        fitted = await self.truncate_document(build_request, complete_request, document, room)
-        if isinstance(fitted, UncachedRequest):
+        truncated = await self.truncate_document(
+            build_request,
+            complete_request=build_request(complete_text),
+            document=document,
+            # The model may add as many tokens as the overhead to those that the server counts.
+            room=self.engine_info.context - self.engine_info.overhead,
+        )
+        if isinstance(truncated, UncachedRequest):
             return complete_text
-        if isinstance(fitted, FailedRequest):
-            subject = complete_request.origin.subject
-            reason = fitted.attempts[-1].reason
-            raise self._fail_with(
-                f"{subject}: too long, and its tokens cannot be counted: {reason}"
-            )
-        return fitted.text
+        if isinstance(truncated, FailedRequest):
+            raise self._fail_to_count(truncated)
+        return truncated.text
+
+    def _fail_to_count(self, failed: FailedRequest) -> EngineError:
+        """Return the error of a document whose tokens could not be counted."""
+        subject = failed.request.origin.subject
+        reason = failed.attempts[-1].reason
+        return self._fail_with(f"{subject}: too long, and its tokens cannot be counted: {reason}")
 
     def raise_on_misses(self) -> None:
         """Raise an error if a replay needed results that the cache lacks.
@@ -219,13 +232,12 @@ class PoolingClient(EngineClient):
         if not self.misses:
             return
 
-        # A text whose length is missing as well counts once.
-        subjects: set[tuple[Any, ...]] = set()
-        for miss in self.misses:
-            subjects.add((miss.origin.topic_id, miss.origin.document_id or miss.messages))
+        # A text whose number of tokens is missing as well counts once.
+        texts = {_identify_text(miss) for miss in self.misses}
+        first_subject = self.misses[0].origin.subject
         raise ReplayMiss(
-            f"{self.cache.path}: the cache lacks {len(subjects)} results of {self.engine_info.model} that the run "
-            f"needs, the first for {self.misses[0].origin.subject}; request them with `cache.mode: reuse` and the "
+            f"{self.cache.path}: the cache lacks {len(texts)} results of {self.engine_info.model} that the run "
+            f"needs, the first for {first_subject}; request them with `cache.mode: reuse` and the "
             f"address of its server (`{SECTIONS[self.purpose]}.url`)"
         )
 
@@ -237,24 +249,44 @@ class PoolingClient(EngineClient):
         None stands for a result that a replay misses.
         """
         keys = [query.make_key(text) for text in texts]
-        results: dict[str, _StoredT | None] = {}
-        missing: dict[str, Request] = {}
+        texts_by_key: dict[str, Request] = {}
         for key, text in zip(keys, texts, strict=True):
-            if key in results:
-                continue
-            results[key] = self.cache.get(key, query.model, refreshed=key in self._stored)
-            if results[key] is None:
-                missing[key] = text
-        self.counts.cache_hits += len(results) - len(missing)
+            texts_by_key.setdefault(key, text)
 
+        results = self._find_cached(query, texts_by_key)
+        self.counts.cache_hits += len(results)
+
+        missing = [(key, text) for key, text in texts_by_key.items() if key not in results]
         if self.engine is None:
-            self.misses += missing.values()
+            self.misses += [text for _, text in missing]
         else:
-            request = partial(self._request_batch, self.engine, query)
-            batches = _split(list(missing.items()), self.batch)
-            for stored in await map_in_order(request, batches, self.concurrency):
-                results.update(stored)
-        return [results[key] for key in keys]
+            results |= await self._request_missing(self.engine, query, missing)
+        return [results.get(key) for key in keys]
+
+    def _find_cached(
+        self, query: _PoolingQuery[_StoredT], keys: Iterable[str]
+    ) -> dict[str, _StoredT]:
+        """Return the results with these keys that are in the cache, by key."""
+        cached: dict[str, _StoredT] = {}
+        for key in keys:
+            result = self.cache.get(key, query.model, refreshed=key in self._stored)
+            if result is not None:
+                cached[key] = result
+        return cached
+
+    async def _request_missing(
+        self,
+        engine: PoolingEngine,
+        query: _PoolingQuery[_StoredT],
+        missing: Sequence[_ItemToSend],
+    ) -> dict[str, _StoredT]:
+        """Request the results for texts in batches, and return them by key."""
+        request = partial(self._request_batch, engine, query)
+        batches = _split(missing, self.batch)
+        results: dict[str, _StoredT] = {}
+        for batch_results in await map_in_order(request, batches, self.concurrency):
+            results |= batch_results
+        return results
 
     async def _request_batch(
         self,
@@ -370,6 +402,7 @@ class PoolingServer:
         self._purpose: PoolingPurpose = purpose
         self._settings = settings
         self._model = settings.model or ""
+        # Dimensions of the first vector.
         self._length: int | None = None
 
     async def connect(self, dimensions: int | None = None) -> EngineInfo:
@@ -382,28 +415,36 @@ class PoolingServer:
             EngineError: The server is unreachable, does not serve the model, or its results cannot
                 be used.
         """
-        from touche_llm.engines.identification import (  # takes a while to load
-            describe_failure,
-            identify,
-        )
+        from touche_llm.engines.identification import describe_failure  # takes a while to load
 
-        client = self._client
         try:
-            identification = await identify(client, self._settings, client.section)
-            info = identification.info
+            info = await self._identify()
             self._model = info.model
-            if identification.context_check.is_blocking:
-                raise EngineError(f"{client.base_url}: {identification.context_check}")
             if self._purpose == "embedding":
                 await self._check_vectors(dimensions)
             else:
                 await self._check_scores()
         except (Transient, Rejected) as error:
-            refused = _SEE_LOG
+            remedy = _SEE_LOG
             if isinstance(error, Rejected) and error.status == 404:
-                refused = f"it does not know {_PATHS[self._purpose]}; with vLLM, serve its model with --runner pooling"
-            raise describe_failure(client, error, refused) from error
+                remedy = f"it does not know {_PATHS[self._purpose]}; with vLLM, serve its model with --runner pooling"
+            raise describe_failure(self._client, error, remedy) from error
         return info.model_copy(update={"overhead": _OVERHEAD})
+
+    async def _identify(self) -> EngineInfo:
+        """Return what the server says of itself and of its model.
+
+        Raises:
+            EngineError: The server does not serve the model, or its context is unknown or too long.
+            Rejected: The server refuses a request.
+            Transient: There is no reply.
+        """
+        from touche_llm.engines.identification import identify  # takes a while to load
+
+        identification = await identify(self._client, self._settings, self._client.section)
+        if identification.context_check.is_blocking:
+            raise EngineError(f"{self._client.base_url}: {identification.context_check}")
+        return identification.info
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
         """Return the vector of each text; see `PoolingEngine`."""
@@ -444,9 +485,11 @@ class PoolingServer:
                 f"sends vectors of {self._length} dimensions, {dimensions} are configured",
                 "leave `dense.dimensions` out, or serve a model that can shorten its vectors (Matryoshka)",
             )
+
         vectors = np.array([np.frombuffer(content, "<f4") for content in contents])
-        units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        if np.abs(units - units[0]).max() <= _EQUAL:
+        unit_vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        differences_from_first = np.abs(unit_vectors - unit_vectors[0])
+        if differences_from_first.max() <= _EQUAL:
             raise self._fail("sends the same vector for clearly different texts")
 
     async def _check_scores(self) -> None:
@@ -488,17 +531,15 @@ class PoolingServer:
         Raises:
             EngineError: The vector cannot be used, or has other dimensions than the first one.
         """
-        if isinstance(embedding, bytes):
-            content = embedding
-        else:
-            numbers = [math.nan if value is None else value for value in embedding]
-            content = np.array(numbers, "<f4").tobytes()
+        content = embedding if isinstance(embedding, bytes) else _encode_vector(embedding)
         if not content or len(content) % 4:
             raise self._fail(f"sends a vector of {len(content)} bytes, not of float32")
         values = np.frombuffer(content, "<f4")
         if not np.isfinite(values).all() or not values.any():
             raise self._fail("sends a vector of zeros, or with values that are no numbers (NaN)")
-        self._length = self._length or len(values)
+
+        if self._length is None:
+            self._length = len(values)
         if len(values) != self._length:
             raise self._fail(
                 f"sends a vector of {len(values)} dimensions, the first had {self._length}",
@@ -508,3 +549,9 @@ class PoolingServer:
 
     def _fail(self, problem: str, remedy: str = _SEE_LOG) -> EngineError:
         return EngineError(f"{self._client.base_url}: {problem}; {remedy}")
+
+
+def _encode_vector(numbers: Sequence[float | None]) -> bytes:
+    """Return numbers as little-endian float32; None becomes NaN."""
+    values = [math.nan if number is None else number for number in numbers]
+    return np.array(values, "<f4").tobytes()

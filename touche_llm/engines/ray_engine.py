@@ -111,6 +111,7 @@ class RayJob:
         return count
 
     def _build_command(self, requests: Path, responses: Path) -> list[str]:
+        """Return the command of the job; its settings are JSON in the last argument."""
         ray_options: dict[str, Any] = {}
         vllm_options: dict[str, Any] = {}
         for name, value in self.options.items():

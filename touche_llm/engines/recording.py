@@ -65,18 +65,19 @@ class ReplayingEngine(RecordingEngine):
 
 
 async def run_until_pending(work: Awaitable[object]) -> bool:
-    """Await work that uses a recording engine.
+    """Await work that uses a recording engine, which cancels it at a request without an answer.
 
     Returns:
-        Whether the work ended, rather than being cancelled by a request without an answer.
+        Whether the work ended, rather than being cancelled by such a request.
     """
     task = asyncio.current_task()
     assert task is not None, "an awaited coroutine runs in a task"
-    cancel_requests = task.cancelling()
+    earlier_cancellations = task.cancelling()
     try:
         await work
     except asyncio.CancelledError:
-        is_cancelled_by_caller = task.cancelling() > cancel_requests
+        # The engine raises the error without a call of `task.cancel`, which the caller makes.
+        is_cancelled_by_caller = task.cancelling() > earlier_cancellations
         if is_cancelled_by_caller:
             raise
         return False

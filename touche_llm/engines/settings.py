@@ -49,19 +49,24 @@ def get_model_name(folder: str | Path) -> str:
     return Path(os.path.abspath(folder)).name
 
 
+# Options of vLLM that are keys, or that the program sets.
+_SET_ELSEWHERE = (
+    "hf_token",
+    "api_key",
+    "model",
+    "max_model_len",
+    "served_model_name",
+    "host",
+    "port",
+)
+
+
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of vLLM; raise ValueError for one that is none, or is set elsewhere."""
     for name in options:
         if not name.isidentifier():
             raise ValueError(f"{name!r} is not an option of vLLM, written like enforce_eager")
-        if name in (
-            "hf_token",
-            "api_key",
-            "model",
-            "max_model_len",
-            "served_model_name",
-            "host",
-            "port",
-        ):
+        if name in _SET_ELSEWHERE:
             raise ValueError(
                 f"must not hold {name}: keys belong in the environment, the others in `engine`"
             )

@@ -35,6 +35,12 @@ def join_contents(messages: Sequence[Message]) -> str:
 
 def count_shared(text: str, other: str) -> int:
     """Return the length of the common prefix of two texts, in characters."""
-    # Bisection is far faster than comparing characters.
-    ends = range(1, min(len(text), len(other)) + 1)
-    return bisect(ends, False, key=lambda end: text[:end] != other[:end])
+    max_length = min(len(text), len(other))
+
+    def have_different_prefixes(length: int) -> bool:
+        return text[:length] != other[:length]
+
+    # The number of lengths whose prefixes are equal, by bisection: far faster than comparing
+    # characters.
+    lengths = range(1, max_length + 1)
+    return bisect(lengths, False, key=have_different_prefixes)

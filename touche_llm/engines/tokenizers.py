@@ -17,39 +17,33 @@ class ChatTokenizer(TokenCounter):
     name = "the tokenizer of a folder"
 
     def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
-        """Load the tokenizer; no code from the folder is executed."""
-        if not (folder / "tokenizer_config.json").is_file():
-            raise UsageError(
-                f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)"
-            )
-        try:
-            from transformers import AutoTokenizer
+        """Load the tokenizer; no code from the folder is executed.
 
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
-        except ImportError as error:
-            if lacks_memory(error):
-                raise
-            raise EngineError(
-                "engine.tokenizer: needs transformers: pip install transformers"
-            ) from error
-        except Exception as error:  # depends on the library that reads the file
-            raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
+        Args:
+            folder: Folder of the tokenizer.
+            chat_template_kwargs: Switches of the chat template.
+
+        Raises:
+            EngineError: The library `transformers` is missing.
+            UsageError: The folder has no tokenizer with a chat template.
+        """
         self._folder = folder
         self._chat_template_kwargs = dict(chat_template_kwargs)
+        self._tokenizer = _load_tokenizer(folder)
         if not self._tokenizer.chat_template:
             raise UsageError(f"{folder}: the tokenizer has no chat template")
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat.
 
-        Raise UsageError if the chat template refuses the messages.
+        Raises:
+            UsageError: The chat template refuses the messages.
         """
+        options = {"add_generation_prompt": True} | to_prompt(messages)
+        chat = options.pop("messages")
         try:
-            fields = {"add_generation_prompt": True} | to_prompt(messages)
             text = self._tokenizer.apply_chat_template(
-                fields.pop("messages"), tokenize=False, **fields, **self._chat_template_kwargs
+                chat, tokenize=False, **options, **self._chat_template_kwargs
             )
         except Exception as error:  # templates can raise anything
             raise UsageError(
@@ -65,6 +59,33 @@ class ChatTokenizer(TokenCounter):
         # than the context.
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return tokens
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a folder.
+
+    Raises:
+        EngineError: The library `transformers` is missing.
+        UsageError: The folder has no tokenizer, or it cannot be loaded.
+    """
+    if not (folder / "tokenizer_config.json").is_file():
+        raise UsageError(
+            f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)"
+        )
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except ImportError as error:
+        if lacks_memory(error):
+            raise
+        raise EngineError(
+            "engine.tokenizer: needs transformers: pip install transformers"
+        ) from error
+    except Exception as error:  # depends on the library that reads the file
+        raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
 
 
 def _describe(error: Exception) -> str:

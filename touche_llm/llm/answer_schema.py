@@ -42,6 +42,12 @@ def list_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {part["title"]: part for part in schema["prefixItems"]}
 
 
+def slice_bytes(text: str, start: int, end: int) -> str:
+    """Return the part of a text between two offsets in bytes of UTF-8, as tokens and spans have them."""
+    content = text.encode("utf-8", errors="replace")
+    return content[start:end].decode("utf-8", errors="replace")
+
+
 def abbreviate(label: Any) -> Any:
     """Return a label as the form `letters` writes it.
 
@@ -88,22 +94,25 @@ class Layout:
 
     @property
     def frame(self) -> list[str]:
-        """Texts before each value, without optional white space, and the text after the last one."""
+        """Texts before each value, and the text after the last one, without optional white space.
+
+        For two fields, `[`, `,` and `]` in an array, and `{"relevance":`, `,"stance":` and `}` in
+        an object.
+        """
         if self.form is AnswerForm.TEXT:
             return [""]
         if self.form is AnswerForm.OBJECT:
-            keys = [f"{orjson.dumps(name).decode()}:" for name in self.fields]
-            later_keys = [f",{key}" for key in keys[1:]]
-            return ["{" + keys[0], *later_keys, "}"]
+            first_key, *later_keys = [f"{orjson.dumps(name).decode()}:" for name in self.fields]
+            return ["{" + first_key, *(f",{key}" for key in later_keys), "}"]
         commas = [","] * (len(self.fields) - 1)
         return ["[", *commas, "]"]
 
     def spell(self, values: Mapping[str, Any]) -> str:
         """Return the text of an answer with these values by field."""
-        *before, end = self.frame
+        *texts_before, end = self.frame
         parts: list[str] = []
-        for text, name in zip(before, self.fields, strict=True):
-            parts.append(text + self.spell_value(values[name]))
+        for text_before, name in zip(texts_before, self.fields, strict=True):
+            parts += [text_before, self.spell_value(values[name])]
         return "".join(parts) + end
 
     # Few different answers consist of labels, and each is searched once per field.
@@ -135,11 +144,16 @@ class Layout:
 
 
 def _has_letters_only(fields: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return whether each text among the labels of an answer is one letter, and each field has labels."""
+    """Return whether all fields have labels, each a letter or a number, as the form `letters` has.
+
+    Args:
+        fields: JSON Schemas by field.
+    """
     for schema in fields.values():
-        if "enum" not in schema:
+        labels = schema.get("enum", ())
+        if not labels:
             return False
-        if any(label != abbreviate(label) for label in schema["enum"]):
+        if any(abbreviate(label) != label for label in labels):
             return False
     return True
 
@@ -249,11 +263,12 @@ def can_be_letters(model: type[AnswerModel]) -> bool:
 def count_alternatives(schema: Mapping[str, Any]) -> int:
     """Return the number of alternatives per token from which the labels of an answer can be read.
 
-    It depends on form and labels alone, never on a server. A label can begin with its whole token
-    or with a shorter one, hence two per label, at most the 20 that vLLM sends by default. Objects
-    have 20, as stored answers have.
+    Two for each label of a field: a label can be one token, or begin with a shorter one. At most
+    the 20 that vLLM sends by default, which objects always have.
+
+    The number is part of the keys of answers, so it never depends on a server.
     """
     if schema["type"] == "object":
         return MAX_ALTERNATIVES
-    max_labels = max(len(field.get("enum", ())) for field in list_fields(schema).values())
-    return min(MAX_ALTERNATIVES, 2 * max_labels)
+    label_counts = [len(field.get("enum", ())) for field in list_fields(schema).values()]
+    return min(MAX_ALTERNATIVES, 2 * max(label_counts))

@@ -93,34 +93,49 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
     """Open the file of a cache; create it if it is missing. None opens a cache in memory."""
     if path is not None:
         check_database_file(path)
-    if path is not None and not read_only:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    mode = "?mode=ro" if read_only else ""
-    database = connect(":memory:" if path is None else path.absolute().as_uri() + mode)
+        if not read_only:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    database = connect(_make_address(path, read_only=read_only))
     try:
         if read_only:
             if not has_format(database, FORMAT, path):
                 raise DataError(f"{path}: empty, not {FORMAT.noun}; use another file")
-            return database
-        create_if_empty(database, FORMAT, path)
-        # 20 ms, which commands without a cache do without.
-        from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
-
-        # SQLite does not wait for other processes when it switches the mode.
-        retrying = Retrying(
-            retry=retry_if_exception(
-                lambda error: getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY
-            ),
-            stop=stop_after_delay(LOCK_SECONDS),
-            wait=wait_random(0.01, 0.1),
-            reraise=True,
-        )
-        retrying(database.execute, "PRAGMA journal_mode = WAL")
-        database.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
+        else:
+            create_if_empty(database, FORMAT, path)
+            _prepare_writing(database)
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _make_address(path: Path | None, *, read_only: bool) -> str:
+    """Return the address of a file for SQLite; None stands for a database in memory."""
+    if path is None:
+        return ":memory:"
+    address = path.absolute().as_uri()
+    return f"{address}?mode=ro" if read_only else address
+
+
+def _prepare_writing(database: NamedDatabase) -> None:
+    """Switch to write-ahead logging, with which processes read while another one writes."""
+    # 20 ms, which commands without a cache do without.
+    from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
+
+    # SQLite does not wait for other processes when it switches the mode.
+    retrying = Retrying(
+        retry=retry_if_exception(_is_busy),
+        stop=stop_after_delay(LOCK_SECONDS),
+        wait=wait_random(0.01, 0.1),
+        reraise=True,
+    )
+    retrying(database.execute, "PRAGMA journal_mode = WAL")
+    database.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
+
+
+def _is_busy(error: BaseException) -> bool:
+    """Return whether an error says that another process holds the lock of the file."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +171,35 @@ class CacheMode(StrEnum):
     OFF = "off"  # neither read nor write the cache
 
 
+def _check_path(path: Path, mode: CacheMode) -> None:
+    """Raise UsageError if no cache at this path can be used in this mode."""
+    if path.is_dir() and mode is not CacheMode.OFF:
+        raise UsageError(
+            f"{path}: a folder; give a file as `cache.file`, such as {path / 'answers.sqlite'}"
+        )
+    if path.suffix == ".jsonl" and mode is not CacheMode.REPLAY:
+        raise UsageError(
+            f"{path}: a cassette can only be replayed; import it into an .sqlite cache to add to it"
+        )
+    if mode is CacheMode.REPLAY and not path.exists():
+        raise UsageError(f"{path}: no such cache to replay; name one with `cache.file`")
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingRow:
+    """Row that a task waits to be stored.
+
+    Attributes:
+        key: Key of the entry.
+        columns: The entry as a row of the table.
+        future: Receives the row that was stored before under the key; None if there was none.
+    """
+
+    key: str
+    columns: tuple[Any, ...]
+    future: asyncio.Future[_Row | None]
+
+
 class Cache(AbstractContextManager["Cache"]):
     """Cache entries by key. Use as a context manager, or call `close`."""
 
@@ -172,25 +216,20 @@ class Cache(AbstractContextManager["Cache"]):
             mode: Use of the cache.
             observe: Called with the key of each entry that `get` finds.
         """
+        _check_path(path, mode)
         self.path = path
         self.mode = mode
         self._observe = observe
-        if path.is_dir() and mode is not CacheMode.OFF:
-            raise UsageError(
-                f"{path}: a folder; give a file as `cache.file`, such as {path / 'answers.sqlite'}"
-            )
+        # Rows to store at the end of this turn of the event loop.
+        self._pending: list[_PendingRow] = []
+
         is_cassette = path.suffix == ".jsonl"
-        if is_cassette and mode is not CacheMode.REPLAY:
-            raise UsageError(
-                f"{path}: a cassette can only be replayed; import it into an .sqlite cache to add to it"
-            )
-        if mode is CacheMode.REPLAY and not path.exists():
-            raise UsageError(f"{path}: no such cache to replay; name one with `cache.file`")
+        is_in_memory = is_cassette or mode is CacheMode.OFF
         try:
-            is_in_memory = is_cassette or mode is CacheMode.OFF
-            self._database = (
-                open_file(None) if is_in_memory else open_file(path, mode is CacheMode.REPLAY)
-            )
+            if is_in_memory:
+                self._database = open_file(None)
+            else:
+                self._database = open_file(path, read_only=mode is CacheMode.REPLAY)
         except (sqlite3.Error, OSError) as error:
             raise DataError(
                 describe_opening_error(path, FORMAT.noun, "cache.file", error)
@@ -198,8 +237,6 @@ class Cache(AbstractContextManager["Cache"]):
         self._database.path = path
         self._database.text_factory = _decode_text
         self._opened = None if self._is_read_only else path.stat()
-        # Rows to store at the end of this turn of the event loop.
-        self._pending: list[tuple[tuple[Any, ...], asyncio.Future[_Row | None]]] = []
         if is_cassette:
             self.import_cassette(path)
 
@@ -222,9 +259,10 @@ class Cache(AbstractContextManager["Cache"]):
 
     def _check_file(self) -> None:
         """Raise DataError if the file was deleted or replaced since it was opened: new entries would be lost."""
-        if self._opened is not None and not (
-            self.path.exists() and os.path.samestat(self._opened, self.path.stat())
-        ):
+        if self._opened is None:
+            return
+        is_same = self.path.exists() and os.path.samestat(self._opened, self.path.stat())
+        if not is_same:
             raise DataError(
                 f"{self.path}: the cache was deleted or replaced while it was in use; run the same command again to "
                 "store the answers in the present file"
@@ -236,7 +274,9 @@ class Cache(AbstractContextManager["Cache"]):
         In mode `off` there is none; in mode `refresh` an entry counts only if the caller has stored
         it (`refreshed`).
         """
-        if self.mode is CacheMode.OFF or (self.mode is CacheMode.REFRESH and not refreshed):
+        if self.mode is CacheMode.OFF:
+            return None
+        if self.mode is CacheMode.REFRESH and not refreshed:
             return None
         row = self._fetch_row(key)
         if row is None:
@@ -261,50 +301,76 @@ class Cache(AbstractContextManager["Cache"]):
     ) -> ValueT:
         """Store an entry like `put`, in one transaction with the others of this turn of the event loop.
 
-        Return the value, or the one already stored, of the type `model` as for `get`; raise why it
-        was not stored.
+        Args:
+            metadata: Key, kind and origin of the entry.
+            value: Value of the entry.
+            model: Type of the value that may be stored already, as for `get`; None for that of
+                `value`.
+
+        Returns:
+            The value, or the one that was stored before.
+
+        Raises:
+            DataError: The file was deleted or replaced.
+            sqlite3.Error: The entry cannot be stored.
         """
         if self._is_read_only:
             return value
+
         loop = asyncio.get_running_loop()
         if not self._pending:
             loop.call_soon(self._store_pending)
-        done: asyncio.Future[_Row | None] = loop.create_future()
-        self._pending.append(((*astuple(metadata), value.to_json().decode()), done))
-        stored = await done
-        return value if stored is None else self._parse(metadata.key, stored, model or type(value))
+        columns = (*astuple(metadata), value.to_json().decode())
+        pending = _PendingRow(metadata.key, columns, future=loop.create_future())
+        self._pending.append(pending)
+
+        stored_before = await pending.future
+        if stored_before is None:
+            return value
+        return self._parse(metadata.key, stored_before, model or type(value))
 
     def _store_pending(self) -> None:
-        """Store the rows of this turn of the event loop.
-
-        Pass rows already stored to the tasks that wait.
-        """
-        pending, self._pending = self._pending, []
+        """Store the rows of this turn of the event loop, and wake the tasks that wait for that."""
+        pending = self._pending
+        self._pending = []
         if not pending:
             return
-        stored: dict[str, _Row | None] = {}
-        failed: Exception | None = None
+
+        stored_before: dict[str, _Row | None] = {}
+        failure: Exception | None = None
         try:
-            self._database.execute("BEGIN IMMEDIATE")
-            if self._insert([row for row, _ in pending]) < len(pending):
-                # Read within the transaction: another process may replace the rows as soon as it
-                # has ended.
-                stored = {key: self._fetch_row(key) for (key, *_), _ in pending}
-            self._database.execute("COMMIT")
+            stored_before = self._insert_pending(pending)
             self._check_file()
         # Whatever the error is, every waiting task must receive it.
         except Exception as error:
-            failed = error
+            failure = error
             # The error to report is why the answers could not be stored.
             with suppress(sqlite3.Error):
                 self._database.rollback()
-        for (key, *_), waiting in pending:
-            if waiting.done():
+
+        for row in pending:
+            if row.future.done():
                 continue
-            if failed is None:
-                waiting.set_result(stored.get(key))
+            if failure is None:
+                row.future.set_result(stored_before.get(row.key))
             else:
-                waiting.set_exception(failed)
+                row.future.set_exception(failure)
+
+    def _insert_pending(self, pending: Sequence[_PendingRow]) -> dict[str, _Row | None]:
+        """Insert rows in one transaction.
+
+        Returns:
+            Rows that were stored before, by key; those that are new may be among them.
+        """
+        stored_before: dict[str, _Row | None] = {}
+        self._database.execute("BEGIN IMMEDIATE")
+        inserted = self._insert([row.columns for row in pending])
+        if inserted < len(pending):
+            # Read within the transaction: another process may replace the rows as soon as it has
+            # ended.
+            stored_before = {row.key: self._fetch_row(row.key) for row in pending}
+        self._database.execute("COMMIT")
+        return stored_before
 
     def forget(self, keys: Iterable[str], *, kind: str | None = None) -> None:
         """Remove the entries with these keys, or those of them with this kind.
@@ -320,10 +386,10 @@ class Cache(AbstractContextManager["Cache"]):
 
     def find(self, kind: str, **columns: Any) -> list[Entry]:
         """Return the entries of a kind whose columns have these values, by key."""
-        where = " AND ".join(["kind = ?", *(f"{column} IS ?" for column in columns)])
-        rows = self._database.execute(
-            f"SELECT * FROM entries WHERE {where} ORDER BY key", (kind, *columns.values())
-        )
+        conditions = ["kind = ?"]
+        conditions += [f"{column} IS ?" for column in columns]
+        query = f"SELECT * FROM entries WHERE {' AND '.join(conditions)} ORDER BY key"
+        rows = self._database.execute(query, (kind, *columns.values()))
         return [self._to_entry(row) for row in rows]
 
     def read(self, entry: Entry, model: type[ValueT]) -> ValueT:
@@ -445,43 +511,69 @@ class Cache(AbstractContextManager["Cache"]):
     def import_cassette(self, path: Path) -> tuple[int, int]:
         """Add the entries of a cassette, all or none.
 
-        Return how many were new and how many were stored already.
-
         Under one key an answer replaces a stored failure, as when failures are sent again, and the
         first of two failures stays, so that the caches of several machines can be merged. Two
         different answers are an error, since a run was made with each.
+
+        Returns:
+            How many entries were new, and how many were stored already.
+
+        Raises:
+            DataError: The cassette is malformed, or has another answer than the cache.
         """
-        new = known = 0
+        new_count = 0
+        known_count = 0
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
             for entry in iterate_records(path, Entry, "cache entries"):
-                kind, value = self._fetch_row(entry.key) or ("unusable", "")
-                if not value or (kind, entry.kind) == ("unusable", "answer"):
+                if self._is_new(entry, path):
                     self._insert([entry.row], "REPLACE")
-                    new += 1
-                    continue
-                known += 1
-                is_failure = entry.kind == "unusable" and kind in OUTCOMES
-                if not is_failure and (kind, self._decode_value(entry.key, value)) != (
-                    entry.kind,
-                    entry.value,
-                ):
-                    problem = (
-                        f"key {entry.key}: {self.path} holds another value; import into a new cache"
-                    )
-                    raise DataError(f"{path}: {problem}")
-        return new, known
+                    new_count += 1
+                else:
+                    known_count += 1
+        return new_count, known_count
 
-    def _insert(self, rows: Sequence[tuple[Any, ...]], conflict: str | None = None) -> int:
+    def _is_new(self, entry: Entry, cassette: Path) -> bool:
+        """Return whether an entry of a cassette is to be stored, in place of a failure if need be.
+
+        Raises:
+            DataError: Another answer is stored under its key.
+        """
+        stored = self._fetch_row(entry.key)
+        if stored is None:
+            return True
+        stored_kind, text = stored
+        if not text:
+            return True
+        if stored_kind == "unusable" and entry.kind == "answer":
+            return True
+
+        # Any result of a request is better than a failure, and as good as the first of two.
+        if entry.kind == "unusable" and stored_kind in OUTCOMES:
+            return False
+        stored_value = self._decode_value(entry.key, text)
+        if stored_kind != entry.kind or stored_value != entry.value:
+            raise DataError(
+                f"{cassette}: key {entry.key}: {self.path} holds another value; import into a new cache"
+            )
+        return False
+
+    def _insert(self, rows: Sequence[tuple[Any, ...]], conflict: str = "") -> int:
         """Insert rows of metadata and JSON.
 
-        Return the number of rows that were inserted or replaced.
+        Args:
+            rows: Rows of the table.
+            conflict: What to do about a key that is stored, REPLACE or IGNORE; empty to replace in
+                mode `refresh` alone.
+
+        Returns:
+            Number of rows that were inserted or replaced.
         """
-        conflict = conflict or ("REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE")
+        if not conflict:
+            conflict = "REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE"
         marks = ",".join("?" * len(COLUMNS))
-        return self._database.executemany(
-            f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows
-        ).rowcount
+        command = f"INSERT OR {conflict} INTO entries VALUES ({marks})"
+        return self._database.executemany(command, rows).rowcount
 
     def _to_entry(self, row: tuple[Any, ...]) -> Entry:
         try:
@@ -496,6 +588,11 @@ class Cache(AbstractContextManager["Cache"]):
         return cast(_Row | None, row)
 
     def _parse(self, key: str, row: _Row, model: ValueType[ValueT]) -> ValueT:
+        """Return the value of a row as its type, or as that of its kind if there are several.
+
+        Raises:
+            DataError: The value is not of this type, or the kind of the row is unknown.
+        """
         kind, text = row
         value_type = model.get(kind) if isinstance(model, Mapping) else model
         if value_type is None:

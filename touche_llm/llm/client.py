@@ -16,7 +16,12 @@ from touche_llm.llm.counts import Counts
 from touche_llm.llm.protocol import CountingEngine, EngineInfo
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.retries import retry
-from touche_llm.llm.truncation import Fitting, TruncatedDocument, Truncation, apply_truncation
+from touche_llm.llm.truncation import (
+    TruncatedDocument,
+    Truncation,
+    TruncationSearch,
+    apply_truncation,
+)
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
@@ -122,49 +127,26 @@ class EngineClient:
         if max_tokens <= room:
             return apply_truncation(document, Truncation(prompt_tokens=0))
 
-        parameters: dict[str, Any] = {"room": room}
-        if not isinstance(document, str):
-            # A number of passages is meaningful only with the passages and their order.
-            parameters["passages"] = document.preference
-        search = partial(
-            self._search_truncation,
-            build_request=build_request,
-            document=document,
+        async def count(text: str) -> int:
+            return await self._count_with_engine(build_request(text))
+
+        search = TruncationSearch(
+            count=count,
+            truncate=self._truncate_with_engine,
             room=room,
             location=complete_request.origin.location,
         )
-        truncation = await self._measure(complete_request, search, parameters)
+        truncation = await self._measure(
+            complete_request,
+            measure=partial(search.find, document),
+            parameters=_list_key_parts(document, room),
+        )
         if isinstance(truncation, UnansweredRequest):
             return truncation
 
         if not truncation.is_complete:
             self.counts.cut += 1
         return apply_truncation(document, truncation)
-
-    async def _search_truncation(
-        self,
-        engine: CountingEngine,
-        *,
-        build_request: Callable[[str], Request],
-        document: str | RankedPassages,
-        room: int,
-        location: str,
-    ) -> Truncation:
-        """Search with an engine for the truncation with which a prompt fits.
-
-        Raises:
-            PromptError: The prompt alone leaves no room for the document.
-            Rejected: The engine refuses to count tokens.
-            Transient: There is no reply.
-        """
-
-        async def count(text: str) -> int:
-            return await self._count_tokens(engine, build_request(text))
-
-        async def truncate(text: str, max_tokens: int) -> str:
-            return await self._retry(lambda: engine.counter.truncate(text, max_tokens))
-
-        return await Fitting(count, truncate, room, location).fit(document)
 
     async def count_tokens(self, request: Request) -> int | UnansweredRequest:
         """Return the number of prompt tokens of a request, as the engine counts them.
@@ -173,27 +155,35 @@ class EngineClient:
             EngineError: The engine failed.
         """
 
-        async def count(engine: CountingEngine) -> Truncation:
-            return Truncation(prompt_tokens=await self._count_tokens(engine, request))
+        async def count() -> Truncation:
+            # Counts are stored like truncations of a document that fits.
+            return Truncation(prompt_tokens=await self._count_with_engine(request))
 
         counted = await self._measure(request, count, parameters={})
         if isinstance(counted, UnansweredRequest):
             return counted
         return counted.prompt_tokens
 
-    async def _count_tokens(self, engine: CountingEngine, request: Request) -> int:
-        """Count the prompt tokens of a request, with retries."""
-        messages = request.messages
+    async def _count_with_engine(self, request: Request) -> int:
+        """Return the number of prompt tokens of a request, counted by the engine, with retries."""
+        engine = self.engine
+        assert engine is not None, "nothing is counted in a replay"
         # The counter is known only once the engine is connected.
-        return await self._retry(lambda: engine.counter.count_tokens(messages))
+        return await self._retry(lambda: engine.counter.count_tokens(request.messages))
+
+    async def _truncate_with_engine(self, text: str, max_tokens: int) -> str:
+        """Return the beginning of a text with about this many tokens, with retries."""
+        engine = self.engine
+        assert engine is not None, "nothing is truncated in a replay"
+        return await self._retry(lambda: engine.counter.truncate(text, max_tokens))
 
     async def _measure(
         self,
         request: Request,
-        measure: Callable[[CountingEngine], Awaitable[Truncation]],
+        measure: Callable[[], Awaitable[Truncation]],
         parameters: Mapping[str, Any],
     ) -> Truncation | UnansweredRequest:
-        """Return the measurement of a request from the cache or from the engine.
+        """Return the measurement of a request from the cache, or else make it and store it.
 
         Args:
             request: Request to measure.
@@ -211,7 +201,7 @@ class EngineClient:
             return self._miss(request, is_unmeasured=True)
 
         try:
-            measured = await measure(self.engine)
+            measured = await measure()
         except Rejected as rejected:
             attempt = Attempt(sample=0, kind="server_error", reason=str(rejected))
             return self._fail(request, [attempt], is_unmeasured=True)
@@ -235,15 +225,17 @@ class EngineClient:
         return overhead + content_bytes
 
     async def _count_overhead(self, request: Request) -> int | UnansweredRequest:
-        """Return the tokens that the chat template adds.
+        """Return the number of tokens that the chat template adds to the messages of a request.
 
-        They are known for a lone question, and counted once for longer chats of a length.
+        For a single question it is known since the start-up. For longer chats it is counted once
+        for each number of messages.
         """
         message_count = len(request.messages)
-        is_lone_question = message_count <= 2 and request.messages[-1].role == "user"
-        if is_lone_question:
+        is_single_question = message_count <= 2 and request.messages[-1].role == "user"
+        if is_single_question:
             return self.engine_info.overhead
 
+        # Requests at the same time wait for the first count.
         async with self._overhead_lock:
             if message_count not in self._overheads:
                 counted = await self.count_tokens(_shorten_messages(request))
@@ -314,14 +306,25 @@ class EngineClient:
         async with self._start_lock:
             if self._start_failure is not None:
                 raise self._start_failure
-            if self.start_up is not None:
-                try:
-                    self.engine_info = await self.start_up()
-                except EngineError as error:
-                    self._start_failure = error
-                    raise
-                self.start_up = None
+            if self.start_up is None:
+                return self.engine_info
+
+            try:
+                self.engine_info = await self.start_up()
+            except EngineError as error:
+                self._start_failure = error
+                raise
+            self.start_up = None
             return self.engine_info
+
+
+def _list_key_parts(document: str | RankedPassages, room: int) -> dict[str, Any]:
+    """Return what the truncation of a document depends on, besides its prompt."""
+    parts: dict[str, Any] = {"room": room}
+    if not isinstance(document, str):
+        # A number of passages is meaningful only with the passages and their order.
+        parts["passages"] = document.preference
+    return parts
 
 
 def _shorten_messages(request: Request) -> Request:

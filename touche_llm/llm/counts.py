@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -47,7 +48,8 @@ class Counts:
 
     def since(self, before: Counts) -> Counts:
         """Return the increase since `before`, an earlier copy, with the present `problem`."""
-        names = [count.name for count in fields(self) if count.name != "problem"]
-        return replace(
-            self, **{name: getattr(self, name) - getattr(before, name) for name in names}
-        )
+        increases: dict[str, Any] = {}
+        for count in fields(self):
+            if count.name != "problem":
+                increases[count.name] = getattr(self, count.name) - getattr(before, count.name)
+        return replace(self, **increases)

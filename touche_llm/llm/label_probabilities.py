@@ -10,7 +10,7 @@ from functools import lru_cache
 from touche_llm.data.records import Reading
 from touche_llm.errors import Unusable
 from touche_llm.llm.answer import Token
-from touche_llm.llm.answer_schema import Label, Layout
+from touche_llm.llm.answer_schema import Label, Layout, slice_bytes
 
 # Probabilities are stored with nine digits, far more than log-probabilities carry; keeps files
 # readable and stable.
@@ -95,13 +95,7 @@ def read_label(
     labels: Sequence[Label],
     answered: Label,
 ) -> Reading:
-    """Return the probabilities of the labels of a field, renormalised over the labels.
-
-    At the token with which the value begins, the probability of each alternative goes to the label
-    that the value can become with it. If there are several such labels (`NO` and `NEUTRAL` for
-    `N`), the alternative is followed if it is the token of the answer, otherwise split evenly; if
-    all labels are possible (white space, a quotation mark), it is ignored. `off_label_mass` is the
-    probability of the alternatives that lead to no label and of those not sent.
+    """Return the probabilities of the labels of a field, from the tokens of its value.
 
     No label may begin another one as it is written (1 and 10), since it ends without a token of its
     own; scales and forms of answers with such labels are refused.
@@ -115,33 +109,37 @@ def read_label(
     Returns:
         Reading of the field; without probabilities if the engine sent none that match the text.
     """
-    without_probabilities = Reading(answered=answered)
     value = _find_value(answer, field)
     if value is None:
-        return without_probabilities
+        return Reading(answered=answered)
 
-    spellings = tuple(value.lead + answer.layout.spell_value(label) for label in labels)
-    search = _LabelSearch(spellings, answer.layout.ends)
-    for token in value.tokens:
-        if not token.top:
-            return without_probabilities
-        search.read_token(token)
-        if search.is_decided:
-            break
+    spellings = {str(label): value.lead + answer.layout.spell_value(label) for label in labels}
+    search = _LabelSearch(tuple(spellings.values()), answer.layout.ends)
+    search.read_value(value.tokens)
+    if search.label_mass <= 0.0:
+        return Reading(answered=answered)
+    return _make_reading(search, spellings, answered)
 
-    if not search.is_decided and not search.decide_by_end():
-        return without_probabilities
-    total = math.fsum(search.masses.values())
-    if total <= 0.0:
-        return without_probabilities
 
+def _make_reading(search: _LabelSearch, spellings: Mapping[str, str], answered: Label) -> Reading:
+    """Return the probabilities that a search has found, renormalised over the labels.
+
+    `off_label_mass` is the probability of the alternatives that lead to no label, and of those that
+    the engine did not send.
+
+    Args:
+        search: Search that has read the tokens of a value.
+        spellings: Each label as it is written.
+        answered: Label in the text.
+    """
     probabilities: dict[str, float] = {}
-    for label, spelling in zip(labels, spellings, strict=True):
-        probabilities[str(label)] = round_nine_digits(search.masses[spelling] / total)
+    for label, spelling in spellings.items():
+        probabilities[label] = round_nine_digits(search.masses[spelling] / search.label_mass)
+    off_label_mass = max(0.0, 1.0 - search.label_mass - search.ignored)
     return Reading(
         answered=answered,
         probabilities=probabilities,
-        off_label_mass=round_nine_digits(max(0.0, 1.0 - total - search.ignored)),
+        off_label_mass=round_nine_digits(off_label_mass),
         shared=round_nine_digits(search.shared),
     )
 
@@ -161,33 +159,39 @@ class _ValueTokens:
 
 
 def _find_value(answer: TokenizedAnswer, field: str) -> _ValueTokens | None:
-    """Return the tokens of a field's value; None if the answer has no value or no token of it."""
+    """Return the tokens of a field's value; None if the answer does not have them all.
+
+    The first token can begin before the value: of the token `:"P`, the lead is `:`.
+    """
     span = answer.layout.find_values(answer.text).get(field)
     if span is None:
         return None
     tokens = [token for token in answer.tokens if overlaps(token.at, token.token, (span,))]
-    if not tokens:
+    value_start, _ = span
+    has_beginning = bool(tokens) and tokens[0].at <= value_start
+    if not has_beginning:
         return None
 
-    value_start, _ = span
-    first_start = tokens[0].at
-    if first_start > value_start:
-        return None
-    content = answer.text.encode("utf-8", errors="replace")
-    lead = content[first_start:value_start].decode("utf-8", errors="replace")
+    lead = slice_bytes(answer.text, tokens[0].at, value_start)
     return _ValueTokens(tokens, squeeze(lead))
 
 
 class _LabelSearch:
     """Search for the label that a value becomes, token by token.
 
+    The probability of each alternative of a token goes to the label that the value can become with
+    it: with the labels PRO, NO and NEUTRAL, that of `"P` to PRO. `"N` can become two of them. If it
+    is the token of the answer, the next token decides; otherwise its probability is split evenly.
+    An alternative that can become any label, such as a quotation mark, is ignored.
+
     White space is not compared: tokens of one text can differ in it.
 
     Attributes:
         masses: Probability of each label, by how it is written.
-        shared: Probability of the tokens that begin several labels and were not followed.
-        ignored: Probability of the tokens that begin all labels and were not followed, which no
-            label gets.
+        label_mass: Probability of all labels; 0 if the tokens do not show it.
+        shared: Probability of the alternatives that can become several labels, but are not the
+            token of the answer.
+        ignored: The part of it that can become any label, which no label gets.
         is_decided: Whether the value can become no other label than one, or none.
     """
 
@@ -198,6 +202,7 @@ class _LabelSearch:
         "_spellings",
         "ignored",
         "is_decided",
+        "label_mass",
         "masses",
         "shared",
     )
@@ -210,20 +215,33 @@ class _LabelSearch:
             ends: Characters that can follow a value.
         """
         self.masses = dict.fromkeys(spellings, 0.0)
+        self.label_mass = 0.0
         self.shared = 0.0
         self.ignored = 0.0
         self.is_decided = False
         self._spellings = spellings
         self._ends = ends
-        # Tokens read so far, and the probability of reading them.
+        # Text of the tokens read so far, and its probability.
         self._prefix = ""
         self._prefix_probability = 1.0
 
-    def read_token(self, token: Token) -> None:
-        """Give the probability of each alternative to the labels that it can become.
+    def read_value(self, tokens: Iterable[Token]) -> None:
+        """Read tokens of a value until they decide its label, and sum up the masses if they do."""
+        for token in tokens:
+            if not token.top:
+                return
+            self._read_token(token)
+            if self.is_decided:
+                break
 
-        While the token itself leaves several labels possible, its probability is kept for the next
-        token.
+        if self.is_decided or self._decide_by_end():
+            self.label_mass = math.fsum(self.masses.values())
+
+    def _read_token(self, token: Token) -> None:
+        """Give the probability of each alternative to the labels that the value can become with it.
+
+        If the value can still become several labels with the token of the answer itself (NO and
+        NEUTRAL with `N`), its probability is kept for the alternatives of the next token.
         """
         prefix = self._prefix + squeeze(token.token)
         candidates = self._find_candidates(prefix)
@@ -231,18 +249,19 @@ class _LabelSearch:
 
         # Several tokens can have the same text (a byte and a character, with and without white
         # space): hence a sum.
-        prefix_probability = 0.0
+        kept_probability = 0.0
         for text, logprob in _list_alternatives(token):
             probability = self._prefix_probability * math.exp(logprob)
-            if text == token.token and not self.is_decided:
-                prefix_probability += probability
+            is_kept = text == token.token and not self.is_decided
+            if is_kept:
+                kept_probability += probability
             else:
-                self._add(self._prefix + squeeze(text), probability)
+                self._share_out(self._prefix + squeeze(text), probability)
 
         self._prefix = prefix
-        self._prefix_probability = prefix_probability
+        self._prefix_probability = kept_probability
 
-    def decide_by_end(self) -> bool:
+    def _decide_by_end(self) -> bool:
         """Give the probability of all tokens to the label that they spell; return whether there is one.
 
         The last token may go on after the value, as `"}` does.
@@ -254,9 +273,9 @@ class _LabelSearch:
                 return True
         return False
 
-    def _add(self, prefix: str, probability: float) -> None:
-        """Give the probability of a text to the labels that it can become."""
-        candidates = self._find_candidates(prefix)
+    def _share_out(self, beginning: str, probability: float) -> None:
+        """Share out the probability of a value's beginning to the labels that it can become."""
+        candidates = self._find_candidates(beginning)
         if not candidates:
             return
         if self._is_single(candidates):
@@ -264,7 +283,8 @@ class _LabelSearch:
             return
 
         self.shared += probability
-        if len(candidates) == len(self._spellings):
+        can_be_any = len(candidates) == len(self._spellings)
+        if can_be_any:
             self.ignored += probability
             return
         for spelling in candidates:
@@ -272,7 +292,7 @@ class _LabelSearch:
 
     def _is_single(self, candidates: Sequence[str]) -> bool:
         """Return whether only one of several labels is left."""
-        return len(candidates) == 1 < len(self._spellings)
+        return len(candidates) == 1 and len(self._spellings) > 1
 
     def _find_candidates(self, prefix: str) -> tuple[str, ...]:
         """Return the labels, as they are written, that a text can be or become."""
@@ -303,8 +323,8 @@ def read_fields(
 ) -> dict[str, Reading]:
     """Return the reading of each field that has labels.
 
-    An answer is read in one way only, so that expectations are not mixed with plain labels: if one
-    field has no probabilities, none has.
+    If one field has no probabilities, none has: expectations of one field would not be comparable
+    with plain labels of another.
 
     Args:
         answer: Answer with the tokens of its labels.
@@ -312,12 +332,12 @@ def read_fields(
         answered: Label in the text, by field.
     """
     readings: dict[str, Reading] = {}
-    for field_name, allowed in labels.items():
-        readings[field_name] = read_label(answer, field_name, allowed, answered[field_name])
+    for field, field_labels in labels.items():
+        readings[field] = read_label(answer, field, field_labels, answered[field])
 
     if have_probabilities(readings.values()):
         return readings
-    return {name: Reading(answered=reading.answered) for name, reading in readings.items()}
+    return {field: Reading(answered=answered[field]) for field in labels}
 
 
 def have_probabilities(readings: Iterable[Reading]) -> bool:

@@ -33,6 +33,13 @@ def get_most_probable(reading: Reading) -> str:
     return max(probabilities, key=probabilities.__getitem__)
 
 
+def _is_overruled(stance: Reading | None) -> bool:
+    """Return whether another stance than that in the text of the answer is the most probable one."""
+    if stance is None:
+        return False
+    return get_most_probable(stance) != str(stance.answered)
+
+
 @dataclass(slots=True)
 class LabelInformation:
     """Information that the labels of a field carry about documents: H(mean p) - mean H(p).
@@ -47,7 +54,7 @@ class LabelInformation:
     _entropy: float = 0.0
 
     def add(self, probabilities: Mapping[str, float]) -> None:
-        """Add the probabilities of the labels of a document."""
+        """Add the label probabilities of one document to the sums from which `bits` is computed."""
         self.readings += 1
         self._entropy += _compute_entropy(probabilities.values())
         for label, share in probabilities.items():
@@ -55,14 +62,16 @@ class LabelInformation:
 
     @property
     def bits(self) -> float | None:
-        """Information in bits.
+        """Information in bits: entropy of the mean distribution minus mean entropy.
 
         None for fewer than `MIN_READINGS`, where it is mostly the noise of the sample.
         """
         if self.readings < MIN_READINGS:
             return None
-        mean = _compute_entropy(total / self.readings for total in self._sums.values())
-        return round(max(0.0, mean - self._entropy / self.readings), 6)
+        mean_distribution = [total / self.readings for total in self._sums.values()]
+        entropy_of_mean = _compute_entropy(mean_distribution)
+        mean_entropy = self._entropy / self.readings
+        return round(max(0.0, entropy_of_mean - mean_entropy), 6)
 
 
 def _compute_entropy(shares: Iterable[float]) -> float:
@@ -110,7 +119,9 @@ class LabelCounts:
         problems: list[str] = []
         if self.unread:
             problems.append(self.describe_unread())
-        if low_bits := self._list_low_bits():
+
+        low_bits = self._list_low_bits()
+        if low_bits:
             fields = ", ".join(f"{name} {bits:.3f} bits" for name, bits in low_bits.items())
             problems.append(
                 f"the labels say next to nothing about documents ({fields}; below {LOW_INFORMATION:g}): the model "
@@ -201,10 +212,13 @@ class _PromptTally:
     information: dict[str, LabelInformation] = field(default_factory=dict)
 
     def add_read(self, readings: Mapping[str, Reading]) -> None:
-        """Count an answer with these readings."""
+        """Count an answer whose labels were read, and what they say about its document.
+
+        Args:
+            readings: Label of each field, with the probabilities of all its labels.
+        """
         self.answers += 1
-        stance = readings.get("stance")
-        if stance is not None and get_most_probable(stance) != str(stance.answered):
+        if _is_overruled(readings.get("stance")):
             self.overruled += 1
         for name, reading in readings.items():
             if reading.probabilities is not None:
@@ -219,10 +233,11 @@ class _PromptTally:
 
     def summarize(self) -> LabelCounts:
         """Return the counts so far."""
+        bits = {name: information.bits for name, information in self.information.items()}
         return LabelCounts(
             answers=self.answers,
             unread=self.unread,
             first=self.first_unread,
             overruled=self.overruled,
-            bits={name: information.bits for name, information in self.information.items()},
+            bits=bits,
         )

@@ -111,9 +111,9 @@ class ModelClient(EngineClient):
     concurrency: int = DEFAULT_CONCURRENCY
     retry_failures: bool = False
     labels: LabelTally = field(default_factory=LabelTally)
-    # Keys whose cache entries this run has removed or stored: equal requests use what a replay will
-    # find.
-    _settled: set[str] = field(default_factory=set)
+    # Keys of the requests that this run has sent, or whose cache entries it has removed: equal
+    # requests that follow use what is stored since, as a replay will.
+    _refreshed: set[str] = field(default_factory=set)
     _in_flight: dict[str, asyncio.Task[AnsweredRequest[Any] | UnansweredRequest]] = field(
         default_factory=dict
     )
@@ -141,19 +141,22 @@ class ModelClient(EngineClient):
         if isinstance(reasoned, UnansweredRequest):
             return reasoned
 
-        fitted = await self._truncate_thought(request, reasoned.value.text)
-        if isinstance(fitted, UnansweredRequest):
-            return fitted
+        thought = await self._truncate_thought(request, reasoned.value.text)
+        if isinstance(thought, UnansweredRequest):
+            return thought
 
-        result = await self.request_one(continue_thought(request, fitted.text), model)
-        if isinstance(result, UnansweredRequest):
-            return result
-        return replace(result, thought=fitted.text, thought_key=reasoned.key)
+        answered = await self.request_one(continue_thought(request, thought.text), model)
+        if isinstance(answered, UnansweredRequest):
+            return answered
+        return replace(answered, thought=thought.text, thought_key=reasoned.key)
 
     async def _truncate_thought(
         self, request: Request, completion: str
     ) -> TruncatedDocument | UnansweredRequest:
         """Return the thought in a completion, truncated so that an answer fits after it.
+
+        A thought can be too long although the model generated it: as a part of the next prompt, its
+        text can have more tokens.
 
         Raises:
             EngineError: The engine failed.
@@ -161,11 +164,13 @@ class ModelClient(EngineClient):
         """
         assert request.thinking is not None, "the request asked for a thought"
         thought = request.thinking.clean(completion)
-
-        # Encoded again, a text can have more tokens than the model generated.
-        room = self.engine_info.context - request.sampling.max_tokens
         build_request = partial(continue_thought, request)
-        return await self.truncate_document(build_request, build_request(thought), thought, room)
+        return await self.truncate_document(
+            build_request,
+            complete_request=build_request(thought),
+            document=thought,
+            room=self.engine_info.context - request.sampling.max_tokens,
+        )
 
     async def request_truncated(
         self,
@@ -191,15 +196,19 @@ class ModelClient(EngineClient):
         """
         complete_text = get_complete_text(document)
         complete_request = build_request(complete_text)
-        room = self.engine_info.context - complete_request.max_tokens
-        fitted = await self.truncate_document(build_request, complete_request, document, room)
-        if isinstance(fitted, UnansweredRequest):
-            return DocumentResult(fitted, cut=None)
+        truncated = await self.truncate_document(
+            build_request,
+            complete_request=complete_request,
+            document=document,
+            room=self.engine_info.context - complete_request.max_tokens,
+        )
+        if isinstance(truncated, UnansweredRequest):
+            return DocumentResult(truncated, cut=None)
 
         request = complete_request
-        if fitted.text != complete_text:
-            request = build_request(fitted.text)
-        return DocumentResult(await self.request(request, model), fitted.cut)
+        if truncated.text != complete_text:
+            request = build_request(truncated.text)
+        return DocumentResult(await self.request(request, model), truncated.cut)
 
     async def request_one(
         self, request: Request, model: type[AnswerT]
@@ -212,48 +221,47 @@ class ModelClient(EngineClient):
             DataError: A stored answer is unusable.
             EngineError: The engine failed.
         """
-        key = request.key
-        in_flight = self._in_flight.get(key)
-        if in_flight is None:
-            sending = asyncio.create_task(self._request_samples(request, model))
-            self._in_flight[key] = sending
-            sending.add_done_callback(lambda _: self._in_flight.pop(key))
-            return await sending
+        equal_request = self._in_flight.get(request.key)
+        if equal_request is not None:
+            # If this request is cancelled, the equal one still needs the answer.
+            result: AnsweredRequest[AnswerT] | UnansweredRequest
+            result = await asyncio.shield(equal_request)
+            self._count_shared(result)
+            return result
 
-        result: AnsweredRequest[AnswerT] | UnansweredRequest = await asyncio.shield(in_flight)
+        task = asyncio.create_task(self._request_samples(request, model))
+        self._in_flight[request.key] = task
+        task.add_done_callback(lambda _: self._in_flight.pop(request.key))
+        return await task
+
+    def _count_shared(self, result: AnsweredRequest[AnswerT] | UnansweredRequest) -> None:
+        """Count a request that got the result of an equal one."""
         if isinstance(result, AnsweredRequest):
             self.counts.cache_hits += 1
         elif isinstance(result, FailedRequest):
             self.counts.failures += 1
-        return result
 
     async def _request_samples(
         self, request: Request, model: type[AnswerT]
     ) -> AnsweredRequest[AnswerT] | UnansweredRequest:
-        """Return the answer of the first usable sample, each from the cache or from the engine."""
-        is_settled = request.key in self._settled
-        is_retried = not is_settled and self.retry_failures and self._has_failed(request)
-        if is_retried:
-            self._forget(request, kind="unusable")
-        elif not is_settled and self.cache.mode is CacheMode.REFRESH:
-            # Otherwise a replay would find an old first sample before the new second one.
+        """Return the answer of the first usable sample of a request.
+
+        Samples are read from the cache as far as it has them, and otherwise sent.
+        """
+        ignores_cache = self._must_ignore_cache(request)
+        if ignores_cache:
             self._forget(request)
 
         attempts: list[Attempt] = []
-        is_sent = False
         for sample in self._iterate_samples(request):
-            stored: Answer | UnusableAnswer | None = None
-            # The cache of a dry run cannot forget what is retried.
-            if not is_retried:
-                stored = self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
-
-            if stored is not None:
-                self._count_stored(stored)
-                result = self._read_stored(stored, sample, model, is_cached=True)
-            elif self.engine is None:
-                return self._miss(request)
-            else:
-                is_sent = True
+            result: AnsweredRequest[AnswerT] | Attempt | None = None
+            # The cache of a dry run forgets nothing, so that what is forgotten must not be read.
+            if not ignores_cache:
+                result = self._find_stored(request, sample, model)
+            if result is None:
+                if self.engine is None:
+                    return self._miss(request)
+                self._refreshed.add(request.key)
                 result = await self._send(self.engine, sample, model)
 
             if isinstance(result, AnsweredRequest):
@@ -262,11 +270,22 @@ class ModelClient(EngineClient):
             if result.kind in _SERVER_KINDS:
                 break
 
-        if is_sent:
-            self._settled.add(request.key)
-        elif not is_settled:
+        # Nothing was sent, so all attempts are those of an earlier run.
+        if request.key not in self._refreshed:
             self.counts.known_failures += 1
         return self._fail(request, attempts)
+
+    def _must_ignore_cache(self, request: Request) -> bool:
+        """Return whether to send all samples of a request, whatever the cache has of it.
+
+        So in a refresh, and in a retry of a request without a usable answer; in both at most once
+        in a run.
+        """
+        if request.key in self._refreshed:
+            return False
+        if self.cache.mode is CacheMode.REFRESH:
+            return True
+        return self.retry_failures and self._has_failed(request)
 
     def _count_stored(self, stored: Answer | UnusableAnswer) -> None:
         """Count an answer that was found in the cache."""
@@ -287,16 +306,27 @@ class ModelClient(EngineClient):
                 break
         return True
 
-    def _forget(self, request: Request, kind: str | None = None) -> None:
-        """Remove the cache entries of all samples, once per run.
+    def _forget(self, request: Request) -> None:
+        """Remove the cache entries of all samples of a request, in a retry only the unusable ones.
 
-        Args:
-            request: Request of the samples.
-            kind: Kind of the entries to remove; None for all.
+        Otherwise a replay would find an old first sample before a new second one.
         """
+        is_refresh = self.cache.mode is CacheMode.REFRESH
+        kind = None if is_refresh else "unusable"
         keys = [sample.key for sample in self._iterate_samples(request)]
         self.cache.forget(keys, kind=kind)
-        self._settled.add(request.key)
+        self._refreshed.add(request.key)
+
+    def _find_stored(
+        self, request: Request, sample: Request, model: type[AnswerT]
+    ) -> AnsweredRequest[AnswerT] | Attempt | None:
+        """Return the result of a sample in the cache, and count it; None if there is none."""
+        is_refreshed = request.key in self._refreshed
+        stored = self.cache.get(sample.key, OUTCOMES, refreshed=is_refreshed)
+        if stored is None:
+            return None
+        self._count_stored(stored)
+        return self._read_stored(stored, sample, model, is_cached=True)
 
     async def _send(
         self, engine: Engine, sample: Request, model: type[AnswerT]
@@ -319,19 +349,29 @@ class ModelClient(EngineClient):
             self.counts.ended += 1
         self._lost_in_a_row = 0
 
+        kind = _get_kind(result)
+        seconds = time.monotonic() - started
+        location = sample.origin.location
+        _LOG.debug("%s, sample %d: %s in %.1f s", location, sample.sample, kind, seconds)
+        return await self._store(result, sample, model)
+
+    async def _store(
+        self,
+        result: AnsweredRequest[AnswerT] | UnusableAnswer,
+        sample: Request,
+        model: type[AnswerT],
+    ) -> AnsweredRequest[AnswerT] | Attempt:
+        """Store the result of a sample, and return the one that the cache has then.
+
+        If another process has stored its result first, a replay will find that one.
+        """
         value = result.answer if isinstance(result, AnsweredRequest) else result
-        kind = "answer" if isinstance(result, AnsweredRequest) else "unusable"
-        _LOG.debug(
-            "%s, sample %d: %s in %.1f s",
-            sample.origin.location,
-            sample.sample,
-            kind,
-            time.monotonic() - started,
-        )
-        stored = await self.cache.store(describe_entry(kind, sample, sample.key), value, OUTCOMES)
-        if isinstance(result, AnsweredRequest) and stored is value:
+        entry = describe_entry(_get_kind(result), sample, sample.key)
+        stored = await self.cache.store(entry, value, OUTCOMES)
+
+        is_own = stored is value
+        if is_own and isinstance(result, AnsweredRequest):
             return result
-        # Another process may have stored its answer first, which a replay will find.
         return self._read_stored(stored, sample, model, is_cached=False)
 
     async def _complete(
@@ -440,6 +480,11 @@ def make_replay_miss(cache: Path, missing: Sequence[Request]) -> ReplayMiss:
     )
 
 
+def _get_kind(result: AnsweredRequest[AnswerT] | UnusableAnswer) -> str:
+    """Return the kind of the cache entry for the result of a sample."""
+    return "answer" if isinstance(result, AnsweredRequest) else "unusable"
+
+
 def _parse_completion(
     completion: Completion, sample: Request, model: type[AnswerT]
 ) -> AnsweredRequest[AnswerT]:
@@ -478,15 +523,17 @@ def _get_text(completion: Completion, layout: Layout) -> str:
     if completion.refusal or completion.finish_reason == "content_filter":
         raise Unusable("refused", "the model refused", completion.refusal or completion.text)
 
+    is_thought = layout.form is AnswerForm.TEXT
+    is_cut_off = completion.finish_reason == "length"
+    if is_cut_off and not is_thought:
+        reason = f"the answer did not end within {completion.completion_tokens} tokens"
+        raise Unusable("cut_off", reason, completion.text)
+
     text = completion.text
     reasoning = completion.reasoning or ""
-    if layout.form is AnswerForm.TEXT:
+    if is_thought:
         # A server with a reasoning parser returns a thought in a field of its own.
         text = reasoning + text
-    elif completion.finish_reason == "length":
-        reason = f"the answer did not end within {completion.completion_tokens} tokens"
-        raise Unusable("cut_off", reason, text)
-
     if reasoning and not text.strip():
         reason = "the answer is empty and the reasoning is not: switch thinking off"
         raise Unusable("not_json", reason, reasoning)

@@ -48,18 +48,29 @@ def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel
     if form is AnswerForm.TEXT:
         return model.model_validate({"text": _encode(text).decode()})
 
-    values = _decode(text)
-    if form is not AnswerForm.OBJECT:
-        values = _name_values(values, model, form, text)
-    if form is AnswerForm.LETTERS:
-        values = _restore_labels(values, model)
+    values = _decode_values(text, model, form)
     answer = _validate(values, model, text)
-
-    # JSON does not define which value of a repeated key counts, so none does.
-    if form is AnswerForm.OBJECT and len(_PAIRS.decode(text)) != len(values):
-        raise Unusable("outside_schema", "a key occurs twice", text)
+    if form is AnswerForm.OBJECT:
+        _check_keys(values, text)
     _check_types(values, model, text)
     return answer
+
+
+def _decode_values(text: str, model: type[AnswerModel], form: AnswerForm) -> Any:
+    """Return the values of an answer by field, with letters replaced by labels.
+
+    Those of the form `object` are any JSON.
+
+    Raises:
+        Unusable: The text is not JSON, or no array of the right length.
+    """
+    values = _decode(text)
+    if form is AnswerForm.OBJECT:
+        return values
+    named_values = _name_values(values, model, form, text)
+    if form is AnswerForm.LETTERS:
+        return _restore_labels(named_values, model)
+    return named_values
 
 
 def _encode(text: str) -> bytes:
@@ -128,8 +139,23 @@ def _validate(values: Any, model: type[AnswerModel], text: str) -> AnswerModel:
         raise Unusable("outside_schema", reason[:_MAX_REASON], text) from error
 
 
+def _check_keys(values: Mapping[str, Any], text: str) -> None:
+    """Raise an error if a key occurs twice: JSON does not define which of its values counts.
+
+    Args:
+        values: Values by key, each key once.
+        text: JSON object with these values.
+
+    Raises:
+        Unusable: A key occurs twice.
+    """
+    pairs = _PAIRS.decode(text)
+    if len(pairs) != len(values):
+        raise Unusable("outside_schema", "a key occurs twice", text)
+
+
 def _check_types(values: Mapping[str, Any], model: type[AnswerModel], text: str) -> None:
-    """Raise an error if a value equals a label in Python, but not in JSON: `false` and `0.0` equal 0.
+    """Raise an error if a value is a label for Python but not in JSON: `false` and `0.0` equal 0.
 
     Raises:
         Unusable: There is such a value.
@@ -138,6 +164,6 @@ def _check_types(values: Mapping[str, Any], model: type[AnswerModel], text: str)
     for name, value in values.items():
         if name not in labels:
             continue
-        is_label = any(type(value) is type(label) and value == label for label in labels[name])
+        is_label = any(type(label) is type(value) and label == value for label in labels[name])
         if not is_label:
             raise Unusable("outside_schema", f"{name}: {value!r} is no label", text)

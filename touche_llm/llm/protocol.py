@@ -70,8 +70,12 @@ class TokenCounter(Counter, Protocol):
         tokens = await self._encode(text)
         if len(tokens) <= max_tokens:
             return text
+
         # The decoded text of a tokenizer that normalises differs, but has about as many characters.
-        return text[: len((await self._decode(tokens[:max_tokens])).rstrip("\ufffd"))]
+        # It ends with replacement characters if the last token has only a part of a character.
+        decoded = await self._decode(tokens[:max_tokens])
+        char_count = len(decoded.rstrip("\ufffd"))
+        return text[:char_count]
 
     async def _encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without those that a model adds to a prompt."""

@@ -120,9 +120,10 @@ class Origin:
     @property
     def subject(self) -> str:
         """Topic and document in words."""
-        return f"topic {self.topic_id}" + (
-            f", document {self.document_id}" if self.document_id else ""
-        )
+        topic = f"topic {self.topic_id}"
+        if not self.document_id:
+            return topic
+        return f"{topic}, document {self.document_id}"
 
     @property
     def location(self) -> str:
@@ -164,16 +165,19 @@ class Request:
         Number of retries, addresses, concurrency, `origin` and `thinking` are not part of it. The
         contract is in docs/reference/answer-key.md.
         """
-        # Parts that came later are left out where they are not used, so that earlier keys stay
-        # valid.
-        later = {"repeat": self.repeat, "stop": self.stop}
-        used = {name: value for name, value in later.items() if value}
+        # These parts came later, and are left out where they are not used, so that earlier keys
+        # stay valid.
+        later_parts: dict[str, Any] = {}
+        if self.repeat:
+            later_parts["repeat"] = self.repeat
+        if self.stop:
+            later_parts["stop"] = self.stop
         return self.make_key(
             "answer",
             schema=self.schema,
             sampling=astuple(self.sampling),
             sample=self.sample,
-            **used,
+            **later_parts,
         )
 
     def make_key(self, kind: str, **parts: Any) -> str:
@@ -195,9 +199,9 @@ class Request:
     @property
     def max_tokens(self) -> int:
         """Max tokens that the model adds to the prompt: the answer, and the reasoning before it."""
-        return self.sampling.max_tokens + (
-            self.thinking.max_tokens if self.thinking is not None else 0
-        )
+        if self.thinking is None:
+            return self.sampling.max_tokens
+        return self.sampling.max_tokens + self.thinking.max_tokens
 
     def resample(self, sample: int, temperature: float) -> Request:
         """Return the request for another sample, drawn at `temperature` with a seed of its own."""

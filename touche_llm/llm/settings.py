@@ -61,19 +61,24 @@ class ThinkingConfig(Section):
     @property
     def budgets(self) -> dict[str, int]:
         """Budgets by purpose, without those that are 0."""
-        return {
-            purpose: budget
-            for purpose in ("judge", "stance", "compare")
-            if (budget := getattr(self, purpose))
-        }
+        budgets = {"judge": self.judge, "stance": self.stance, "compare": self.compare}
+        return {purpose: budget for purpose, budget in budgets.items() if budget}
 
     def think_for(self, purpose: str) -> Thinking | None:
         """Return how the model reasons before the answer to a prompt of this purpose.
 
         None if it does not.
         """
-        budget = self.budgets.get(_BUDGETS.get(purpose, ""), 0)
-        return Thinking(budget, *self.delimiters, self.temperature) if budget else None
+        budget = self.budgets.get(_BUDGETS.get(purpose, ""))
+        if budget is None:
+            return None
+        opening, closing = self.delimiters
+        return Thinking(
+            budget=budget,
+            opening=opening,
+            closing=closing,
+            temperature=self.temperature,
+        )
 
 
 class SamplingConfig(Section):
@@ -162,8 +167,8 @@ class CacheConfig(Section):
     @property
     def read_only(self) -> CacheConfig:
         """Settings to read what a run would find, without changing or creating the file."""
-        is_reused = self.mode in (CacheMode.REUSE, CacheMode.REPLAY)
+        is_read = self.mode in (CacheMode.REUSE, CacheMode.REPLAY)
         # A full disk, or a kill while a cache is created, leaves an empty file.
         has_entries = self.file.exists() and self.file.stat().st_size > 0
-        mode = CacheMode.REPLAY if is_reused and has_entries else CacheMode.OFF
+        mode = CacheMode.REPLAY if is_read and has_entries else CacheMode.OFF
         return self.model_copy(update={"mode": mode})

@@ -82,8 +82,11 @@ def _truncate_passages(document: RankedPassages, truncation: Truncation) -> Trun
         return TruncatedDocument(document.whole.text, cut=None)
 
     excerpt = _select_passages(document, truncation)
-    is_beginning = truncation.kept_chars is not None
-    text = excerpt.text + CUT_MARK if is_beginning else excerpt.text
+    text = excerpt.text
+    ends_within_passage = truncation.kept_chars is not None
+    if ends_within_passage:
+        text += CUT_MARK
+
     cut = Cut(
         kept_chars=excerpt.chars,
         of_chars=len(document.text),
@@ -104,7 +107,7 @@ def _select_passages(document: RankedPassages, truncation: Truncation) -> Excerp
 
 
 @dataclass(frozen=True, slots=True)
-class Fitting:
+class TruncationSearch:
     """Search for the truncation with which a prompt fits.
 
     Attributes:
@@ -119,11 +122,11 @@ class Fitting:
     room: int
     location: str
 
-    async def fit(self, document: str | RankedPassages) -> Truncation:
+    async def find(self, document: str | RankedPassages) -> Truncation:
         """Return the truncation that keeps most of a document.
 
-        Of ranked passages as many of the best as fit are kept, or the beginning of the best one if
-        not even that fits; of a text, its beginning.
+        Of a text, its beginning is kept. Of ranked passages, as many of the best as fit are kept,
+        or the beginning of the best one if not even that fits.
 
         Raises:
             PromptError: The prompt alone leaves no room for the document.
@@ -132,52 +135,57 @@ class Fitting:
         if complete_tokens <= self.room:
             return Truncation(prompt_tokens=complete_tokens)
         if isinstance(document, str):
-            return await self._fit_beginning(document)
+            return await self._find_beginning(document)
 
-        best = await self._fit_passages(document)
-        if best is not None:
-            return best
-        beginning = await self._fit_beginning(document.passage)
+        best_passages = await self._find_passages(document)
+        if best_passages is not None:
+            return best_passages
+        beginning = await self._find_beginning(document.passage)
         return msgspec.structs.replace(beginning, passages=1)
 
-    async def _fit_passages(self, document: RankedPassages) -> Truncation | None:
+    async def _find_passages(self, document: RankedPassages) -> Truncation | None:
         """Return the truncation with the most passages that fit; None if not even one fits.
 
-        All passages together do not fit. Only a number whose tokens were counted is returned, since
-        tokenizers need not be monotonic.
+        The number of passages is found by bisection, where all passages are known not to fit. Only
+        a number whose tokens were counted is returned, since tokenizers need not be monotonic.
         """
         best: Truncation | None = None
         fitting = 0
         too_many = len(document.passages)
-        while too_many - fitting > 1:
+        while fitting + 1 < too_many:
             middle = (fitting + too_many) // 2
-            tokens = await self.count(document.best(middle).text)
-            if tokens <= self.room:
+            prompt_tokens = await self.count(document.best(middle).text)
+            if prompt_tokens <= self.room:
                 fitting = middle
-                best = Truncation(prompt_tokens=tokens, passages=middle)
+                best = Truncation(prompt_tokens=prompt_tokens, passages=middle)
             else:
                 too_many = middle
         return best
 
-    async def _fit_beginning(self, document: str) -> Truncation:
-        """Return the truncation with the longest beginning that fits.
+    async def _find_beginning(self, document: str) -> Truncation:
+        """Return the truncation with a beginning of a text that is about as long as fits.
+
+        The tokens of a truncated text are counted again, since tokens merge at its end, and a
+        tokenizer may normalise it. Until it fits, shorter beginnings are tried.
 
         Raises:
             PromptError: The prompt alone leaves no room for the document.
         """
-        prompt_tokens = await self.count(CUT_MARK)
-        tokens = self.room - prompt_tokens
-        # Count after each truncation: tokens merge at its end, and a tokenizer may normalise the
-        # text.
-        while tokens > 0:
-            kept = _end_at_sentence(await self.truncate(document, tokens))
-            counted = await self.count(kept + CUT_MARK)
-            if kept and counted <= self.room:
-                return Truncation(prompt_tokens=counted, kept_chars=len(kept))
-            excess = counted - self.room
-            tokens = min(tokens - excess, tokens * 9 // 10)
+        empty_tokens = await self.count(CUT_MARK)
+        max_tokens = self.room - empty_tokens
+        while max_tokens > 0:
+            beginning = _end_at_sentence(await self.truncate(document, max_tokens))
+            prompt_tokens = await self.count(beginning + CUT_MARK)
+            if beginning and prompt_tokens <= self.room:
+                return Truncation(prompt_tokens=prompt_tokens, kept_chars=len(beginning))
+
+            # At least a tenth less, so that few attempts are needed.
+            without_excess = max_tokens - (prompt_tokens - self.room)
+            nine_tenths = max_tokens * 9 // 10
+            max_tokens = min(without_excess, nine_tenths)
+
         raise PromptError(
-            f"{self.location}: the prompt has {prompt_tokens} tokens without the document, but only {self.room} fit "
+            f"{self.location}: the prompt has {empty_tokens} tokens without the document, but only {self.room} fit "
             "beside the answer; give a longer context (`engine.context`, or serve the model with one), or shorten the "
             "prompt and its examples"
         )
@@ -188,12 +196,20 @@ def _end_at_sentence(text: str) -> str:
 
     A text of one word stays complete.
     """
-    min_start = len(text) * 4 // 5
+    last_fifth = len(text) * 4 // 5
+    end = _find_sentence_end(text, last_fifth)
+    if end is None:
+        end = text.rfind(" ")
+
+    is_single_word = end <= 0
+    return text if is_single_word else text[:end]
+
+
+def _find_sentence_end(text: str, start: int) -> int | None:
+    """Return where the last sentence that ends after an offset of a text ends; None if none does."""
     ends: list[int] = []
     for mark in _SENTENCE_ENDS:
-        start = text.rfind(mark)
-        if start >= min_start:
-            ends.append(start + len(mark.rstrip()))
-
-    end = max(ends) if ends else text.rfind(" ")
-    return text[:end] if end > 0 else text
+        offset = text.rfind(mark, start)
+        if offset >= 0:
+            ends.append(offset + len(mark.rstrip()))
+    return max(ends, default=None)

@@ -59,17 +59,17 @@ def objects_answer(topic: Topic) -> type[AnswerModel]:
 def list_title_spans(title: str) -> tuple[str, ...]:
     """Return all distinct spans of one to five words of a title, without punctuation at their ends.
 
-    They are in the order of their first words, short ones first.
+    They are in the order of their first words, short ones first: of `Is tea good?`, `Is`, `Is tea`,
+    `Is tea good`, `tea`, `tea good`, `good`.
     """
     words = title.split()
-    spans: dict[str, None] = {}
+    spans: list[str] = []
     for start in range(len(words)):
-        max_words = min(_MAX_OBJECT_WORDS, len(words) - start)
-        for length in range(1, max_words + 1):
-            span = " ".join(words[start : start + length]).strip(_PUNCTUATION)
-            if span:
-                spans[span] = None
-    return tuple(spans)
+        remaining = len(words) - start
+        for length in range(1, min(_MAX_OBJECT_WORDS, remaining) + 1):
+            span = " ".join(words[start : start + length])
+            spans.append(span.strip(_PUNCTUATION))
+    return tuple(dict.fromkeys(span for span in spans if span))
 
 
 def name_objects(topic: Topic) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -58,10 +58,14 @@ class Scale(NamedTuple):
 
 
 def parse_scale(text: object) -> Scale:
-    """Return the scale of a text such as `0..3`; raise ValueError if it is none."""
+    """Return the scale of a text such as `0..3`.
+
+    Raises:
+        ValueError: The text is no scale.
+    """
     ends = _SCALE.fullmatch(str(text))
     if ends is not None:
-        scale = Scale(int(ends[1]), int(ends[2]))
+        scale = Scale(lowest=int(ends[1]), highest=int(ends[2]))
         if scale.lowest < scale.highest <= HIGHEST_GRADE:
             return scale
     raise ValueError(
@@ -159,15 +163,25 @@ class StanceDefinition(Model, strict=True):
 
         if set(self.no_side) == set(self.labels):
             raise ValueError("no_side: holds all labels; at least one must take a side")
+        _check_pairs(self.swapped)
+        return self
 
-        # A pair may be given in both directions.
-        pairs = {frozenset(pair) for pair in self.swapped.items()}
-        swapped_labels = frozenset().union(*pairs)
-        if len(swapped_labels) < 2 * len(pairs):
+
+def _check_pairs(swapped: Mapping[str, str]) -> None:
+    """Raise ValueError unless each label has one partner, another label.
+
+    A pair may be given in both directions.
+    """
+    partners: dict[str, set[str]] = {}
+    for first, second in swapped.items():
+        partners.setdefault(first, set()).add(second)
+        partners.setdefault(second, set()).add(first)
+
+    for label, label_partners in partners.items():
+        if len(label_partners) > 1 or label in label_partners:
             raise ValueError(
                 "swapped: must hold pairs of two different labels, and each label in one pair only"
             )
-        return self
 
 
 def _require_allowed(key: str, labels: Iterable[str], allowed: Sequence[str]) -> None:

@@ -59,23 +59,24 @@ def read_published() -> list[PublishedFile]:
 
 
 def list_topic_tasks(topic: Topic) -> list[str]:
-    """Return the tasks whose published topics begin with this one, in any letter case.
+    """Return the tasks whose published topics begin with this one, by number and title.
 
-    Empty if it is another, or a translation.
+    Letter case is ignored. There is none for another first topic, or a translation.
     """
-    first = f"{topic.id} {topic.title}".casefold()
+    number_and_title = f"{topic.id} {topic.title}".casefold()
     tasks: list[str] = []
     for file in read_published():
-        if file.first is not None and file.first.casefold() == first:
+        if file.first is not None and file.first.casefold() == number_and_title:
             tasks += file.tasks
     return list(dict.fromkeys(tasks))
 
 
 def describe_restriction(document_ids: Iterable[str]) -> str | None:
-    """Return a note on texts that may not be redistributed.
+    """Return a note on documents whose texts may not be redistributed, by their corpora.
 
-    None if none of the documents is of such a corpus.
+    None if no document is of such a corpus.
     """
+    # The corpus is known by how an id begins; of many ids, few beginnings differ.
     beginnings = {document_id[:_ID_CHARS].lower() for document_id in document_ids}
     corpora: list[str] = []
     for file in read_published():
@@ -140,26 +141,29 @@ def check_file(path: Path) -> CheckedFile:
     except DataError as error:
         start = FileStart(None, "")
         problems.append(str(error).removeprefix(f"{path}: "))
-
-    if not published:
-        if not problems and start.kind in _PROBLEMS:
+    else:
+        if not published and start.kind in _PROBLEMS:
             problems.append(_PROBLEMS[start.kind])
-        # Topics of any source are named `topics.xml`.
-        if start.kind != "topics":
-            problems.extend(_describe_damage(path.name, size))
 
-    tasks = dict.fromkeys(task for file in published for task in file.tasks)
-    roles = dict.fromkeys(file.role for file in published)
+    # Topics of any source are named `topics.xml`.
+    if not published and start.kind != "topics":
+        problems += _describe_damage(path.name, size)
+
     return CheckedFile(
         file=path,
         kind=start.kind,
-        tasks=" ".join(tasks) or None,
-        roles=" ".join(roles) or None,
+        tasks=_join_different(task for file in published for task in file.tasks),
+        roles=_join_different(file.role for file in published),
         published=bool(published),
         bytes=size,
         first=start.text,
         problem="; ".join(problems) or None,
     )
+
+
+def _join_different(names: Iterable[str]) -> str | None:
+    """Return the different names in one text; None if there are no names."""
+    return " ".join(dict.fromkeys(names)) or None
 
 
 def _find_published(path: Path, size: int) -> list[PublishedFile]:
@@ -173,7 +177,7 @@ def _find_published(path: Path, size: int) -> list[PublishedFile]:
 
 
 def _describe_damage(name: str, size: int) -> list[str]:
-    """Return how a file differs from the published file of its name, if there is one.
+    """Return how a file differs from the published files of its name, if there are any.
 
     Args:
         name: Name of a file that equals no published file.
@@ -183,10 +187,9 @@ def _describe_damage(name: str, size: int) -> list[str]:
     for file in read_published():
         if file.name != name or file.bytes is None:
             continue
+        difference = f"{size:,} bytes, the published file has {file.bytes:,}"
         if file.bytes == size:
             difference = "another checksum than the published file"
-        else:
-            difference = f"{size:,} bytes, the published file has {file.bytes:,}"
         damage.append(f"{difference}; download it again: {file.url}")
     return list(dict.fromkeys(damage))
 

@@ -86,11 +86,13 @@ class Question:
         if self.neutral_label is None or "position" not in readings:
             return dict(readings)
 
-        combined = {name: reading for name, reading in readings.items() if name != "position"}
+        stance_labels = [str(label) for label in get_labels(self.answer)["stance"]]
+        combined = dict(readings)
+        position = combined.pop("position")
         combined["stance"] = combine_position(
-            position=readings["position"],
+            position=position,
             side=readings["stance"],
-            labels=[str(label) for label in get_labels(self.answer)["stance"]],
+            labels=stance_labels,
             neutral_label=self.neutral_label,
         )
         return combined

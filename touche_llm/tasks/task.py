@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, get_args
@@ -111,6 +112,7 @@ class Task(Model, strict=True):
         return self
 
     def _check_scales(self) -> None:
+        """Raise ValueError for a scale in whose grades one begins another as it is written."""
         for name, scale in self.aspects.items():
             if scale.lowest <= 1 and scale.highest == 10:
                 raise ValueError(
@@ -119,6 +121,7 @@ class Task(Model, strict=True):
                 )
 
     def _check_names(self) -> None:
+        """Raise ValueError if a key of the definition names an aspect or weight that it lacks."""
         _require_known("qrels", self.qrels, self.aspects)
         _require_known("qrels_mapping", self.qrels_mapping, self.qrels)
         _require_known("sentence_aspects", self.sentence_aspects, self.aspects)
@@ -127,28 +130,30 @@ class Task(Model, strict=True):
             _require_known(f"weights.{objective}", weights, self.weight_names)
 
     def _check_mapping(self) -> None:
-        """Raise ValueError if a mapping does not give each grade of the prompt a grade of people."""
+        """Raise ValueError unless each mapping gives each grade of the prompt a grade of people."""
         for name, targets in self.qrels_mapping.items():
-            grades = self.aspects[name].grades
-            is_complete = len(targets) == len(grades)
-            allowed = self.qrels[name].grades
+            prompt_scale = self.aspects[name]
+            qrels_scale = self.qrels[name]
+            is_complete = len(targets) == len(prompt_scale.grades)
             is_ascending = targets == sorted(targets)
-            if not is_complete or not is_ascending or not set(targets) <= set(allowed):
+            has_only_grades = all(target in qrels_scale.grades for target in targets)
+            if not (is_complete and is_ascending and has_only_grades):
                 raise ValueError(
-                    f"qrels_mapping.{name}: must be {len(grades)} ascending grades of {self.qrels[name]}, one for "
-                    f"each of {self.aspects[name]}, not {targets!s:.60}"
+                    f"qrels_mapping.{name}: must be {len(prompt_scale.grades)} ascending grades of {qrels_scale}, "
+                    f"one for each of {prompt_scale}, not {targets!s:.60}"
                 )
 
     def _check_measures(self) -> None:
+        """Raise ValueError for a measure that does not fit its aspect, or missing default weights."""
         for name, measure in self.measures.items():
-            is_of_stance = name == "stance"
-            if is_of_stance != (measure == "macro-F1"):
-                allowed = "macro-F1" if is_of_stance else "nDCG@5 or nDCG@10"
-                raise ValueError(f"measures.{name}: must be {allowed}, not {measure}")
+            allowed = ["macro-F1"] if name == "stance" else ["nDCG@5", "nDCG@10"]
+            if measure not in allowed:
+                raise ValueError(f"measures.{name}: must be {' or '.join(allowed)}, not {measure}")
         if "both" not in self.weights:
             raise ValueError("weights.both: missing; it is the default objective")
 
     def _check_features(self) -> None:
+        """Raise ValueError for a feature without what it needs, or for what needs a missing one."""
         if self.sentence_aspects and not self.reads_arguments:
             raise ValueError(
                 "sentence_aspects: needs `corpus.reader: args_me`, whose arguments have sentences"
@@ -181,7 +186,10 @@ class Task(Model, strict=True):
 
     @cached_property
     def shared_folders(self) -> tuple[Path, ...]:
-        """Folders of other tasks, whose templates are used where those before have none.
+        """Folders of other tasks whose templates are used where the own folder has none.
+
+        The definition names another task, whose definition may name the next one; the templates of
+        a folder are used where those before it have none.
 
         Raises:
             DataError: The definition names a task that is not one of the project's own.
@@ -189,16 +197,25 @@ class Task(Model, strict=True):
         folders: list[Path] = []
         task = self
         while task.templates is not None:
-            folder = prompts_folder() / task.templates
-            if not (folder / TASK_FILE).is_file():
-                known = ", ".join(_list_own_names())
-                raise DataError(
-                    f"{self.folder / TASK_FILE}: templates: {task.templates!r} is no task of the project; "
-                    f"it must be {known}"
-                )
+            folder = self._find_shared_folder(task.templates)
             folders.append(folder)
             task = load_yaml(folder / TASK_FILE, Task)
         return tuple(folders)
+
+    def _find_shared_folder(self, task_name: str) -> Path:
+        """Return the folder of one of the project's own tasks.
+
+        Raises:
+            DataError: There is no such task.
+        """
+        folder = prompts_folder() / task_name
+        if not (folder / TASK_FILE).is_file():
+            known = ", ".join(_list_own_names())
+            raise DataError(
+                f"{self.folder / TASK_FILE}: templates: {task_name!r} is no task of the project; "
+                f"it must be {known}"
+            )
+        return folder
 
     def find_template(self, file: str) -> Path:
         """Return the path of a template of this name.
@@ -273,13 +290,16 @@ class Task(Model, strict=True):
         return {**self.aspects, **self.qrels}
 
     def qrels_mapping_of(self, aspect: str) -> dict[int, int] | None:
-        """Return the grade of people for each grade of the prompt; None if there is no such mapping."""
-        grades = self.aspects[aspect].grades
-        if self.aspects[aspect] == self.qrels_scales[aspect]:
-            return dict(zip(grades, grades, strict=True))
+        """Return the grade of people for each grade of the prompt; None if it is not known.
+
+        It is the same grade if prompt and people have the same scale.
+        """
+        prompt_scale = self.aspects[aspect]
+        if prompt_scale == self.qrels_scales[aspect]:
+            return {grade: grade for grade in prompt_scale.grades}
         if aspect not in self.qrels_mapping:
             return None
-        return dict(zip(grades, self.qrels_mapping[aspect], strict=True))
+        return dict(zip(prompt_scale.grades, self.qrels_mapping[aspect], strict=True))
 
     @property
     def weight_names(self) -> tuple[str, ...]:
@@ -290,12 +310,15 @@ class Task(Model, strict=True):
     def objectives(self) -> Mapping[Objective, Mapping[str, float]]:
         """Default weights of each grade and of the first stage, by objective.
 
-        Those of a run are those of `both`.
+        An objective that the definition leaves out has the weights of `both`, which are also those
+        of a run that names no objective.
         """
         objectives: dict[Objective, Mapping[str, float]] = {}
         for objective in get_args(Objective):
-            given = self.weights.get(objective, self.weights["both"])
-            objectives[objective] = {name: given.get(name, 0.0) for name in self.weight_names}
+            given_weights = self.weights.get(objective, self.weights["both"])
+            # A weight that is left out is 0.
+            weights = {name: given_weights.get(name, 0.0) for name in self.weight_names}
+            objectives[objective] = weights
         return objectives
 
     @property
@@ -317,14 +340,14 @@ class Task(Model, strict=True):
 
     @property
     def document_keys(self) -> DocumentKeys:
-        """Keys of a document's id and text in JSON Lines."""
-        ids = TOUCHE_KEYS.id
+        """Keys of a document's id and text in JSON Lines: those given, or those of Touché."""
+        id_keys = TOUCHE_KEYS.id
         if self.corpus.id is not None:
-            ids = (self.corpus.id,)
-        texts = TOUCHE_KEYS.text
+            id_keys = (self.corpus.id,)
+        text_keys = TOUCHE_KEYS.text
         if self.corpus.text:
-            texts = tuple((key,) for key in self.corpus.text)
-        return DocumentKeys(ids, texts)
+            text_keys = tuple((key,) for key in self.corpus.text)
+        return DocumentKeys(id_keys, text_keys)
 
     @property
     def read_corpus(self) -> Reader:
@@ -357,7 +380,11 @@ class Task(Model, strict=True):
 
     @cached_property
     def question(self) -> Question:
-        """Question of the judge prompt about a document."""
+        """Question of the judge prompt about a document.
+
+        Its answer has a grade for each aspect, and a stance if documents have one. If there is a
+        label that takes no side, another answer first says whether the document takes a position.
+        """
         grades = {name: scale.grades for name, scale in self.aspects.items()}
         if not self.stances:
             return self._make_question(create_answer("Judgment", **grades))
@@ -373,9 +400,10 @@ class Task(Model, strict=True):
     def questions(self) -> Mapping[str, Question]:
         """Questions about documents, by the purpose of the prompt.
 
-        `judge` is about a document. `sentence` is about a sentence of one, if the task has
-        `sentence_aspects`. `stance`, if there is a stance prompt, is whether the document takes a
-        `position` (YES or NO, the first of `no_stances`), and which other label is its `stance`.
+        - `judge` is about a document.
+        - `sentence` is about a sentence of a document, if the task has `sentence_aspects`.
+        - `stance`, if the task has a stance prompt, is whether a document takes a `position` (YES or
+          NO), and which label is its `stance` if it does.
         """
         questions = {"judge": self.question}
         if self.sentence_aspects:
@@ -386,10 +414,10 @@ class Task(Model, strict=True):
         return questions
 
     def _make_sentence_question(self) -> Question:
-        """Return the question about a sentence."""
+        """Return the question about a sentence: its role in the argument, its grades and its side."""
         grades = {
-            name: scale.grades
-            for name, scale in self.aspects.items()
+            name: self.aspects[name].grades
+            for name in self.aspects
             if name in self.sentence_aspects
         }
         answer = create_answer(
@@ -398,8 +426,11 @@ class Task(Model, strict=True):
             **grades,
             stance=(*self.stances, NO_SIDE),
         )
-        variables = {"conclusion": False, "side": False}
-        return Question(answer=answer, render=render_sentence, variables=variables)
+        return Question(
+            answer=answer,
+            render=render_sentence,
+            variables={"conclusion": False, "side": False},
+        )
 
     @property
     def objects_answer(self) -> Callable[[Topic], type[AnswerModel]] | None:
@@ -421,23 +452,25 @@ class Task(Model, strict=True):
         answer: type[AnswerModel],
         position_answer: type[AnswerModel] | None = None,
     ) -> Question:
-        """Return a question about a document, with the objects of the topic if it has some."""
-        render = self._choose_renderer()
-        neutral_label = None if position_answer is None else self.no_stances[0]
-        if "objects" not in self.features:
-            return Question(
-                answer=answer,
-                render=render,
-                position_answer=position_answer,
-                neutral_label=neutral_label,
-            )
-        return Question(
+        """Return a question about a document, and about the objects of its topic if it has some.
+
+        Args:
+            answer: Answer model.
+            position_answer: Answer model with a position before the stance; None if there is none.
+        """
+        question = Question(
             answer=answer,
-            render=add_objects(render),
+            render=self._choose_renderer(),
+            position_answer=position_answer,
+            neutral_label=None if position_answer is None else self.no_stances[0],
+        )
+        if "objects" not in self.features:
+            return question
+        return replace(
+            question,
+            render=add_objects(question.render),
             variables={"first": False, "second": False},
             topic_variables=name_objects,
-            position_answer=position_answer,
-            neutral_label=neutral_label,
         )
 
     def _choose_renderer(self) -> Render:
@@ -478,13 +511,14 @@ def load_task(folder: Path) -> Task:
     """
     task = load_yaml(folder / TASK_FILE, Task)
     task._folder = folder
-    _require_template(task, "judge", "aspects")
+
+    _require_template(task, "judge", needed_by="aspects")
     if "objects" in task.features:
-        _require_template(task, "objects", "features: objects")
+        _require_template(task, "objects", needed_by="features: objects")
     if "stance_prompt" in task.features:
-        _require_template(task, "stance", "features: stance_prompt")
+        _require_template(task, "stance", needed_by="features: stance_prompt")
     if task.sentence_aspects:
-        _require_template(task, "sentence", "sentence_aspects")
+        _require_template(task, "sentence", needed_by="sentence_aspects")
     return task
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -17,6 +18,7 @@ from touche_llm.engines.identification import ServerCheck
 from touche_llm.errors import MissingLogprobs
 from touche_llm.llm.answer_schema import Label, list_fields
 from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
+from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
 from touche_llm.text.quoting import quote
 
@@ -26,15 +28,20 @@ SYSTEM = "Answer each field with one of its labels."
 
 
 async def check_labels(survey: Survey) -> list[ServerCheck]:
-    """Check with a request for each schema whether the labels of answers can be read from their tokens.
+    """Check whether the probabilities of labels can be read from the tokens of an answer.
 
-    The worst result counts; there is none if no answer has labels.
+    One request is sent for each schema of an answer with labels. The worst result counts; there is
+    none if no answer has labels.
     """
     schemas = list_labelled_schemas(survey.schemas)
-    if schemas and not survey.top_logprobs:
+    if not schemas:
+        return []
+    if not survey.top_logprobs:
         return [ServerCheck(CHECK.name, None, "not read without log-probabilities")]
-    checks = [await _check_form(survey, schema) for schema in schemas]
-    return sorted(checks, key=_order_worst_first)[:1]
+
+    results = [await _check_schema(survey, schema) for schema in schemas]
+    worst_result = min(results, key=_order_worst_first)
+    return [worst_result]
 
 
 def _order_worst_first(check: ServerCheck) -> tuple[bool, bool, bool]:
@@ -44,11 +51,59 @@ def _order_worst_first(check: ServerCheck) -> tuple[bool, bool, bool]:
     return not check.is_blocking, not has_failed, has_passed
 
 
-async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
-    """Return whether each label of a schema can be read from an answer."""
-    by_field = _list_labels(schema)
-    text = "\n".join(f"{field}: {_join(labels)}" for field, labels in by_field.items())
-    request = build_request(survey, text, SYSTEM, schema)
+async def _check_schema(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
+    """Check with one request whether each label of a schema can be read from an answer."""
+    labels_by_field = _list_labels(schema)
+    lines = [f"{field}: {_join(labels)}" for field, labels in labels_by_field.items()]
+    request = build_request(survey, "\n".join(lines), SYSTEM, schema)
+    completion = await _request_completion(survey, request)
+    if isinstance(completion, ServerCheck):
+        return completion
+
+    answer = TokenizedAnswer(completion.text, completion.tokens, request.layout)
+    fields = _read_fields(answer, labels_by_field)
+    for field in fields:
+        problem = _find_problem(survey, field, answer)
+        if problem is not None:
+            return CHECK.fail(problem)
+    readings = [field.reading for field in fields]
+    return _describe_labels(survey, request, readings)
+
+
+@dataclass(frozen=True, slots=True)
+class _FieldReading:
+    """Reading of a field of an answer.
+
+    Attributes:
+        name: Name of the field.
+        labels: Its labels.
+        reading: Probabilities of the labels, as far as they can be read.
+    """
+
+    name: str
+    labels: Sequence[Label]
+    reading: Reading
+
+
+def _read_fields(
+    answer: TokenizedAnswer, labels_by_field: Mapping[str, Sequence[Label]]
+) -> list[_FieldReading]:
+    """Return the readings of the fields of an answer."""
+    fields: list[_FieldReading] = []
+    for name, labels in labels_by_field.items():
+        # Any label will do as the one in the text: probabilities do not depend on it.
+        reading = read_label(answer, name, labels, answered=labels[0])
+        fields.append(_FieldReading(name, labels, reading))
+    return fields
+
+
+async def _request_completion(survey: Survey, request: Request) -> Completion | ServerCheck:
+    """Return the completion of a request, or the result of the check if it cannot be read.
+
+    Raises:
+        Rejected: The server refuses all requests.
+        Transient: There is no reply, or it is malformed.
+    """
     form = request.layout.form
     reply = await survey.send(request)
     if isinstance(reply, Refusal):
@@ -62,33 +117,29 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
     if completion.finish_reason == "length":
         value = f"could not be checked: the answer is {quote(completion.text.strip(), 40)!r}"
         return ServerCheck(CHECK.name, None, value)
-
-    answer = TokenizedAnswer(completion.text, completion.tokens, request.layout)
-    readings: list[Reading] = []
-    for field, labels in by_field.items():
-        reading = read_label(answer, field, labels, answered=labels[0])
-        problem = _find_problem(survey, field, labels, reading, completion.text)
-        if problem is not None:
-            return CHECK.fail(problem)
-        readings.append(reading)
-    return _describe_labels(survey, request, readings)
+    return completion
 
 
-def _find_problem(
-    survey: Survey, field: str, labels: Sequence[Label], reading: Reading, answer: str
-) -> str | None:
-    """Return why the labels of a field cannot be read; None if they can."""
-    if reading.probabilities is None:
-        return f"no label of {field} ({_join(labels)}) can be read from {quote(answer, 80)!r}"
+def _find_problem(survey: Survey, field: _FieldReading, answer: TokenizedAnswer) -> str | None:
+    """Return why the labels of a field cannot be read from an answer; None if they can.
 
-    unseen = reading.off_label_mass or 0.0
-    missing = _list_missing(reading)
-    if missing and survey.is_renormalised and unseen > MAX_UNSEEN:
-        return (
-            f"{_join(missing)} of {field} cannot be read: the alternatives miss a probability of "
-            f"{unseen:.3f}"
-        )
-    return None
+    A label without a probability is improbable, as long as the alternatives that the server sends
+    have nearly all of the probability.
+    """
+    if field.reading.probabilities is None:
+        labels = _join(field.labels)
+        return f"no label of {field.name} ({labels}) can be read from {quote(answer.text, 80)!r}"
+
+    missing_labels = _list_missing(field.reading)
+    if not missing_labels or not survey.is_renormalised:
+        return None
+    missing_probability = field.reading.off_label_mass or 0.0
+    if missing_probability <= MAX_UNSEEN:
+        return None
+    return (
+        f"{_join(missing_labels)} of {field.name} cannot be read: the alternatives miss a "
+        f"probability of {missing_probability:.3f}"
+    )
 
 
 def _list_missing(reading: Reading) -> list[str]:
@@ -97,28 +148,35 @@ def _list_missing(reading: Reading) -> list[str]:
 
 
 def _describe_labels(survey: Survey, request: Request, readings: Sequence[Reading]) -> ServerCheck:
-    """Return the result of a check whose labels can be read."""
-    count = sum(len(reading.shares) for reading in readings)
-    unread = sum(len(_list_missing(reading)) for reading in readings)
-    shared = max(reading.shared or 0.0 for reading in readings)
+    """Return the result of the check for an answer whose labels can be read.
 
-    value = f"{count - unread} of {count} labels can be read"
-    if unread and not survey.is_renormalised:
+    It has failed, without being blocking, if some labels are missing among the alternatives, or if
+    several labels begin with the same token.
+    """
+    label_count = sum(len(reading.shares) for reading in readings)
+    missing_count = sum(len(_list_missing(reading)) for reading in readings)
+    readable = f"{label_count - missing_count} of {label_count} labels can be read"
+    if missing_count and not survey.is_renormalised:
         alternatives = max(request.sampling.top_logprobs, survey.dialect.min_alternatives)
-        value += f" from {alternatives} alternatives"
+        value = f"{readable} from {alternatives} alternatives"
         remedy = "a label beyond them counts as improbable"
         return ServerCheck(CHECK.name, False, value, remedy)
-    if shared <= _MAX_SHARED:
-        return ServerCheck(CHECK.name, True, f"{value}, each from a token of its own")
-    value += f", but tokens that several begin with have a probability of {shared:.3f}"
-    remedy = "it is split evenly; use prompts of `form: letters`, which share least"
-    return ServerCheck(CHECK.name, False, value, remedy)
+
+    shared_probability = max(reading.shared or 0.0 for reading in readings)
+    if shared_probability > _MAX_SHARED:
+        value = (
+            f"{readable}, but tokens that several begin with have a probability of "
+            f"{shared_probability:.3f}"
+        )
+        remedy = "it is split evenly; use prompts of `form: letters`, which share least"
+        return ServerCheck(CHECK.name, False, value, remedy)
+    return ServerCheck(CHECK.name, True, f"{readable}, each from a token of its own")
 
 
 def list_labelled_schemas(schemas: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the different schemas of answers that have labels."""
-    by_content = {orjson.dumps(schema): schema for schema in schemas}
-    return [schema for schema in by_content.values() if _list_labels(schema)]
+    """Return the schemas of answers that have labels, each content once."""
+    schemas_by_content = {orjson.dumps(schema): schema for schema in schemas}
+    return [schema for schema in schemas_by_content.values() if _list_labels(schema)]
 
 
 def _list_labels(schema: Mapping[str, Any]) -> dict[str, tuple[Label, ...]]:

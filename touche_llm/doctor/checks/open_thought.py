@@ -21,7 +21,10 @@ _CLOSING = re.compile(
 
 
 async def check_open_thought(survey: Survey) -> list[ServerCheck]:
-    """Check whether the prompt of an answer without reasoning ends inside a thought."""
+    """Check whether the prompt of an answer without reasoning ends inside a thought.
+
+    It does if a thought is opened after the text of the user, and not closed.
+    """
     if survey.sampling.thinking.judge:
         return []
     request = survey.build((Message("system", PROBE_SYSTEM), Message("user", PROBE_USER)))
@@ -29,11 +32,13 @@ async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     if prompt is None:
         value = "unknown, since the server does not show its prompts"
         return [ServerCheck(CHECK.name, None, value)]
-    end = prompt[prompt.rfind(PROBE_USER) + len(PROBE_USER) :]
-    last_opening = _find_last(_OPENING, end)
-    last_closing = _find_last(_CLOSING, end)
+
+    user_end = prompt.rfind(PROBE_USER) + len(PROBE_USER)
+    rest = prompt[user_end:]
+    last_opening = _find_last(_OPENING, rest)
+    last_closing = _find_last(_CLOSING, rest)
     if last_opening > last_closing:
-        return [CHECK.fail(f"the prompt ends inside a thought: {end[-40:]!r}")]
+        return [CHECK.fail(f"the prompt ends inside a thought: {rest[-40:]!r}")]
     return [ServerCheck(CHECK.name, True, "none in the prompt of an answer")]
 
 

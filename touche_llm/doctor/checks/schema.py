@@ -8,7 +8,7 @@ from touche_llm.doctor.checks import white_space
 from touche_llm.doctor.registry import Check, Feature, Occasion, register
 from touche_llm.doctor.survey import Survey
 from touche_llm.engines.chat import read_completion
-from touche_llm.engines.dialects import PROBE_ANSWER, EnforcedSchema, NoLogprobs
+from touche_llm.engines.dialects import PROBE_ANSWER, NoLogprobs, UnenforcedSchema
 from touche_llm.engines.identification import ServerCheck
 
 # Both are found in the reply to the check of the schema.
@@ -27,24 +27,32 @@ REASONING = Feature(
 
 
 async def check_schema(survey: Survey) -> list[ServerCheck]:
-    """Check whether the server enforces a schema, and with it whether it sends log-probabilities."""
-    schema = survey.schema
-    model = survey.info.model
-    if isinstance(schema, EnforcedSchema):
-        checks = [
-            ServerCheck(CHECK.name, True, f"enforced with {schema.parameter}"),
-            _check_logprobs(survey),
-        ]
-        if read_completion(schema.reply).reasoning:
-            checks.append(REASONING.fail("the model thinks before it answers"))
-        return checks
+    """Return whether the server enforces a schema.
 
+    The reply that shows it also shows whether the server sends log-probabilities, and whether the
+    model reasons.
+    """
+    if isinstance(survey.schema, UnenforcedSchema):
+        return [_describe_unenforced(survey.schema, survey.info.model)]
+
+    results = [
+        ServerCheck(CHECK.name, True, f"enforced with {survey.schema.parameter}"),
+        _check_logprobs(survey),
+    ]
+    if read_completion(survey.schema.reply).reasoning:
+        results.append(REASONING.fail("the model thinks before it answers"))
+    return results
+
+
+def _describe_unenforced(schema: UnenforcedSchema, model: str) -> ServerCheck:
+    """Return the result of a check whose schema was not enforced, or by which the answer never ends."""
     if schema.is_endless:
         value = f"{model} fills its answer with white space until it is cut off"
-        return [replace(white_space.CHECK.fail(value), is_blocking=True)]
+        return replace(white_space.CHECK.fail(value), is_blocking=True)
     problems = "; ".join(schema.problems)
-    value = f"{model} does not enforce JSON schemas: restricted to {PROBE_ANSWER}, {problems}"
-    return [CHECK.fail(value)]
+    return CHECK.fail(
+        f"{model} does not enforce JSON schemas: restricted to {PROBE_ANSWER}, {problems}"
+    )
 
 
 def _check_logprobs(survey: Survey) -> ServerCheck:

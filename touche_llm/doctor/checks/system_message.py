@@ -22,21 +22,36 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
     """
     if survey.sampling.system_message == "user":
         return [ServerCheck(CHECK.name, True, "in the user message, as configured")]
-    counts = []
-    for text in (PROBE_SYSTEM, PROBE_SYSTEM + " quokka" * _MORE_WORDS):
-        reply = await survey.send(
-            survey.build((Message("system", text), Message("user", PROBE_USER)))
-        )
-        if isinstance(reply, Refusal):
-            return [CHECK.fail(f"refused: {reply.reason}")]
-        counts.append(reply.usage.prompt_tokens)
-    short, long = counts
-    if long >= short + _MORE_WORDS:
+
+    short_tokens = await _count_prompt_tokens(survey, PROBE_SYSTEM)
+    if isinstance(short_tokens, Refusal):
+        return [CHECK.fail(f"refused: {short_tokens.reason}")]
+    long_tokens = await _count_prompt_tokens(survey, PROBE_SYSTEM + " quokka" * _MORE_WORDS)
+    if isinstance(long_tokens, Refusal):
+        return [CHECK.fail(f"refused: {long_tokens.reason}")]
+
+    additional_tokens = long_tokens - short_tokens
+    if additional_tokens >= _MORE_WORDS:
         return [ServerCheck(CHECK.name, True, "shown by the chat template")]
-    if long > short or not short:
+    are_reported = short_tokens > 0
+    if additional_tokens > 0 or not are_reported:
         value = "accepted; the prompt tokens do not show whether it is used"
         return [ServerCheck(CHECK.name, None, value)]
     return [CHECK.fail("ignored by the chat template: a longer one adds no tokens")]
+
+
+async def _count_prompt_tokens(survey: Survey, system_message: str) -> int | Refusal:
+    """Return how many tokens the server reports for a prompt with a system message; 0 if none.
+
+    Raises:
+        Rejected: The server refuses all requests.
+        Transient: There is no reply, or it is malformed.
+    """
+    messages = (Message("system", system_message), Message("user", PROBE_USER))
+    reply = await survey.send(survey.build(messages))
+    if isinstance(reply, Refusal):
+        return reply
+    return reply.usage.prompt_tokens
 
 
 CHECK = register(

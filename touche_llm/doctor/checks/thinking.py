@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from touche_llm.doctor.registry import Check, Occasion, register
@@ -17,7 +16,8 @@ from touche_llm.text.quoting import quote
 
 _PARSER = "serve the model without a reasoning parser (vLLM: --reasoning-parser)"
 # Two thoughts that no template would change.
-_THOUGHTS = ("One of two.", "Other words.")
+_THOUGHT = "One of two."
+_OTHER_THOUGHT = "Other words."
 
 
 async def check_thinking(survey: Survey) -> list[ServerCheck]:
@@ -28,35 +28,72 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
     settings = survey.sampling.thinking
     if not settings.budgets:
         return []
-    thinking = Thinking(1, *settings.delimiters, settings.temperature)
-    thoughtful = replace(
-        survey.build(), thinking=thinking, chat_template_kwargs=settings.chat_template_kwargs
-    )
-    continued = [continue_thought(thoughtful, thought) for thought in _THOUGHTS]
-    try:
-        prompts = await _render_prompts(survey, thoughtful, continued)
-    except (Rejected, BrokenReply) as error:
-        return [CHECK.fail(f"the chat template refuses to continue a thought: {error}")]
-    if prompts is not None:
-        problem = _find_problem(prompts, thinking)
-        if problem is not None:
-            return [CHECK.fail(problem)]
 
-    reply = await survey.send(continued[0])
+    opening, closing = settings.delimiters
+    thinking = Thinking(
+        budget=1,
+        opening=opening,
+        closing=closing,
+        temperature=settings.temperature,
+    )
+    request = replace(
+        survey.build(),
+        thinking=thinking,
+        chat_template_kwargs=settings.chat_template_kwargs,
+    )
+    template_result = await _check_template(survey, request, thinking)
+    if template_result.is_ok is False:
+        return [template_result]
+    failure = await _check_answer(survey, continue_thought(request, _THOUGHT))
+    return [template_result if failure is None else failure]
+
+
+async def _check_template(survey: Survey, request: Request, thinking: Thinking) -> ServerCheck:
+    """Check by the prompts, if the server shows them, whether the chat template keeps a thought.
+
+    Args:
+        survey: Server to check.
+        request: Request that requests a thought before its answer.
+        thinking: Delimiters of the thought.
+    """
+    try:
+        prompts = await _render_prompts(survey, request)
+    except (Rejected, BrokenReply) as error:
+        return CHECK.fail(f"the chat template refuses to continue a thought: {error}")
+    if prompts is None:
+        value = "an answer continues a thought; whether the template keeps it is unknown"
+        return ServerCheck(CHECK.name, None, value)
+
+    problem = _find_problem(prompts, thinking)
+    if problem is not None:
+        return CHECK.fail(problem)
+    return ServerCheck(CHECK.name, True, "a thought is kept")
+
+
+async def _check_answer(survey: Survey, request: Request) -> ServerCheck | None:
+    """Return what is wrong with the answer after a thought; None if the schema is enforced.
+
+    Args:
+        survey: Server to check.
+        request: Request whose last message is the thought, and whose schema allows one answer.
+
+    Raises:
+        Rejected: The server refuses all requests.
+        Transient: There is no reply, or it is malformed.
+    """
+    reply = await survey.send(request)
     if isinstance(reply, Refusal):
         remedy = "let the model reason on a server that continues one, such as vLLM"
         value = f"the server refuses to continue a message of the assistant: {reply.reason}"
-        return [CHECK.fail(value, remedy)]
+        return CHECK.fail(value, remedy)
+
     completion = read_completion(reply)
     if squeeze(completion.text) == PROBE_ANSWER:
-        if prompts is None:
-            value = "an answer continues a thought; whether the template keeps it is unknown"
-            return [ServerCheck(CHECK.name, None, value)]
-        return [ServerCheck(CHECK.name, True, "a thought is kept")]
+        return None
     if PROBE_ANSWER in squeeze(completion.reasoning or ""):
-        return [CHECK.fail("the answer after a thought is in the field of the reasoning", _PARSER)]
+        return CHECK.fail("the answer after a thought is in the field of the reasoning", _PARSER)
     answer = quote(completion.text, 80)
-    return [CHECK.fail(f"no schema is enforced after a thought: {answer!r}", _PARSER)]
+    return CHECK.fail(f"no schema is enforced after a thought: {answer!r}", _PARSER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +102,8 @@ class _ThoughtPrompts:
 
     Attributes:
         before: Prompt of a thought.
-        after: Prompt of the answer after the first thought.
-        after_other: Prompt of the answer after the second thought.
+        after: Prompt of the answer after `_THOUGHT`.
+        after_other: Prompt of the answer after `_OTHER_THOUGHT`.
     """
 
     before: str
@@ -74,44 +111,53 @@ class _ThoughtPrompts:
     after_other: str
 
 
-async def _render_prompts(
-    survey: Survey, thoughtful: Request, continued: Sequence[Request]
-) -> _ThoughtPrompts | None:
-    """Return the prompts of a thought and of two answers; None if the server shows no prompts.
+async def _render_prompts(survey: Survey, request: Request) -> _ThoughtPrompts | None:
+    """Return the prompts of a thought, and of the answers after two different thoughts.
+
+    None if the server shows no prompts.
+
+    Args:
+        survey: Server to check.
+        request: Request that requests a thought before its answer.
 
     Raises:
         BrokenReply: The server shows the prompt of the thought alone.
         Rejected: The chat template refuses the messages.
     """
-    before = await survey.render(thoughtful)
+    before = await survey.render(request)
     if before is None:
         return None
-    after: list[str] = []
-    for request in continued:
-        text = await survey.dialect.counter.render(request.messages, request.chat_template_kwargs)
-        after.append(text or "")
-    return _ThoughtPrompts(before, *after)
+
+    counter = survey.dialect.counter
+    prompts: list[str] = []
+    for thought in (_THOUGHT, _OTHER_THOUGHT):
+        continued = continue_thought(request, thought)
+        prompt = await counter.render(continued.messages, continued.chat_template_kwargs)
+        prompts.append(prompt or "")
+    after, after_other = prompts
+    return _ThoughtPrompts(before, after, after_other)
 
 
 def _find_problem(prompts: _ThoughtPrompts, thinking: Thinking) -> str | None:
     """Return what the chat template does to a thought instead of keeping it; None if it keeps it.
 
-    Apart from white space, which templates strip, the prompt of the answer is the prompt of the
-    thought with the thought after it: a template may write an empty thought before it, or put it in
-    a channel of its own.
+    The prompt of an answer must be the prompt of the thought with the thought after it. A template
+    that does not keep a thought leaves it out, writes an empty one before it, or puts it in a
+    channel of its own.
     """
     if prompts.after == prompts.after_other:
         return "the chat template drops the thought when an answer continues it"
 
-    # Some templates open the thought themselves.
-    start = squeeze(prompts.before).removesuffix(squeeze(thinking.opening))
-    expected = start + squeeze(thinking.delimit(_THOUGHTS[0]))
-    if squeeze(prompts.after) != expected:
-        return (
-            f"after {prompts.before[-40:]!r} the model reasons, but the chat template continues a "
-            f"thought as {prompts.after[-80:]!r}"
-        )
-    return None
+    # White space is not compared, since templates strip it. Some templates open the thought
+    # themselves.
+    before = squeeze(prompts.before).removesuffix(squeeze(thinking.opening))
+    expected = before + squeeze(thinking.delimit(_THOUGHT))
+    if squeeze(prompts.after) == expected:
+        return None
+    return (
+        f"after {prompts.before[-40:]!r} the model reasons, but the chat template continues a "
+        f"thought as {prompts.after[-80:]!r}"
+    )
 
 
 CHECK = register(

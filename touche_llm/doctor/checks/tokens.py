@@ -13,18 +13,21 @@ _MAX_COUNT_ERROR = 8
 
 
 async def check_tokens(survey: Survey) -> list[ServerCheck]:
-    """Check whether the tokens of messages are counted, and as many as the server reports."""
+    """Return whether the tokens of messages can be counted, with about the result of the server.
+
+    If the server reports more, documents that fit by the count would not fit its context.
+    """
     count = survey.token_count
     if isinstance(count, NoTokenCount):
         return [CHECK.fail(f"does not count the tokens of messages ({count.problem})")]
 
     name = count.counter.name
-    reported = 0
     if isinstance(survey.schema, EnforcedSchema):
         reported = survey.schema.reply.usage.prompt_tokens
-    if reported > count.prompt_tokens + _MAX_COUNT_ERROR:
-        value = f"{reported} prompt tokens are {count.prompt_tokens} by {name}, so documents would not fit"
-        return [CHECK.fail(value)]
+        uncounted = reported - count.prompt_tokens
+        if uncounted > _MAX_COUNT_ERROR:
+            value = f"{reported} prompt tokens are {count.prompt_tokens} by {name}, so documents would not fit"
+            return [CHECK.fail(value)]
     return [ServerCheck(CHECK.name, True, f"counted by {name}")]
 
 

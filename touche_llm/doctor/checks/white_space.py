@@ -18,7 +18,11 @@ _FREE_WHITE_SPACE = re.compile(r"[\n\r\t]|\s\s|[\[{]\s|\s[:,\]}]")
 
 
 async def check_white_space(survey: Survey) -> list[ServerCheck]:
-    """Check whether a schema allows white space between the tokens of an answer."""
+    """Check whether a schema allows white space between the tokens of an answer.
+
+    The alternatives of the tokens of one answer show it, if only those that the schema allows have
+    a probability.
+    """
     reply = await survey.exchange(build_request(survey, PASSAGE))
     choice = reply.select_choice()
     if _FREE_WHITE_SPACE.search(choice.message.content or ""):
@@ -26,10 +30,12 @@ async def check_white_space(survey: Survey) -> list[ServerCheck]:
     if not survey.is_renormalised:
         value = "none in one answer; raw log-probabilities show no more"
         return [replace(CHECK.fail(value), is_ok=None)]
-    alternatives = [pair for token in choice.tokens for pair in token.alternatives]
-    allowed_texts = [text for text, logprob in alternatives if logprob > _MIN_LOGPROB]
-    if any(map(_FREE_WHITE_SPACE.search, allowed_texts)):
-        return [CHECK.fail("allowed between tokens")]
+
+    for token in choice.tokens:
+        for text, logprob in token.alternatives:
+            is_allowed = logprob > _MIN_LOGPROB
+            if is_allowed and _FREE_WHITE_SPACE.search(text):
+                return [CHECK.fail("allowed between tokens")]
     return [ServerCheck(CHECK.name, True, "not allowed between tokens")]
 
 
