@@ -44,10 +44,12 @@ def sum_swapped(counts: Array) -> SwapSums:
     """
     topics = len(counts)
     swaps = _draw_swaps(topics, RESAMPLES)
-    rows_at_a_time = max(_BATCH_CELLS // max(topics, 1), 1)
+
+    # A batch at a time, since the product needs a copy of the swaps that is eight times as large.
+    batch_size = max(_BATCH_CELLS // max(topics, 1), 1)
     sums: list[Array] = []
-    for start in range(0, len(swaps), rows_at_a_time):
-        batch = swaps[start : start + rows_at_a_time].astype(np.float64)
+    for start in range(0, len(swaps), batch_size):
+        batch = swaps[start : start + batch_size].astype(np.float64)
         sums.append(batch @ counts)
     return SwapSums(total=counts.sum(axis=0), swapped=np.concatenate(sums), topics=topics)
 
@@ -66,25 +68,25 @@ def compute_p(formula: Formula, one: SwapSums, other: SwapSums) -> float:
     """
     if one.topics < 2:
         return math.nan
-
-    exchanged = other.swapped - one.swapped
-    differences = np.round(
-        formula(one.total + exchanged) - formula(other.total - exchanged), _DIGITS
-    )
     observed = round(float(formula(one.total) - formula(other.total)), _DIGITS)
     if math.isnan(observed):
         return math.nan
 
+    # What a resample swaps moves from one sum to the other.
+    moved = other.swapped - one.swapped
+    differences = formula(one.total + moved) - formula(other.total - moved)
+    differences = np.round(differences, _DIGITS)
+
     # An undefined difference counts as an extreme one on both sides, so it never lowers p.
-    count_as_high = int((~(differences < observed)).sum())
-    count_as_low = int((~(differences > observed)).sum())
-    smaller = min(count_as_high, count_as_low)
+    not_lower = int((~(differences < observed)).sum())
+    not_higher = int((~(differences > observed)).sum())
+    extremes = min(not_lower, not_higher)
     if is_exact(one.topics):
-        share = smaller / len(differences)
+        one_sided_p = extremes / len(differences)
     else:
         # The observed result is one of the possible ones.
-        share = (smaller + 1) / (len(differences) + 1)
-    return min(2.0 * share, 1.0)
+        one_sided_p = (extremes + 1) / (len(differences) + 1)
+    return min(2.0 * one_sided_p, 1.0)
 
 
 def is_exact(topics: int) -> bool:
@@ -94,10 +96,16 @@ def is_exact(topics: int) -> bool:
 
 @lru_cache(maxsize=4)
 def _draw_swaps(topics: int, resamples: int) -> Swaps:
-    """Return which topics are swapped, 0 or 1, of shape (resamples, topics)."""
+    """Draw which topics are swapped, 1 for a swap, of shape (resamples, topics).
+
+    With few topics these are all subsets of them, else a random sample.
+    """
     if is_exact(topics):
-        subsets = np.arange(2**topics)[:, np.newaxis]
-        all_swaps: Swaps = (subsets >> np.arange(topics) & 1).astype(np.int8)
+        # The bits of each number say which topics it swaps.
+        numbers = np.arange(2**topics)[:, np.newaxis]
+        bits = (numbers >> np.arange(topics)) & 1
+        all_swaps: Swaps = bits.astype(np.int8)
         return all_swaps
+
     generator = np.random.default_rng(SEED)
     return generator.integers(0, 2, (resamples, topics), dtype=np.int8)

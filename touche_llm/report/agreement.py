@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from touche_llm.data.records import Judgment
-from touche_llm.evaluation.judges.agreement import Agreement, list_common_keys
+from touche_llm.evaluation.judges.agreement import Agreement, list_common_documents
 from touche_llm.evaluation.judges.labels import take_judgment_labels, take_people_labels
 from touche_llm.evaluation.judges.study import JudgeStudy, describe_findings, study_judges
 from touche_llm.evaluation.qrels import Qrels
@@ -89,7 +89,7 @@ def study_judgments(judgments: list[Judgment], qrels: Qrels, task: Task) -> Judg
     judged_by_both = [
         labels
         for labels, of_people in zip(judges, people, strict=True)
-        if list_common_keys(of_people, [labels])
+        if list_common_documents(of_people, [labels])
     ]
     return study_judges(people, judged_by_both, {}, {})
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from touche_llm.evaluation.intervals import Array
 
@@ -28,9 +29,10 @@ def compute_kendall_tau(values: Sequence[float], others: Sequence[float]) -> flo
 def compute_tau_ap(values: Sequence[float], truth: Sequence[float]) -> float:
     """Compute the AP correlation of an order with the true one (E. Yilmaz et al., SIGIR 2008).
 
-    tau_ap weighs errors at the top more than tau. Systems with the same value have no order; the
-    result is then the mean over all their orders, tau_AP,a of J. Urbano and M. Marrero, The
-    treatment of ties in AP correlation, ICTIR 2017.
+    tau_ap weighs errors at the top more than tau: it is the mean over all ranks but the first of
+    how far the systems above belong there. Systems with the same value have no order; the result is
+    then the mean over all their orders, tau_AP,a of J. Urbano and M. Marrero, The treatment of ties
+    in AP correlation, ICTIR 2017.
 
     Args:
         values: Value of each system, the higher the better.
@@ -43,19 +45,32 @@ def compute_tau_ap(values: Sequence[float], truth: Sequence[float]) -> float:
     if systems < 2:
         return math.nan
 
-    signs = _compare_pairs(values)
-    true_signs = _compare_pairs(truth)
+    value_array = np.array(values)
     total = 0.0
-    for value in np.unique(np.array(values)):
-        group = np.flatnonzero(np.array(values) == value)
-        is_above = signs[group[0]] < 0.0
-        count_above = int(is_above.sum())
-        # Systems above that are truly better, minus those that are truly worse, for each of the group.
-        agreements = -true_signs[np.ix_(group, np.flatnonzero(is_above))].sum(axis=1)
-        places_above = count_above + np.arange(len(group), dtype=np.float64)
-        weights = 1.0 / places_above[places_above > 0.0]
-        total += float(agreements.mean()) * float(weights.sum())
+    for value in np.unique(value_array):
+        is_above = value_array > value
+        is_tied = value_array == value
+        total += _sum_agreement_above(is_above, is_tied, _compare_pairs(truth))
     return total / (systems - 1)
+
+
+def _sum_agreement_above(
+    is_above: NDArray[np.bool_], is_tied: NDArray[np.bool_], true_signs: Array
+) -> float:
+    """Sum over the ranks of tied systems how far the systems above them belong there, from -1 to 1.
+
+    Args:
+        is_above: Whether each system is ranked above the tied ones.
+        is_tied: Whether each system is one of the tied ones.
+        true_signs: Comparison of all pairs of systems by their true values.
+    """
+    # Systems above that are truly better, minus those that are truly worse, for each tied system.
+    agreements = -true_signs[np.ix_(is_tied, is_above)].sum(axis=1)
+
+    # Each tied system is as likely at each of their ranks, so its own number of systems above varies.
+    systems_above = is_above.sum() + np.arange(is_tied.sum(), dtype=np.float64)
+    weights = 1.0 / systems_above[systems_above > 0.0]
+    return float(agreements.mean()) * float(weights.sum())
 
 
 def _compare_pairs(values: Sequence[float]) -> Array:
