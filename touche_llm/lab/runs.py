@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -368,8 +368,7 @@ def _compare_runs(
         paths=list(words),
         task=task,
         judged_by={aspect: Path(shorten_path(path)) for aspect, path in files.items()},
-        differences=comparison.rows,
-        remarks=[*remarks, *comparison.notes],
+        comparison=replace(comparison, notes=[*remarks, *comparison.notes]),
         top=_TOP,
     )
 
