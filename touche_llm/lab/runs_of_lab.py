@@ -43,7 +43,7 @@ _REMEDY = "the lab's page of the run lists them and uses them on a click"
 _MAX_OPEN = 3
 
 
-async def run_apart(
+async def run_in_thread(
     function: Callable[P, Coroutine[object, None, ResultT]], *args: P.args, **kwargs: P.kwargs
 ) -> ResultT:
     """Run a coroutine that computes more than it waits in a thread of its own."""
@@ -125,7 +125,7 @@ class Workplace:
         self._claim = ExitStack()
         self._has_claimed_drafts = False
 
-    async def apart(
+    async def call_in_thread(
         self, function: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
         """Call a function in the thread that reads folders."""

@@ -237,7 +237,7 @@ async def _call(lab: Workplace, call: Callable[[], object]) -> object:
     """
     if inspect.iscoroutinefunction(call):
         return await call()
-    return await lab.apart(call)
+    return await lab.call_in_thread(call)
 
 
 async def _stream(request: web.Request, records: AsyncGenerator[object]) -> web.StreamResponse:
