@@ -297,7 +297,7 @@ class Workplace:
     def make_word(self, run: str) -> UserWord:
         """Return the settings by which the folder of a run is read in place of its own.
 
-        None if it was written here. If somebody else wrote it, they are the inputs that the lab was
+        Empty if it was written here. If somebody else wrote it, they are the inputs that the lab was
         started with, and the settings of the folder that the user chose.
         """
         if is_own(self.find_run(run).config_file):
