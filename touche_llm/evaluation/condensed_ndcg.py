@@ -26,17 +26,15 @@ def compute_condensed_ndcg(topic: GradedTopic) -> float | None:
         The value; None if the script leaves the topic out of its mean, since the run lacks it, none
         of its first 5 documents is judged, or no grade of it is above 0.
     """
-    gains: list[int] = []
-    for candidate in topic.top:
-        if candidate.document_id in topic.grades:
-            gains.append(_to_gain(topic.grades[candidate.document_id]))
+    gains = {document_id: _to_gain(grade) for document_id, grade in topic.grades.items()}
+    ranked_ids = [candidate.document_id for candidate in topic.top]
+    ranked_gains = [gains[document_id] for document_id in ranked_ids if document_id in gains]
+    ideal_gains = sorted(gains.values(), reverse=True)[: topic.cutoff]
 
-    all_gains = [_to_gain(grade) for grade in topic.grades.values()]
-    ideal_gains = sorted(all_gains, reverse=True)[: topic.cutoff]
-    ideal = _compute_dcg(ideal_gains)
-    if not gains or ideal == 0.0:
+    ideal_dcg = _compute_dcg(ideal_gains)
+    if not ranked_gains or ideal_dcg == 0.0:
         return None
-    return _compute_dcg(gains) / ideal
+    return _compute_dcg(ranked_gains) / ideal_dcg
 
 
 def _to_gain(grade: float) -> int:
