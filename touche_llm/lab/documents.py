@@ -521,9 +521,7 @@ def write_labels(
     _check_labels(labels, describe_fields(opened.task))
 
     stored = opened.directory.read_labels()
-    kept = [
-        labels for labels in stored if (labels.topic_id, labels.document_id) != (topic, document)
-    ]
+    kept = [entry for entry in stored if (entry.topic_id, entry.document_id) != (topic, document)]
     own = UserLabels(topic_id=topic, document_id=document, labels=labels, note=note.strip())
     if own.labels or own.note:
         kept.append(own)

@@ -28,6 +28,7 @@ from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
+    from touche_llm.evaluation.measures import Evaluation
     from touche_llm.report.comparison_page import ComparisonPage
 
 # Seconds between looks at the folders.
@@ -387,15 +388,9 @@ def _gather_page(lab: Workplace, compared: _ComparedRuns) -> ComparisonPage:
     """Return the page that compares runs with the first one; the access to judgments is logged."""
     # Imported late: pandas and scipy load slowly.
     from touche_llm.evaluation.comparisons import compare_runs
-    from touche_llm.evaluation.measures import evaluate_run
     from touche_llm.report.comparison_page import gather_comparison
 
-    runs: dict[str, ParsedRun] = {}
-    for name, directory in compared.directories.items():
-        runs[name] = directory.read_run(compared.task.stances)
-    depth = max(len(ranking) for run in runs.values() for ranking in run.rankings.values())
-    evaluations = [evaluate_run(name, run, compared.qrels, depth) for name, run in runs.items()]
-
+    evaluations = _evaluate_runs(compared)
     words = {
         directory.path: lab.make_word(name) for name, directory in compared.directories.items()
     }
@@ -413,6 +408,17 @@ def _gather_page(lab: Workplace, compared: _ComparedRuns) -> ComparisonPage:
         comparison=replace(comparison, notes=[*compared.notes, *comparison.notes]),
         top=_TOP,
     )
+
+
+def _evaluate_runs(compared: _ComparedRuns) -> list[Evaluation]:
+    """Measure runs by the same judgments, with recall at the depth of the longest ranking."""
+    # Imported late: pandas and scipy load slowly.
+    from touche_llm.evaluation.measures import evaluate_run
+
+    stances = compared.task.stances
+    runs = {name: directory.read_run(stances) for name, directory in compared.directories.items()}
+    depth = max(len(ranking) for run in runs.values() for ranking in run.rankings.values())
+    return [evaluate_run(name, run, compared.qrels, depth) for name, run in runs.items()]
 
 
 def make_page(text: str) -> web.Response:

@@ -123,12 +123,12 @@ class _OpenRuns:
         return opened.folder
 
     def open(self, run: str, directory: RunDirectory, word: UserWord, changed: int) -> RunFolder:
-        """Open the folder of a run in place of the oldest one.
+        """Open the folder of a run, and close the oldest one if too many are open.
 
         Args:
             run: Name of the run.
             directory: Folder of the run.
-            word: What the user says about the folder.
+            word: Settings by which it is read in place of its own.
             changed: When the run was changed, in nanoseconds.
         """
         self.close(run)
@@ -136,9 +136,10 @@ class _OpenRuns:
             oldest = next(iter(self._opened))
             self.close(oldest)
 
-        with ExitStack() as stack, _without_garbage_collection():
+        with _without_garbage_collection():
+            stack = ExitStack()
             folder = stack.enter_context(open_folder(directory.path, word))
-            self._opened[run] = _OpenedRun(changed, folder, stack.pop_all())
+        self._opened[run] = _OpenedRun(changed, folder, stack)
         return folder
 
     def close(self, run: str) -> None:

@@ -174,22 +174,18 @@ class _Arguments:
     def of(cls, view: View) -> _Arguments:
         """Return the arguments of a view: its keyword-only parameters, of the types of its hints."""
         types = get_type_hints(view)
-        parameters = inspect.signature(view).parameters.values()
-        names: list[str] = []
         fields: list[tuple[str, type] | tuple[str, type, object]] = []
-        for parameter in parameters:
+        lists: set[str] = set()
+        for name, parameter in inspect.signature(view).parameters.items():
             if parameter.kind is not parameter.KEYWORD_ONLY:
                 continue
-            name = parameter.name
-            names.append(name)
             if parameter.default is parameter.empty:
                 fields.append((name, types[name]))
             else:
                 fields.append((name, types[name], parameter.default))
-
-        form = msgspec.defstruct("Arguments", fields)
-        lists = frozenset(name for name in names if types[name] == list[str])
-        return cls(form, lists)
+            if types[name] == list[str]:
+                lists.add(name)
+        return cls(msgspec.defstruct("Arguments", fields), frozenset(lists))
 
     async def read(self, request: web.Request) -> dict[str, object]:
         """Return the arguments of a request, from its query or its JSON body.
