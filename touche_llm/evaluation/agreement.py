@@ -103,24 +103,24 @@ def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[Measure, Estimate]:
     topics = list(tables)
     # Of shape (topics, true labels, labels of the run).
     counts = np.array(list(tables.values()))
-    hits = counts.diagonal(axis1=1, axis2=2)
-    chosen = counts.sum(axis=1)
-    true = counts.sum(axis=2)
 
     precisions: dict[Measure, Estimate] = {}
     recalls: dict[Measure, Estimate] = {}
     for index, label in enumerate(qrels.labels):
+        hits = counts[:, index, index]
+        with_label = counts[:, :, index].sum(axis=1)
+        with_true_label = counts[:, index, :].sum(axis=1)
         precision = Measure(STANCE, MeasureName.LABEL_PRECISION, label=label)
         recall = Measure(STANCE, MeasureName.LABEL_RECALL, label=label)
-        precisions[precision] = _estimate_share(topics, hits[:, index], chosen[:, index])
-        recalls[recall] = _estimate_share(topics, hits[:, index], true[:, index])
+        precisions[precision] = _estimate_share(topics, hits, with_label)
+        recalls[recall] = _estimate_share(topics, hits, with_true_label)
     return precisions | recalls
 
 
 def _estimate_share(
     topics: Sequence[str], hits: NDArray[np.int64], documents: NDArray[np.int64]
 ) -> Estimate:
-    """Estimate the share of hits among the documents of all topics.
+    """Estimate the share of hits among the documents of all topics together.
 
     Args:
         topics: Topics; those without documents do not contribute.
@@ -128,10 +128,10 @@ def _estimate_share(
         documents: Number of documents of each topic.
     """
     counts = np.column_stack([hits, documents]).astype(np.float64)
-    used_topics = np.flatnonzero(documents)
+    used = np.flatnonzero(documents).tolist()
     return Estimate(
-        topics=tuple(topics[index] for index in used_topics.tolist()),
-        counts=counts[used_topics],
+        topics=tuple(topics[index] for index in used),
+        counts=counts[used],
         formula=ratio,
         documents=int(documents.sum()),
     )

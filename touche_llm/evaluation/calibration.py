@@ -195,13 +195,17 @@ def fit_thresholds(
 def _score_grid(
     probabilities: NDArray[np.float64], truth: Labels, task: Task
 ) -> NDArray[np.float64]:
-    """Compute macro-F1 for all combinations of thresholds; the result has an axis for each label."""
+    """Compute macro-F1 for all combinations of thresholds.
+
+    Returns:
+        Values, with an axis of the length of `GRID` for each of `task.no_stances`.
+    """
     *first_labels, last_label = task.no_stances
     scores: list[NDArray[np.float64]] = []
     for first_thresholds in product(GRID, repeat=len(first_labels)):
         thresholds: dict[str, float | NDArray[np.float64]] = {}
         thresholds.update(zip(first_labels, first_thresholds, strict=True))
-        # All thresholds of the last label at once.
+        # All thresholds of the last label at once, which is faster.
         thresholds[last_label] = GRID[:, np.newaxis]
         chosen = choose_stances(probabilities, thresholds, task)
         scores.append(_compute_macro_f1(chosen, truth, task))
@@ -213,11 +217,12 @@ def _score_grid(
 def _find_central_maximum(scores: NDArray[np.float64]) -> NDArray[np.intp]:
     """Return the indices of the highest score; of equal ones, of that nearest to their mean place."""
     maxima = np.argwhere(scores >= scores.max() - _TIE)
-    squared_distances = np.square(maxima - maxima.mean(axis=0)).sum(axis=1)
+    mean_place = maxima.mean(axis=0)
+    squared_distances = np.square(maxima - mean_place).sum(axis=1)
+
     is_nearest = squared_distances <= squared_distances.min() + _TIE
-    # argmax finds the first one.
-    nearest: NDArray[np.intp] = maxima[np.argmax(is_nearest)]
-    return nearest
+    first_nearest: NDArray[np.intp] = maxima[is_nearest][0]
+    return first_nearest
 
 
 def label_held_out(examples: CalibrationSet, task: Task) -> Labels:

@@ -72,15 +72,16 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> RunCompa
     others_by_name = {other.name: other for other in others}
     shares: list[JudgedShares] = []
     for name, measure in zip(rows["run"], rows["measure"], strict=True):
-        pair = common_estimates[name].get(measure)
-        shares.append(_compute_judged_shares(others_by_name[name], baseline, measure, pair))
-    rows = rows.join(pd.DataFrame(shares, columns=JudgedShares._fields))
+        common_pair = common_estimates[name].get(measure)
+        share = _compute_judged_shares(others_by_name[name], baseline, measure, common_pair)
+        shares.append(share)
+    share_columns = pd.DataFrame(shares, columns=JudgedShares._fields)
 
     notes: list[str] = []
     for other in others:
         notes += _describe_common_stances(other, baseline, common_estimates[other.name])
         notes += describe_judging(other, baseline)
-    return RunComparison(rows, notes)
+    return RunComparison(rows.join(share_columns), notes)
 
 
 def _estimate_common(run: Evaluation, baseline: Evaluation) -> CommonEstimates:

@@ -308,18 +308,19 @@ def check_judged(run: ParsedRun, qrels: Qrels, aspect: str) -> None:
         DataError: No document of the run is judged.
     """
     judged = qrels.judgments_of(aspect)
-    ranked = [candidate for topic_id in judged for candidate in run.rankings.get(topic_id, [])]
-    has_lost_all_topics = not ranked and run.chosen_topics is not None
-    if judged and has_lost_all_topics:
-        # The run was made for these topics, and counts 0 on them.
+    candidates = [candidate for topic_id in judged for candidate in run.rankings.get(topic_id, [])]
+    if any(candidate.document_id in judged[candidate.topic_id] for candidate in candidates):
         return
 
-    if not any(candidate.document_id in judged[candidate.topic_id] for candidate in ranked):
-        raise DataError(
-            f"no document of the run is in the {aspect} qrels (the run's first: {_describe_first(run)}; judged "
-            f"topics to measure: {shorten(judged, 3) or 'none'}); give the qrels of the run's topics and "
-            "corpus, or none of this aspect"
-        )
+    was_made_for_topics = run.chosen_topics is not None
+    if judged and was_made_for_topics and not candidates:
+        # It lost all of these topics, and counts 0.
+        return
+    raise DataError(
+        f"no document of the run is in the {aspect} qrels (the run's first: {_describe_first(run)}; judged "
+        f"topics to measure: {shorten(judged, 3) or 'none'}); give the qrels of the run's topics and "
+        "corpus, or none of this aspect"
+    )
 
 
 def _describe_first(run: ParsedRun) -> str:

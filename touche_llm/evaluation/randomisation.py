@@ -75,18 +75,24 @@ def compute_p(formula: Formula, one: SwapSums, other: SwapSums) -> float:
     # What a resample swaps moves from one sum to the other.
     moved = other.swapped - one.swapped
     differences = formula(one.total + moved) - formula(other.total - moved)
-    differences = np.round(differences, _DIGITS)
+    extremes = _count_extremes(np.round(differences, _DIGITS), observed)
 
-    # An undefined difference counts as an extreme one on both sides, so it never lowers p.
-    not_lower = int((~(differences < observed)).sum())
-    not_higher = int((~(differences > observed)).sum())
-    extremes = min(not_lower, not_higher)
     if is_exact(one.topics):
         one_sided_p = extremes / len(differences)
     else:
         # The observed result is one of the possible ones.
         one_sided_p = (extremes + 1) / (len(differences) + 1)
     return min(2.0 * one_sided_p, 1.0)
+
+
+def _count_extremes(differences: Array, observed: float) -> int:
+    """Count the differences that are as extreme as the observed one, on the side with fewer.
+
+    Undefined ones count on both sides, so they never lower p.
+    """
+    not_lower = ~(differences < observed)
+    not_higher = ~(differences > observed)
+    return min(int(not_lower.sum()), int(not_higher.sum()))
 
 
 def is_exact(topics: int) -> bool:

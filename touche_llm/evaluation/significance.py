@@ -205,20 +205,22 @@ def compare(
 
     if common is None:
         common = {}
-
     others = [name for name in runs if name != baseline]
 
     rows: list[dict[str, object]] = []
     for measure, baseline_estimate in runs[baseline].items():
         rows_of_measure: list[dict[str, object]] = []
         for name in others:
-            pair = EstimatePair(runs[name][measure], baseline_estimate)
-            documents: float | None = math.nan
-            if measure in common.get(name, {}):
-                pair = common[name][measure]
-                documents = pair.run.documents
+            common_pair = common.get(name, {}).get(measure)
+            columns: dict[str, float | None]
+            if common_pair is None:
+                pair = EstimatePair(runs[name][measure], baseline_estimate)
+                columns = {**_compare_pair(pair), "documents": math.nan}
+            else:
+                documents = common_pair.run.documents
+                columns = {**_compare_pair(common_pair), "documents": documents}
             names = {"run": name, "baseline": baseline, "measure": measure}
-            rows_of_measure.append({**names, **_compare_pair(pair), "documents": documents})
+            rows_of_measure.append({**names, **columns})
         rows += _add_corrected_p(rows_of_measure)
     return pd.DataFrame(rows, columns=_COLUMNS)
 
@@ -282,15 +284,16 @@ def correct_holm(p: Array) -> Array:
     count as tests.
     """
     is_defined = ~np.isnan(p)
-    if is_defined.sum() < 2:
+    tests = int(is_defined.sum())
+    if tests < 2:
         return p
 
     # `multipletests` of statsmodels does the same, with a collection of all garbage that takes
     # longer than the test.
     ascending = np.flatnonzero(is_defined)[np.argsort(p[is_defined])]
-    tests_left = np.arange(len(ascending), 0, -1)
-    adjusted = np.maximum.accumulate(p[ascending] * tests_left)
+    factors = np.arange(tests, 0, -1)
+    never_falling = np.maximum.accumulate(p[ascending] * factors)
 
     corrected = np.full_like(p, np.nan)
-    corrected[ascending] = np.minimum(adjusted, 1.0)
+    corrected[ascending] = np.minimum(never_falling, 1.0)
     return corrected

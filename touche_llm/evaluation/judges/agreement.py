@@ -278,24 +278,26 @@ class _TableMeasure:
 
 
 def choose_measures(people: LabelSet, judge: LabelSet) -> list[_TableMeasure]:
-    """Choose the measures of a table: those of stances or of grades, and kappa of the same labels."""
+    """Choose the measures of a table of labels: those of stances, or those of grades.
+
+    Kappa is among them if the labels of people and of the judge are the same.
+    """
     kappa = _TableMeasure(AgreementName.KAPPA, compute_kappa, CORRELATION)
-    quadratic_kappa = _TableMeasure(
-        AgreementName.QUADRATIC_KAPPA, compute_quadratic_kappa, CORRELATION
-    )
     has_same_labels = people.categories == judge.categories
+    measures = [kappa] if has_same_labels else []
 
     if people.scale is None:
-        macro_f1 = _TableMeasure(AgreementName.MACRO_F1, compute_macro_f1, SHARE)
-        accuracy = _TableMeasure(AgreementName.ACCURACY, compute_accuracy, SHARE)
-        of_stances = [macro_f1, accuracy]
-        return [kappa, *of_stances] if has_same_labels else of_stances
+        measures.append(_TableMeasure(AgreementName.MACRO_F1, compute_macro_f1, SHARE))
+        measures.append(_TableMeasure(AgreementName.ACCURACY, compute_accuracy, SHARE))
+        return measures
 
-    spearman = _TableMeasure(AgreementName.SPEARMAN, compute_spearman, CORRELATION)
-    compute_auc_of_tables = partial(compute_auc, grades=people.scale.grades, threshold=RELEVANT)
-    auc = _TableMeasure(AgreementName.AUC, compute_auc_of_tables, SHARE)
-    of_grades = [spearman, auc]
-    return [kappa, quadratic_kappa, *of_grades] if has_same_labels else of_grades
+    if has_same_labels:
+        quadratic = AgreementName.QUADRATIC_KAPPA
+        measures.append(_TableMeasure(quadratic, compute_quadratic_kappa, CORRELATION))
+    compute_auc_of_scale = partial(compute_auc, grades=people.scale.grades, threshold=RELEVANT)
+    measures.append(_TableMeasure(AgreementName.SPEARMAN, compute_spearman, CORRELATION))
+    measures.append(_TableMeasure(AgreementName.AUC, compute_auc_of_scale, SHARE))
+    return measures
 
 
 def _estimate_mean_error(

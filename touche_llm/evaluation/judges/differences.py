@@ -103,10 +103,10 @@ class _MeasuredJudge:
 def _measure_judge(
     people: LabelSet, judge: LabelSet, documents: Sequence[DocumentKey]
 ) -> _MeasuredJudge:
-    """Measure the agreement of a judge with people over documents."""
+    """Measure the agreement of a judge with people over documents that both label."""
     joint = join_labels(people, judge, documents)
-    table = count_labels(people, judge, joint).astype(np.float64)
-    cells = table.reshape(len(table), -1)
+    tables = count_labels(people, judge, joint).astype(np.float64)
+    cells = tables.reshape(len(joint.topics), -1)
     return _MeasuredJudge(
         name=judge.name,
         estimates=estimate_tables(people, judge, joint),

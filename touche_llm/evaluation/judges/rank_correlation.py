@@ -29,10 +29,11 @@ def compute_kendall_tau(values: Sequence[float], others: Sequence[float]) -> flo
 def compute_tau_ap(values: Sequence[float], truth: Sequence[float]) -> float:
     """Compute the AP correlation of an order with the true one (E. Yilmaz et al., SIGIR 2008).
 
-    tau_ap weighs errors at the top more than tau: it is the mean over all ranks but the first of
-    how far the systems above belong there. Systems with the same value have no order; the result is
-    then the mean over all their orders, tau_AP,a of J. Urbano and M. Marrero, The treatment of ties
-    in AP correlation, ICTIR 2017.
+    tau_ap weighs errors at the top more than tau. At each rank but the first, it compares the
+    system with those above it: 1 if all are truly better, -1 if all are truly worse. The result is
+    the mean over these ranks. Systems with the same value have no order; the result is then the
+    mean over all their orders, tau_AP,a of J. Urbano and M. Marrero, The treatment of ties in AP
+    correlation, ICTIR 2017.
 
     Args:
         values: Value of each system, the higher the better.
@@ -46,12 +47,32 @@ def compute_tau_ap(values: Sequence[float], truth: Sequence[float]) -> float:
         return math.nan
 
     value_array = np.array(values)
+    true_signs = _compare_pairs(truth)
     total = 0.0
     for value in np.unique(value_array):
-        is_above = value_array > value
-        is_tied = value_array == value
-        total += _sum_agreement_above(is_above, is_tied, _compare_pairs(truth))
+        above = np.flatnonzero(value_array > value)
+        tied = np.flatnonzero(value_array == value)
+        # Of shape (tied, above): 1 where the system above is truly better, -1 where it is worse.
+        comparisons = -true_signs[np.ix_(tied, above)]
+        total += _sum_over_tied_ranks(comparisons)
     return total / (systems - 1)
+
+
+def _sum_over_tied_ranks(comparisons: Array) -> float:
+    """Sum the mean comparison with the systems above over the ranks that tied systems share.
+
+    Each of the tied systems is as likely as the others at each of these ranks. At the second rank
+    one of them is above as well, and so on; over all orders these comparisons cancel out.
+
+    Args:
+        comparisons: Comparison of each tied system with each system of a higher value, 1 if the
+            latter is truly better, of shape (tied, above).
+    """
+    tied_count, above_count = comparisons.shape
+    systems_above = above_count + np.arange(tied_count, dtype=np.float64)
+    weights = 1.0 / systems_above[systems_above > 0.0]
+    mean_sum = comparisons.sum(axis=1).mean()
+    return float(mean_sum) * float(weights.sum())
 
 
 def _sum_agreement_above(

@@ -160,7 +160,8 @@ def _describe_labels_of_judge(agreement: Agreement) -> list[str]:
     if not agreement.has_same_scale:
         notes.append(
             f"{judge.name}: {agreement.aspect}: its scale is {judge.scale} and that of the qrels "
-            f"{agreement.people.scale}, and the task maps neither to the other (`qrels_mapping`), so there is no kappa and no mean error"
+            f"{agreement.people.scale}, and the task maps neither to the other (`qrels_mapping`), so there is no "
+            "kappa and no mean error"
         )
     return notes
 

@@ -150,10 +150,13 @@ def compare_orders(
     systems: Mapping[str, ParsedRun],
     measure: Measure,
 ) -> SystemOrder:
-    """Compare the order of two systems or more by a judge's grades with that by people's.
+    """Compare the order of systems by a judge's grades with that by people's.
 
-    Both are over the documents that people and the judge grade, one or more; the others count as
-    unjudged.
+    Args:
+        people: Grades of people.
+        judge: Grades of the judge. The documents that both grade, one or more, count as judged.
+        systems: Systems by name, two or more.
+        measure: Measure of the systems.
     """
     documents = list_common_documents(people, [judge])
     by_people = _estimate_systems(systems, _select_grades(people, documents), measure)
@@ -163,8 +166,9 @@ def compare_orders(
 
     biases: list[SystemBias] = []
     if people.scale == judge.scale:
-        top_documents = _list_top_documents(systems, measure.cutoff, set(documents))
-        biases = _measure_biases(_compute_errors(people, judge, documents), top_documents)
+        errors = _compute_errors(people, judge, documents)
+        top_documents = _list_top_documents(systems, measure.cutoff, graded=set(documents))
+        biases = _measure_biases(errors, top_documents)
 
     return SystemOrder(
         judge=judge.name,
@@ -263,20 +267,26 @@ def _compute_errors(
 ) -> _GradeErrors:
     """Compute the errors of a judge on documents that people and the judge grade."""
     errors: dict[DocumentKey, float] = {}
-    errors_by_label: dict[int, list[float]] = {}
+    labels: dict[DocumentKey, int] = {}
     for topic_id, document_id in documents:
-        people_grade = people.grades[topic_id][document_id]
-        error = judge.grades[topic_id][document_id] - people_grade
-        errors[topic_id, document_id] = error
-        label = people.labels[topic_id][document_id]
-        errors_by_label.setdefault(label, []).append(error)
+        key = (topic_id, document_id)
+        judge_grade = judge.grades[topic_id][document_id]
+        errors[key] = judge_grade - people.grades[topic_id][document_id]
+        labels[key] = people.labels[topic_id][document_id]
 
-    mean_errors = {label: _average(of_label) for label, of_label in errors_by_label.items()}
-    residuals: dict[DocumentKey, float] = {}
-    for (topic_id, document_id), error in errors.items():
-        label = people.labels[topic_id][document_id]
-        residuals[topic_id, document_id] = error - mean_errors[label]
+    mean_errors = _average_by_label(errors, labels)
+    residuals = {key: error - mean_errors[labels[key]] for key, error in errors.items()}
     return _GradeErrors(errors, residuals, find_error_bounds(people))
+
+
+def _average_by_label(
+    errors: Mapping[DocumentKey, float], labels: Mapping[DocumentKey, int]
+) -> dict[int, float]:
+    """Return the mean error on the documents with each label of people."""
+    errors_by_label: dict[int, list[float]] = {}
+    for key, error in errors.items():
+        errors_by_label.setdefault(labels[key], []).append(error)
+    return {label: _average(of_label) for label, of_label in errors_by_label.items()}
 
 
 def _measure_biases(
