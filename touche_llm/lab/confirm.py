@@ -7,7 +7,7 @@ attributes are the names that its scripts read.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,20 +205,30 @@ def _write_trial(
 def _list_inputs(lab: Workplace, bench: Bench) -> list[str]:
     """Return the options of a command with the configuration and the qrels of a bench."""
     options: list[str] = []
-    settings = dict(lab.inputs.settings)
     file = _find_config(lab, bench)
     if file is not None:
         options += ["--config", shorten_path(file)]
-    elif bench.directory is not None:
-        # In place of the folder's configuration: the settings of it that are used.
-        settings = {"task": bench.config.task, **lab.list_used(bench.run), **settings}
-
-    for name, value in settings.items():
+    for name, value in _list_settings(lab, bench, file).items():
         options += ["--set", f"{name}={value}"]
+
     qrels = lab.find_qrels([bench.run], bench.context.task, bench.config)
     for aspect, path in qrels.items():
         options += ["--qrels", f"{aspect}={shorten_path(path)}"]
     return options
+
+
+def _list_settings(lab: Workplace, bench: Bench, file: Path | None) -> Mapping[str, object]:
+    """Return the settings of a bench that its configuration file does not have.
+
+    Args:
+        lab: Workplace of the lab.
+        bench: The bench.
+        file: Its configuration file; None without one.
+    """
+    if file is not None or bench.directory is None:
+        return lab.inputs.settings
+    used = lab.list_used(bench.run)
+    return {"task": bench.config.task, **used, **lab.inputs.settings}
 
 
 def _find_config(lab: Workplace, bench: Bench) -> Path | None:
