@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.data.measure import Measure, MeasureName
+from touche_llm.data.records import Candidate
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError
 from touche_llm.evaluation.intervals import Array, Bounds
@@ -162,28 +163,46 @@ def _count_labels(
     Raises:
         DataError: The run has a label that the task does not have.
     """
-    index_of_label = {label: index for index, label in enumerate(qrels.labels)}
-    shape = (len(qrels.labels), len(qrels.labels))
-
     tables: dict[str, NDArray[np.int64]] = {}
     for topic_id, true_labels in qrels.stances.items():
-        table = np.zeros(shape, dtype=np.int64)
-        for candidate in run.rankings.get(topic_id, [])[:cutoff]:
-            document_id = candidate.document_id
-            label = run.stances.get((topic_id, document_id))
-            if label is None:
-                continue
-            if label not in index_of_label:
-                raise DataError(
-                    f"topic {topic_id}, document {document_id}: the run has the stance {label!r:.40}, not one "
-                    f"of {', '.join(qrels.labels)}; evaluate the run with its own task"
-                )
-
-            true_label = true_labels.get(document_id)
-            if true_label is not None:
-                table[index_of_label[true_label], index_of_label[label]] += 1
-        tables[topic_id] = table
+        candidates = run.rankings.get(topic_id, [])[:cutoff]
+        tables[topic_id] = _count_topic(candidates, run, true_labels, qrels.labels)
     return tables
+
+
+def _count_topic(
+    candidates: Iterable[Candidate],
+    run: ParsedRun,
+    true_labels: Mapping[str, str],
+    labels: Sequence[str],
+) -> NDArray[np.int64]:
+    """Count documents of a topic by true label (rows) and the run's label (columns).
+
+    Args:
+        candidates: Documents that count.
+        run: Run with the labels.
+        true_labels: True labels by document id.
+        labels: All labels, in the order of rows and columns.
+
+    Raises:
+        DataError: The run has a label that is none of `labels`.
+    """
+    index_of_label = {label: index for index, label in enumerate(labels)}
+    table = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    for candidate in candidates:
+        label = run.stances.get((candidate.topic_id, candidate.document_id))
+        if label is None:
+            continue
+        if label not in index_of_label:
+            raise DataError(
+                f"topic {candidate.topic_id}, document {candidate.document_id}: the run has the stance "
+                f"{label!r:.40}, not one of {', '.join(labels)}; evaluate the run with its own task"
+            )
+
+        true_label = true_labels.get(candidate.document_id)
+        if true_label is not None:
+            table[index_of_label[true_label], index_of_label[label]] += 1
+    return table
 
 
 def _estimate_pooled(

@@ -66,21 +66,21 @@ def read_calibration_set(
         DataError: A file cannot be read or is of another task, or there is no such document.
     """
     source = _read_probabilities(judgments, readings, task)
+    judged = [(topic_id, *pair) for topic_id, labels in truth.items() for pair in labels.items()]
+
     examples: list[_Example] = []
     without: list[str] = []
-    for topic_id, labels in truth.items():
-        for document_id, label in labels.items():
-            probabilities = source.probabilities.get((topic_id, document_id))
-            if probabilities is None:
-                without.append(f"{topic_id} {document_id}")
-                continue
-
-            if set(probabilities) != set(task.stances):
-                raise DataError(
-                    f"{source.path}: topic {topic_id}, document {document_id}: probabilities of "
-                    f"{', '.join(probabilities):.80}, not of {', '.join(task.stances)}; judge it again"
-                )
-            examples.append(_Example(topic_id, label, probabilities))
+    for topic_id, document_id, label in judged:
+        probabilities = source.probabilities.get((topic_id, document_id))
+        if probabilities is None:
+            without.append(f"{topic_id} {document_id}")
+            continue
+        if set(probabilities) != set(task.stances):
+            raise DataError(
+                f"{source.path}: topic {topic_id}, document {document_id}: probabilities of "
+                f"{', '.join(probabilities):.80}, not of {', '.join(task.stances)}; judge it again"
+            )
+        examples.append(_Example(topic_id, label, probabilities))
 
     if not examples:
         raise DataError(

@@ -203,24 +203,15 @@ def compare(
     # pandas is slow.
     import pandas as pd
 
-    if common is None:
-        common = {}
     others = [name for name in runs if name != baseline]
-
     rows: list[dict[str, object]] = []
     for measure, baseline_estimate in runs[baseline].items():
         rows_of_measure: list[dict[str, object]] = []
         for name in others:
-            common_pair = common.get(name, {}).get(measure)
-            columns: dict[str, float | None]
-            if common_pair is None:
-                pair = EstimatePair(runs[name][measure], baseline_estimate)
-                columns = {**_compare_pair(pair), "documents": math.nan}
-            else:
-                documents = common_pair.run.documents
-                columns = {**_compare_pair(common_pair), "documents": documents}
             names = {"run": name, "baseline": baseline, "measure": measure}
-            rows_of_measure.append({**names, **columns})
+            pair = EstimatePair(runs[name][measure], baseline_estimate)
+            common_pair = None if common is None else common.get(name, {}).get(measure)
+            rows_of_measure.append({**names, **_compare_runs(pair, common_pair)})
         rows += _add_corrected_p(rows_of_measure)
     return pd.DataFrame(rows, columns=_COLUMNS)
 
@@ -242,6 +233,18 @@ _COLUMNS = (
     "n",
     "documents",
 )
+
+
+def _compare_runs(pair: EstimatePair, common_pair: EstimatePair | None) -> dict[str, float | None]:
+    """Compare two runs by a measure; return columns of `compare`.
+
+    Args:
+        pair: Estimates of both.
+        common_pair: Estimates over their common documents, which come first; None if all count.
+    """
+    if common_pair is None:
+        return {**_compare_pair(pair), "documents": math.nan}
+    return {**_compare_pair(common_pair), "documents": common_pair.run.documents}
 
 
 def _add_corrected_p(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:

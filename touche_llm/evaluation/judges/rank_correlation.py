@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from touche_llm.evaluation.intervals import Array
 
@@ -69,29 +68,11 @@ def _sum_over_tied_ranks(comparisons: Array) -> float:
             latter is truly better, of shape (tied, above).
     """
     tied_count, above_count = comparisons.shape
+    sum_at_each_rank = float(comparisons.sum(axis=1).mean())
+    # The number of systems above each of the ranks, by which the sum there is divided.
     systems_above = above_count + np.arange(tied_count, dtype=np.float64)
     weights = 1.0 / systems_above[systems_above > 0.0]
-    mean_sum = comparisons.sum(axis=1).mean()
-    return float(mean_sum) * float(weights.sum())
-
-
-def _sum_agreement_above(
-    is_above: NDArray[np.bool_], is_tied: NDArray[np.bool_], true_signs: Array
-) -> float:
-    """Sum over the ranks of tied systems how far the systems above them belong there, from -1 to 1.
-
-    Args:
-        is_above: Whether each system is ranked above the tied ones.
-        is_tied: Whether each system is one of the tied ones.
-        true_signs: Comparison of all pairs of systems by their true values.
-    """
-    # Systems above that are truly better, minus those that are truly worse, for each tied system.
-    agreements = -true_signs[np.ix_(is_tied, is_above)].sum(axis=1)
-
-    # Each tied system is as likely at each of their ranks, so its own number of systems above varies.
-    systems_above = is_above.sum() + np.arange(is_tied.sum(), dtype=np.float64)
-    weights = 1.0 / systems_above[systems_above > 0.0]
-    return float(agreements.mean()) * float(weights.sum())
+    return sum_at_each_rank * float(weights.sum())
 
 
 def _compare_pairs(values: Sequence[float]) -> Array:
