@@ -285,11 +285,7 @@ def _estimate_standard(
     run: ParsedRun, aspect: str, grades: Grades, depth: int
 ) -> dict[Measure, Estimate]:
     """Estimate the measures that ir-measures computes, in one call, since each reads all rankings."""
-    kinds: dict[Measure, StandardMeasure] = {}
-    for kind in KINDS.values():
-        if isinstance(kind, StandardMeasure):
-            kinds |= dict.fromkeys(kind.make_measures(aspect, depth), kind)
-
+    kinds = _list_standard_measures(aspect, depth)
     metrics = {measure: _make_metric(kind, measure.cutoff) for measure, kind in kinds.items()}
     results = ir_measures.iter_calc(
         list(metrics.values()),
@@ -304,6 +300,16 @@ def _estimate_standard(
         values_by_topic = {topic_id: values[metric, topic_id] for topic_id in grades}
         estimates[measure] = _estimate_within_bounds(kind, values_by_topic)
     return estimates
+
+
+def _list_standard_measures(aspect: str, depth: int) -> dict[Measure, StandardMeasure]:
+    """Return the measures of an aspect that ir-measures computes, each with its kind."""
+    kinds: dict[Measure, StandardMeasure] = {}
+    for kind in KINDS.values():
+        if isinstance(kind, StandardMeasure):
+            for measure in kind.make_measures(aspect, depth):
+                kinds[measure] = kind
+    return kinds
 
 
 def _make_metric(kind: StandardMeasure, cutoff: int | None) -> Metric:

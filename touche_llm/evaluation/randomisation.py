@@ -37,10 +37,13 @@ class SwapSums:
 
 
 def sum_swapped(counts: Array) -> SwapSums:
-    """Sum counts of shape (topics, counts) over the topics that each resample swaps.
+    """Sum the counts of a system over the topics that each resample swaps.
 
     All systems with the same number of topics have the same resamples, so that the sums of each
     can be used in the tests of all its pairs.
+
+    Args:
+        counts: Contribution of each topic, of shape (topics, counts).
     """
     topics = len(counts)
     swaps = _draw_swaps(topics, RESAMPLES)
@@ -102,12 +105,12 @@ def is_exact(topics: int) -> bool:
 
 @lru_cache(maxsize=4)
 def _draw_swaps(topics: int, resamples: int) -> Swaps:
-    """Draw which topics are swapped, 1 for a swap, of shape (resamples, topics).
+    """Draw which topics each resample swaps, 1 for a swap, of shape (resamples, topics).
 
-    With few topics these are all subsets of them, else a random sample.
+    With few topics these are all subsets of the topics, else a random sample of them.
     """
     if is_exact(topics):
-        # The bits of each number say which topics it swaps.
+        # The bits of the numbers from 0 to 2**topics - 1 are all subsets.
         numbers = np.arange(2**topics)[:, np.newaxis]
         bits = (numbers >> np.arange(topics)) & 1
         all_swaps: Swaps = bits.astype(np.int8)

@@ -44,10 +44,12 @@ def _compute_weighted_kappa(tables: Array, weights: Array) -> Array:
     counts_of_people = _sum_rows(tables)
     counts_of_judge = _sum_columns(tables)
     documents = counts_of_people.sum(axis=-1)
+
     # Both disagreements are multiplied by the squared number of documents.
-    observed = documents * _sum_weighted_cells(tables, weights)
-    expected = ((counts_of_people @ weights) * counts_of_judge).sum(axis=-1)
-    return 1.0 - _divide(observed, expected)
+    observed_disagreement = documents * _sum_weighted_cells(tables, weights)
+    weights_by_judge = counts_of_people @ weights
+    expected_disagreement = (weights_by_judge * counts_of_judge).sum(axis=-1)
+    return 1.0 - _divide(observed_disagreement, expected_disagreement)
 
 
 def _sum_weighted_cells(tables: Array, weights: Array) -> Array:
@@ -123,20 +125,26 @@ def compute_auc(tables: Array, grades: Sequence[int], threshold: int) -> Array:
 
 
 def _sum_rows(tables: Array) -> Array:
-    """Sum each row, (…, rows, columns) to (…, rows)."""
+    """Sum each row, (…, rows, columns) to (…, rows).
+
+    By a product, which is several times faster than a sum over a short axis.
+    """
     rows, columns = tables.shape[-2:]
     cells = tables.reshape(*tables.shape[:-2], rows * columns)
+    # Of shape (cells, rows): 1 if the cell belongs to the row.
     is_in_row = np.repeat(np.eye(rows), columns, axis=0)
-    # A product is several times faster than a sum over a short axis.
     return np.asarray(cells @ is_in_row)
 
 
 def _sum_columns(tables: Array) -> Array:
-    """Sum each column, (…, rows, columns) to (…, columns)."""
+    """Sum each column, (…, rows, columns) to (…, columns).
+
+    By a product, which is several times faster than a sum over a short axis.
+    """
     rows, columns = tables.shape[-2:]
     cells = tables.reshape(*tables.shape[:-2], rows * columns)
+    # Of shape (cells, columns): 1 if the cell belongs to the column.
     is_in_column = np.tile(np.eye(columns), (rows, 1))
-    # A product is several times faster than a sum over a short axis.
     return np.asarray(cells @ is_in_column)
 
 

@@ -66,7 +66,9 @@ def compute_brier_score(probabilities: Array, truth: NDArray[np.intp]) -> float:
 
 
 def decompose_brier_score(probabilities: Array, truth: NDArray[np.intp]) -> BrierParts:
-    """Decompose the Brier score of one document or more over `BINS` bins; parts add up over labels.
+    """Decompose the Brier score of one document or more over `BINS` bins.
+
+    Each part is the sum over the labels.
 
     Args:
         probabilities: Of shape (documents, labels).
@@ -80,18 +82,19 @@ def decompose_brier_score(probabilities: Array, truth: NDArray[np.intp]) -> Brie
     for label, base_rate in enumerate(base_rates):
         bins = _bin_documents(probabilities[:, label], outcomes[:, label])
         calibration_errors = np.square(bins.mean_probabilities - bins.true_shares)
-        deviations = np.square(bins.true_shares - base_rate)
+        differences_of_bins = np.square(bins.true_shares - base_rate)
         reliability += float((bins.weights * calibration_errors).sum())
-        resolution += float((bins.weights * deviations).sum())
+        resolution += float((bins.weights * differences_of_bins).sum())
 
     score = compute_brier_score(probabilities, truth)
     uncertainty = float((base_rates * (1.0 - base_rates)).sum())
+    explained = reliability - resolution + uncertainty
     return BrierParts(
         score=score,
         reliability=reliability,
         resolution=resolution,
         uncertainty=uncertainty,
-        within_bins=score - (reliability - resolution + uncertainty),
+        within_bins=score - explained,
     )
 
 
