@@ -269,7 +269,7 @@ def _compute_macro_f1(chosen: Labels, truth: Labels, task: Task) -> NDArray[np.f
     Returns:
         Values of shape (…).
     """
-    # A row for each label, with 1 at its own place and 0 elsewhere.
+    # Of shape (…, documents, labels): 1 for the label of a document, and 0 for the others.
     one_hot = np.eye(len(task.stances), dtype=np.int64)
     is_chosen = one_hot[chosen]
     is_true = one_hot[truth]

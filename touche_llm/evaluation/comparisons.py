@@ -59,9 +59,6 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> RunCompa
     Stances are compared over the documents with a label in both runs, except for `@5`, where the
     choice of documents counts too. judged@5 is no measure of a system, so it has no row.
     """
-    # Imported here because pandas is slow to load.
-    import pandas as pd
-
     common_estimates = {other.name: _estimate_common(other, baseline) for other in others}
     rows = compare(
         baseline.name,
@@ -69,19 +66,37 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> RunCompa
         common=common_estimates,
     )
 
+    notes: list[str] = []
+    for other in others:
+        notes += _describe_common_stances(other, baseline, common_estimates[other.name])
+        notes += describe_judging(other, baseline)
+    return RunComparison(_add_judged_shares(rows, baseline, others, common_estimates), notes)
+
+
+def _add_judged_shares(
+    rows: DataFrame,
+    baseline: Evaluation,
+    others: Sequence[Evaluation],
+    common_estimates: Mapping[str, CommonEstimates],
+) -> DataFrame:
+    """Return rows of `significance.compare` with the columns of `JudgedShares`.
+
+    Args:
+        rows: The rows.
+        baseline: Run that the others are compared with.
+        others: The other runs.
+        common_estimates: Estimates of each of them and of the baseline over common documents.
+    """
+    # Imported here because pandas is slow to load.
+    import pandas as pd
+
     others_by_name = {other.name: other for other in others}
     shares: list[JudgedShares] = []
     for name, measure in zip(rows["run"], rows["measure"], strict=True):
         common_pair = common_estimates[name].get(measure)
         share = _compute_judged_shares(others_by_name[name], baseline, measure, common_pair)
         shares.append(share)
-    share_columns = pd.DataFrame(shares, columns=JudgedShares._fields)
-
-    notes: list[str] = []
-    for other in others:
-        notes += _describe_common_stances(other, baseline, common_estimates[other.name])
-        notes += describe_judging(other, baseline)
-    return RunComparison(rows.join(share_columns), notes)
+    return rows.join(pd.DataFrame(shares, columns=JudgedShares._fields))
 
 
 def _estimate_common(run: Evaluation, baseline: Evaluation) -> CommonEstimates:

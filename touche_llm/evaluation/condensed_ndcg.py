@@ -13,14 +13,14 @@ from touche_llm.evaluation.registry import GradedTopic, TopicMeasure, register
 def compute_condensed_ndcg(topic: GradedTopic) -> float | None:
     """Compute a topic's nDCG@5 like the organisers' script of 2022 (webis.de/events/touche-22/evaluate.py).
 
-    The ranking is cut to the first 5; then unjudged documents are dropped and
-    the others move up. Gains are the grades without their decimals, those below 0 are 0 (the script
-    knows only -2); the discount is log2(i + 2) with i from 0; the ideal ranking contains all judged
-    documents of the topic.
+    The ranking is cut to the first 5; then unjudged documents are dropped, and the others move up.
+    Gains are the grades without their decimals, those below 0 are 0 (the script knows only -2). The
+    discount is log2(i + 2) with i from 0. The ideal ranking contains all judged documents of the
+    topic.
 
-    Errors of the script: if a document occurs twice its value can exceed 1, and if columns are
-    separated by two spaces it stops; `read_run` rejects the first and reads the second. A run
-    with two tags, which the script takes for two runs, is one run here.
+    Errors of the script: if a document occurs twice, its value can exceed 1, and if columns are
+    separated by two spaces, it stops; `read_run` rejects the first and reads the second. A run with
+    two tags, which the script takes for two runs, is one run here.
 
     Returns:
         The value; None if the script leaves the topic out of its mean, since the run lacks it, none

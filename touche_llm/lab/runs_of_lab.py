@@ -267,11 +267,14 @@ class Workplace:
         return self._load_folder(run, self.list_used(run))
 
     def _load_folder(self, run: str, chosen: Mapping[str, object]) -> LoadedConfig:
-        """Load the configuration of a run.
+        """Load the configuration in the folder of a run, with the settings that the lab was started with.
 
         Args:
             run: Name of the run.
-            chosen: Settings of its folder that the user chose, if somebody else wrote it.
+            chosen: Settings of the folder that the user chose, if somebody else wrote it.
+
+        Raises:
+            DataError: The folder has no configuration.
         """
         directory = self.find_run(run)
         if not directory.config_file.is_file():
@@ -287,10 +290,10 @@ class Workplace:
         return load_run_config(directory.config_file, word)
 
     def _list_origins(self, run: str, chosen: Mapping[str, object]) -> dict[str, ValueOrigin]:
-        """Return the origin of each setting that the user chose: the folder of the run.
+        """Return the origin of each setting that the user chose from the folder of a run.
 
-        Settings of a folder are not trusted as those of the user are: no option with which vLLM runs
-        code may be among them.
+        Such a setting is still one of the folder: it is not trusted to let vLLM run code, as a setting
+        of the user is.
         """
         origin = ValueOrigin(OriginKind.FOLDER, str(self.find_run(run).config_file))
         return {name: origin for name in chosen if name not in self.inputs.settings}
