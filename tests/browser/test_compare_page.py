@@ -28,8 +28,7 @@ def written(runs: list[Named], qrels: Qrels, path: Path) -> Path:
     evaluations = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
     comparison = compare_runs(evaluations[0], evaluations[1:])
     folders = [folder for _, _, folder in runs]
-    rows, notes = comparison.rows, comparison.notes
-    write_page(render(gather_comparison(evaluations, folders, TASK, {}, rows, notes, 20)), path)
+    write_page(render(gather_comparison(evaluations, folders, TASK, {}, comparison, 20)), path)
     return path
 
 

@@ -74,8 +74,7 @@ def gathered(runs: Sequence[Named], qrels: Qrels, top: int = TOP) -> ComparisonP
         [run[2] for run in runs],
         TASK,
         {"relevance": Path("qrels.txt")},
-        comparison.rows,
-        comparison.notes,
+        comparison,
         top,
     )
 

@@ -15,7 +15,7 @@ from touche_llm.data.files import write_records
 from touche_llm.data.records import Attempt, Failure
 from touche_llm.report.measures import Interval
 from touche_llm.report.page import render
-from touche_llm.report.run_page import FailureCount, RunPage, gather_report
+from touche_llm.report.run_page import FailureCount, FailureList, RunPage, gather_report
 from touche_llm.runs.open_folder import SentenceView, StoredCompletion
 
 
@@ -93,8 +93,7 @@ def test_no_text_of_a_report_leaves_its_place(judged: RunPage) -> None:
     report = replace(
         judged,
         topics=[shown],
-        failures=failures,
-        failure_counts=[FailureCount("not_json", "x", 1)],
+        failures=FailureList([FailureCount("not_json", "x", 1)], failures),
         notes=["note"],
     )
     page = Page(render(poisoned(report)))

@@ -32,7 +32,7 @@ def test_a_template_names_only_attributes_of_its_record(page: type[Page]) -> Non
 @pytest.mark.parametrize(
     ("page", "right", "wrong"),
     [
-        (RunPage, "page.failure_total", "page.failures_total"),
+        (RunPage, "page.failures.total", "page.failures.sum"),
         (RunPage, "row.run %}", "row.runs %}"),
         (RunPage, "sentence.readings.items()", "sentence.reading.items()"),
         (ComparisonPage, "change.p_holm", "change.holm"),

@@ -329,13 +329,13 @@ def _show_confusion(agreement: Agreement) -> None:
 
 def _show_probabilities(agreement: Agreement) -> None:
     """Print the Brier score with its parts, and the reliability table, if there are probabilities."""
-    if agreement.brier is None:
+    if agreement.probabilities is None:
         return
-    brier = agreement.brier
+    brier = agreement.probabilities.brier
     parts = f"Brier score {brier.score:.4f} = reliability {brier.reliability:.4f} - resolution {brier.resolution:.4f}"
     rest = (
         f"+ uncertainty {brier.uncertainty:.4f} + within bins {brier.within_bins:.4f}, over "
-        f"{agreement.probability_documents:,} documents"
+        f"{agreement.probabilities.documents:,} documents"
     )
     rows = [
         {
@@ -344,7 +344,7 @@ def _show_probabilities(agreement: Agreement) -> None:
             "mean": bin_.mean,
             "true": bin_.share,
         }
-        for bin_ in agreement.reliability
+        for bin_ in agreement.probabilities.reliability
     ]
     columns = [
         Column("probability", is_text=True),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -36,7 +37,7 @@ from touche_llm.evaluation.calibration import (
     read_calibration_set,
     score_labels,
 )
-from touche_llm.evaluation.comparisons import compare_runs
+from touche_llm.evaluation.comparisons import RunComparison, compare_runs
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, describe_judging
 from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
 from touche_llm.evaluation.significance import describe_intervals
@@ -46,9 +47,6 @@ from touche_llm.runs.overview import find_run_file, find_task, record_evaluation
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import LEADERBOARD_FILE, Table, find_place, read_tables
 from touche_llm.tasks.task import Task
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 Rows = Sequence[Mapping[str, Any]]
 # Number of documents of each run and topic on a page.
@@ -358,8 +356,7 @@ def compare(
             folders=[run.folder for run in compared],
             task=known,
             files=files,
-            differences=comparison.rows,
-            notes=notes,
+            comparison=replace(comparison, notes=notes),
         )
 
     rows = comparison.rows.to_dict("records")
@@ -396,8 +393,7 @@ def _write_page(
     folders: Sequence[Path | None],
     task: Task,
     files: Mapping[str, Path],
-    differences: DataFrame,
-    notes: Sequence[str],
+    comparison: RunComparison,
 ) -> str:
     """Write the page of a comparison, and return a line about it."""
     from touche_llm.report.comparison_page import gather_comparison
@@ -408,8 +404,7 @@ def _write_page(
         paths=folders,
         task=task,
         judged_by=files,
-        differences=differences,
-        remarks=notes,
+        comparison=comparison,
         top=_TOP,
     )
     size = write_page(render(content), page)

@@ -214,7 +214,7 @@ async def _serve(workplace: Workplace, port: int, *, should_open: bool) -> None:
     from touche_llm.lab.redirect import write_redirect
     from touche_llm.lab.server import serve_lab
 
-    paths = await workplace.apart(workplace.describe_paths)
+    paths = await workplace.call_in_thread(workplace.describe_paths)
     async with serve_lab(workplace, port) as address:
         print(address.url)
         show_lines(f"{name}: {path}" for name, path in paths.items())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.data.measure import Measure, MeasureName
+from touche_llm.data.records import Candidate
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import DataError
 from touche_llm.evaluation.intervals import Array, Bounds
@@ -22,7 +22,7 @@ from touche_llm.evaluation.registry import (
     list_label_measures,
     register,
 )
-from touche_llm.evaluation.significance import Estimate, ratio
+from touche_llm.evaluation.significance import Estimate, EstimatePair, ratio
 
 # Whole numbers, or sums of them.
 Numbers = NDArray[np.int64] | Array
@@ -42,8 +42,13 @@ def macro_f1(hits: Numbers, chosen: Numbers, true: Numbers) -> Array:
     scikit-learn: for the others F1 is 0 / 0, and counting it as 0 would lower the mean by a label
     that nobody could have got right.
 
-    The arguments are numbers of documents for which a label is both chosen and true, chosen, and
-    true, each of shape (…, labels); the result has the shape (…).
+    Args:
+        hits: Number of documents for which a label is chosen and true, of shape (…, labels).
+        chosen: Number of documents for which it is chosen, likewise.
+        true: Number of documents for which it is true, likewise.
+
+    Returns:
+        Values of shape (…).
     """
     # 2 tp + fp + fn = chosen + true; if this is 0, so is tp.
     denominators = chosen + true
@@ -66,17 +71,21 @@ def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[Measure,
 
 
 def estimate_common_stances(
-    run: ParsedRun, other: ParsedRun, qrels: Qrels
-) -> dict[Measure, tuple[Estimate, Estimate]]:
-    """Estimate macro-F1 and accuracy of two runs, by measure, over the judged documents with a label in both.
+    run: ParsedRun, baseline: ParsedRun, qrels: Qrels
+) -> dict[Measure, EstimatePair]:
+    """Estimate macro-F1 and accuracy of two runs over the judged documents with a label in both.
 
     Over its own documents, a run could look better by leaving hard ones without a label or by
     ranking other documents.
     """
-    common = run.stances.keys() & other.stances.keys()
+    common = run.stances.keys() & baseline.stances.keys()
     estimates = _estimate_pooled(_keep_stances(run, common), qrels)
-    other_estimates = _estimate_pooled(_keep_stances(other, common), qrels)
-    return {measure: (estimates[measure], other_estimates[measure]) for measure in estimates}
+    baseline_estimates = _estimate_pooled(_keep_stances(baseline, common), qrels)
+
+    pairs: dict[Measure, EstimatePair] = {}
+    for measure, estimate in estimates.items():
+        pairs[measure] = EstimatePair(estimate, baseline_estimates[measure])
+    return pairs
 
 
 def _keep_stances(run: ParsedRun, keys: Collection[tuple[str, str]]) -> ParsedRun:
@@ -85,48 +94,55 @@ def _keep_stances(run: ParsedRun, keys: Collection[tuple[str, str]]) -> ParsedRu
 
 
 def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[Measure, Estimate]:
-    """Estimate precision and recall of each label, over the documents of `estimate_stances`.
+    """Estimate precision and recall of each label over the judged documents with a label in the run.
 
     Returns:
-        Estimates by measure, over the topics with documents that have its label in the run
-        (precision) or for which the label is true (recall).
+        Estimates by measure: the precision of a label over the topics with documents that have it
+        in the run, its recall over the topics with documents for which it is true.
     """
     tables = _count_labels(run, qrels)
     topics = list(tables)
     # Of shape (topics, true labels, labels of the run).
     counts = np.array(list(tables.values()))
-    hits = counts.diagonal(axis1=1, axis2=2)
-    chosen = counts.sum(axis=1)
-    true = counts.sum(axis=2)
 
-    estimates: dict[Measure, Estimate] = {}
-    for place, label in enumerate(qrels.labels):
+    precisions: dict[Measure, Estimate] = {}
+    recalls: dict[Measure, Estimate] = {}
+    for index, label in enumerate(qrels.labels):
+        hits = counts[:, index, index]
+        with_label = counts[:, :, index].sum(axis=1)
+        with_true_label = counts[:, index, :].sum(axis=1)
         precision = Measure(STANCE, MeasureName.LABEL_PRECISION, label=label)
-        estimates[precision] = _estimate_share(topics, hits[:, place], chosen[:, place])
-    for place, label in enumerate(qrels.labels):
         recall = Measure(STANCE, MeasureName.LABEL_RECALL, label=label)
-        estimates[recall] = _estimate_share(topics, hits[:, place], true[:, place])
-    return estimates
+        precisions[precision] = _estimate_share(topics, hits, with_label)
+        recalls[recall] = _estimate_share(topics, hits, with_true_label)
+    return precisions | recalls
 
 
 def _estimate_share(
     topics: Sequence[str], hits: NDArray[np.int64], documents: NDArray[np.int64]
 ) -> Estimate:
-    """Estimate the share of hits among the documents of all topics.
+    """Estimate the share of hits among the documents of all topics together.
 
     Args:
         topics: Topics; those without documents do not contribute.
         hits: Number of hits of each topic.
         documents: Number of documents of each topic.
     """
-    has_documents = documents > 0
-    contributing = tuple(compress(topics, has_documents))
-    counts = np.stack([hits[has_documents], documents[has_documents]], axis=1)
-    return Estimate(contributing, counts.astype(np.float64), ratio, int(documents.sum()))
+    counts = np.column_stack([hits, documents]).astype(np.float64)
+    used = np.flatnonzero(documents).tolist()
+    return Estimate(
+        topics=tuple(topics[index] for index in used),
+        counts=counts[used],
+        formula=ratio,
+        documents=int(documents.sum()),
+    )
 
 
 def count_confusion(run: ParsedRun, qrels: Qrels) -> NDArray[np.int64]:
-    """Count the documents by true label (rows) and the run's label (columns), in the order of `qrels.labels`."""
+    """Count the judged documents by true label (rows) and the run's label (columns).
+
+    Labels are in the order of `qrels.labels`.
+    """
     tables = list(_count_labels(run, qrels).values())
     counts: NDArray[np.int64] = np.array(tables).sum(axis=0)
     return counts
@@ -137,6 +153,8 @@ def _count_labels(
 ) -> dict[str, NDArray[np.int64]]:
     """Count the documents of each judged topic by true label (rows) and the run's label (columns).
 
+    Documents without either label do not count.
+
     Args:
         run: Run with the labels.
         qrels: True labels.
@@ -145,42 +163,72 @@ def _count_labels(
     Raises:
         DataError: The run has a label that the task does not have.
     """
-    places = {label: place for place, label in enumerate(qrels.labels)}
     tables: dict[str, NDArray[np.int64]] = {}
-    for topic, truth in qrels.stances.items():
-        table = np.zeros((len(places), len(places)), dtype=np.int64)
-        for candidate in run.rankings.get(topic, [])[:cutoff]:
-            chosen = run.stances.get((topic, candidate.document_id))
-            if chosen is None:
-                continue
-            if chosen not in places:
-                raise DataError(
-                    f"topic {topic}, document {candidate.document_id}: the run has the stance {chosen!r:.40}, not one "
-                    f"of {', '.join(places)}; evaluate the run with its own task"
-                )
-            true = truth.get(candidate.document_id)
-            if true is not None:
-                table[places[true], places[chosen]] += 1
-        tables[topic] = table
+    for topic_id, true_labels in qrels.stances.items():
+        candidates = run.rankings.get(topic_id, [])[:cutoff]
+        tables[topic_id] = _count_topic(candidates, run, true_labels, qrels.labels)
     return tables
+
+
+def _count_topic(
+    candidates: Iterable[Candidate],
+    run: ParsedRun,
+    true_labels: Mapping[str, str],
+    labels: Sequence[str],
+) -> NDArray[np.int64]:
+    """Count documents of a topic by true label (rows) and the run's label (columns).
+
+    Args:
+        candidates: Documents that count.
+        run: Run with the labels.
+        true_labels: True labels by document id.
+        labels: All labels, in the order of rows and columns.
+
+    Raises:
+        DataError: The run has a label that is none of `labels`.
+    """
+    index_of_label = {label: index for index, label in enumerate(labels)}
+    table = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    for candidate in candidates:
+        label = run.stances.get((candidate.topic_id, candidate.document_id))
+        if label is None:
+            continue
+        if label not in index_of_label:
+            raise DataError(
+                f"topic {candidate.topic_id}, document {candidate.document_id}: the run has the stance "
+                f"{label!r:.40}, not one of {', '.join(labels)}; evaluate the run with its own task"
+            )
+
+        true_label = true_labels.get(candidate.document_id)
+        if true_label is not None:
+            table[index_of_label[true_label], index_of_label[label]] += 1
+    return table
 
 
 def _estimate_pooled(
     run: ParsedRun, qrels: Qrels, cutoff: int | None = None
 ) -> dict[Measure, Estimate]:
-    """Estimate macro-F1 and accuracy over the documents that `_count_labels` counts.
+    """Estimate macro-F1 and accuracy over the judged documents with a label in the run.
 
-    Topics without documents are left out.
+    Topics without such a document are left out.
+
+    Args:
+        run: Run with the labels.
+        qrels: True labels.
+        cutoff: Number of first documents of each topic that count; None for all.
     """
     tables = _count_labels(run, qrels, cutoff)
-    kept = {topic: table for topic, table in tables.items() if table.any()}
-    cells = len(qrels.labels) ** 2
-    counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), cells)
+    used_tables = {topic_id: table for topic_id, table in tables.items() if table.any()}
+    # A row for each topic, with the cells of its table.
+    counts = np.zeros((len(used_tables), len(qrels.labels) ** 2))
+    for row, table in enumerate(used_tables.values()):
+        counts[row] = table.ravel()
 
     estimates: dict[Measure, Estimate] = {}
     for kind in list_label_measures():
-        estimates[Measure(STANCE, kind.name, cutoff)] = Estimate(
-            topics=tuple(kept),
+        measure = Measure(STANCE, kind.name, cutoff)
+        estimates[measure] = Estimate(
+            topics=tuple(used_tables),
             counts=counts,
             formula=partial(_compute_from_counts, kind.formula),
             documents=int(counts.sum()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -53,42 +53,73 @@ class CalibrationSet:
 def read_calibration_set(
     judgments: Path, readings: Path, truth: Mapping[str, Mapping[str, str]], task: Task
 ) -> CalibrationSet:
-    """Read the documents of a run that have a true label, topic by topic in the order of `truth`.
+    """Read the documents of a run that have a true label and probabilities of the stances.
 
-    If the file of the stance prompt's answers, `readings`, exists, its documents are read instead
-    of those of the judgments, since another prompt's probabilities need other thresholds.
+    Args:
+        judgments: File with the judgments of the run.
+        readings: File with the answers of the stance prompt. If it exists, it is read instead of
+            the judgments, since another prompt's probabilities need other thresholds.
+        truth: True labels by topic and document, whose order the documents have.
+        task: Task of the run.
+
+    Raises:
+        DataError: A file cannot be read or is of another task, or there is no such document.
     """
     source = _read_probabilities(judgments, readings, task)
-    topics: list[str] = []
-    rows: list[list[float]] = []
-    true_labels: list[int] = []
+    judged = [(topic_id, *pair) for topic_id, labels in truth.items() for pair in labels.items()]
+
+    examples: list[_Example] = []
     without: list[str] = []
-    for topic, labels in truth.items():
-        for document, label in labels.items():
-            probabilities = source.probabilities.get((topic, document))
-            if probabilities is None:
-                without.append(f"{topic} {document}")
-                continue
-            if set(probabilities) != set(task.stances):
-                place = f"{source.path}: topic {topic}, document {document}"
-                raise DataError(
-                    f"{place}: probabilities of {', '.join(probabilities):.80}, not of "
-                    f"{', '.join(task.stances)}; judge it again"
-                )
-            topics.append(topic)
-            rows.append([probabilities[stance] for stance in task.stances])
-            true_labels.append(task.stances.index(label))
-    if not topics:
+    for topic_id, document_id, label in judged:
+        probabilities = source.probabilities.get((topic_id, document_id))
+        if probabilities is None:
+            without.append(f"{topic_id} {document_id}")
+            continue
+        if set(probabilities) != set(task.stances):
+            raise DataError(
+                f"{source.path}: topic {topic_id}, document {document_id}: probabilities of "
+                f"{', '.join(probabilities):.80}, not of {', '.join(task.stances)}; judge it again"
+            )
+        examples.append(_Example(topic_id, label, probabilities))
+
+    if not examples:
         raise DataError(
             f"{source.path}: no document is both judged and has probabilities of the stances; check that the "
             "qrels cover the run's topics and that the run was made with log-probabilities"
         )
+    return _stack_examples(examples, task, without, source.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """Judged document.
+
+    Attributes:
+        topic_id: Id of its topic.
+        label: True label.
+        probabilities: Probabilities by label.
+    """
+
+    topic_id: str
+    label: str
+    probabilities: Mapping[str, float]
+
+
+def _stack_examples(
+    examples: Sequence[_Example], task: Task, without: Sequence[str], prompts: Iterable[str]
+) -> CalibrationSet:
+    """Return examples as arrays, with the labels in the order of the task."""
+    rows: list[list[float]] = []
+    true_labels: list[int] = []
+    for example in examples:
+        rows.append([example.probabilities[stance] for stance in task.stances])
+        true_labels.append(task.stances.index(example.label))
     return CalibrationSet(
-        topics=topics,
+        topics=[example.topic_id for example in examples],
         probabilities=np.array(rows, dtype=np.float64),
         truth=np.array(true_labels, dtype=np.intp),
         without=without,
-        prompt=", ".join(sorted(source.prompts)),
+        prompt=", ".join(sorted(prompts)),
     )
 
 
@@ -116,24 +147,24 @@ def _read_probabilities(judgments: Path, readings: Path, task: Task) -> _Probabi
 
 def _read_stance_probabilities(path: Path) -> _ProbabilitySource:
     """Read the probabilities in the stance prompt's answers."""
+    answers = list(read_records(path, StanceReading, "stance readings"))
     probabilities: dict[tuple[str, str], Mapping[str, float] | None] = {}
-    prompts: set[str] = set()
-    for answer in read_records(path, StanceReading, "stance readings"):
-        prompts.add(answer.prompt)
+    for answer in answers:
         has_probabilities = answer.source != "value"
         key = (answer.topic_id, answer.document_id)
         probabilities[key] = answer.probabilities if has_probabilities else None
+    prompts = {answer.prompt for answer in answers}
     return _ProbabilitySource(path, probabilities, prompts)
 
 
 def _read_judged_probabilities(path: Path, task: Task) -> _ProbabilitySource:
-    """Read the probabilities in judgments; raise DataError if they are of another task."""
+    """Read the probabilities of stances in judgments; raise DataError if they are of another task."""
     judgments = read_records(path, Judgment, "judgments")
     check_judgments(judgments, task.question, path)
     probabilities: dict[tuple[str, str], Mapping[str, float] | None] = {}
     for judgment in judgments:
-        reading = judgment.readings.get("stance")
         key = (judgment.topic_id, judgment.document_id)
+        reading = judgment.readings.get("stance")
         probabilities[key] = None if reading is None else reading.probabilities
     prompts = {judgment.prompt for judgment in judgments}
     return _ProbabilitySource(path, probabilities, prompts)
@@ -142,40 +173,64 @@ def _read_judged_probabilities(path: Path, task: Task) -> _ProbabilitySource:
 def fit_thresholds(
     probabilities: NDArray[np.float64], truth: Labels, task: Task
 ) -> dict[str, float]:
-    """Fit the thresholds of `task.no_stances` that have the highest macro-F1 on documents, see `CalibrationSet`.
+    """Fit the thresholds of the stances that take no side to the highest macro-F1.
 
     All combinations of `GRID` are tried. Of equally good ones, the one nearest to their mean place
     on the grid is chosen; of several equally near, the one with the lowest first threshold.
+
+    Args:
+        probabilities: Probabilities of documents, of shape (documents, labels).
+        truth: True labels.
+        task: Task with the labels, `task.no_stances` among them.
+
+    Returns:
+        Threshold of each of `task.no_stances`.
+    """
+    scores = _score_grid(probabilities, truth, task)
+    best = _find_central_maximum(scores)
+    thresholds = GRID[best].tolist()
+    return dict(zip(task.no_stances, thresholds, strict=True))
+
+
+def _score_grid(
+    probabilities: NDArray[np.float64], truth: Labels, task: Task
+) -> NDArray[np.float64]:
+    """Compute macro-F1 for all combinations of thresholds.
+
+    Returns:
+        Values, with an axis of the length of `GRID` for each of `task.no_stances`.
     """
     *first_labels, last_label = task.no_stances
     scores: list[NDArray[np.float64]] = []
-    for point in product(GRID, repeat=len(first_labels)):
-        thresholds: dict[str, float | NDArray[np.float64]] = dict(
-            zip(first_labels, point, strict=True)
-        )
-        # All thresholds of the last label at once.
+    for first_thresholds in product(GRID, repeat=len(first_labels)):
+        thresholds: dict[str, float | NDArray[np.float64]] = {}
+        thresholds.update(zip(first_labels, first_thresholds, strict=True))
+        # All thresholds of the last label at once, which is faster.
         thresholds[last_label] = GRID[:, np.newaxis]
         chosen = choose_stances(probabilities, thresholds, task)
         scores.append(_compute_macro_f1(chosen, truth, task))
 
-    grid_shape = (len(GRID),) * len(task.no_stances)
-    best_place = _find_central_maximum(np.array(scores).reshape(grid_shape))
-    return {
-        label: float(GRID[place]) for label, place in zip(task.no_stances, best_place, strict=True)
-    }
+    shape = (len(GRID),) * len(task.no_stances)
+    return np.array(scores).reshape(shape)
 
 
 def _find_central_maximum(scores: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the place of the highest score, nearest to the mean place of equally high ones."""
-    best_places = np.argwhere(scores >= scores.max() - _TIE)
-    distances = np.square(best_places - best_places.mean(axis=0)).sum(axis=1)
-    nearest = np.argmax(distances <= distances.min() + _TIE)
-    central: NDArray[np.intp] = best_places[nearest]
-    return central
+    """Return the indices of the highest score; of equal ones, of that nearest to their mean place."""
+    maxima = np.argwhere(scores >= scores.max() - _TIE)
+    mean_place = maxima.mean(axis=0)
+    squared_distances = np.square(maxima - mean_place).sum(axis=1)
+
+    is_nearest = squared_distances <= squared_distances.min() + _TIE
+    first_nearest: NDArray[np.intp] = maxima[is_nearest][0]
+    return first_nearest
 
 
 def label_held_out(examples: CalibrationSet, task: Task) -> Labels:
-    """Label each document with thresholds that are fitted on other topics: those outside its part of at most five."""
+    """Label each document with thresholds that are fitted on other topics, by cross-validation.
+
+    Raises:
+        DataError: There is one topic alone.
+    """
     topics = sorted(set(examples.topics))
     folds = min(_MAX_FOLDS, len(topics))
     if folds < 2:
@@ -184,16 +239,17 @@ def label_held_out(examples: CalibrationSet, task: Task) -> Labels:
         )
     random.Random(_SEED).shuffle(topics)
 
-    chosen = np.empty_like(examples.truth)
+    labels = np.empty_like(examples.truth)
     for fold in range(folds):
-        is_held_out = np.isin(examples.topics, topics[fold::folds])
+        held_out_topics = topics[fold::folds]
+        is_held_out = np.isin(examples.topics, held_out_topics)
         thresholds = fit_thresholds(
             examples.probabilities[~is_held_out],
             examples.truth[~is_held_out],
             task,
         )
-        chosen[is_held_out] = choose_stances(examples.probabilities[is_held_out], thresholds, task)
-    return chosen
+        labels[is_held_out] = choose_stances(examples.probabilities[is_held_out], thresholds, task)
+    return labels
 
 
 def score_labels(chosen: Labels, truth: Labels, task: Task) -> tuple[float, float]:
@@ -203,13 +259,22 @@ def score_labels(chosen: Labels, truth: Labels, task: Task) -> tuple[float, floa
 
 
 def _compute_macro_f1(chosen: Labels, truth: Labels, task: Task) -> NDArray[np.float64]:
-    """Compute macro-F1 over the last axis of `chosen`, of shape (…, documents)."""
-    # A row for each document, with 1 for its label and 0 for the others.
+    """Compute macro-F1 of chosen labels.
+
+    Args:
+        chosen: Chosen labels, of shape (…, documents).
+        truth: True labels, of shape (documents,).
+        task: Task of the labels.
+
+    Returns:
+        Values of shape (…).
+    """
+    # Of shape (…, documents, labels): 1 for the label of a document, and 0 for the others.
     one_hot = np.eye(len(task.stances), dtype=np.int64)
-    one_hot_chosen = one_hot[chosen]
-    one_hot_true = one_hot[truth]
+    is_chosen = one_hot[chosen]
+    is_true = one_hot[truth]
     return macro_f1(
-        hits=(one_hot_chosen * one_hot_true).sum(axis=-2),
-        chosen=one_hot_chosen.sum(axis=-2),
-        true=one_hot_true.sum(axis=-2),
+        hits=(is_chosen * is_true).sum(axis=-2),
+        chosen=is_chosen.sum(axis=-2),
+        true=is_true.sum(axis=-2),
     )

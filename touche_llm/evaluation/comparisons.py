@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,13 +13,18 @@ from touche_llm.evaluation.agreement import estimate_common_stances
 from touche_llm.evaluation.judged_share import estimate_judged
 from touche_llm.evaluation.known_measures import KINDS
 from touche_llm.evaluation.measures import Evaluation, describe_judging
-from touche_llm.evaluation.significance import Estimate, compare, list_common_topics
+from touche_llm.evaluation.significance import (
+    Estimate,
+    EstimatePair,
+    compare,
+    list_common_topics,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 # Estimates of a run and of the baseline over their common documents, by measure.
-CommonEstimates = Mapping[Measure, tuple[Estimate, Estimate]]
+CommonEstimates = Mapping[Measure, EstimatePair]
 
 
 class JudgedShares(NamedTuple):
@@ -53,45 +58,52 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> RunCompa
 
     Stances are compared over the documents with a label in both runs, except for `@5`, where the
     choice of documents counts too. judged@5 is no measure of a system, so it has no row.
+    """
+    common_estimates = {other.name: _estimate_common(other, baseline) for other in others}
+    rows = compare(
+        baseline.name,
+        {evaluation.name: _select_compared(evaluation) for evaluation in (baseline, *others)},
+        common=common_estimates,
+    )
 
-    Raises:
-        UsageError: The runs cannot be compared, see `significance.compare`.
+    notes: list[str] = []
+    for other in others:
+        notes += _describe_common_stances(other, baseline, common_estimates[other.name])
+        notes += describe_judging(other, baseline)
+    return RunComparison(_add_judged_shares(rows, baseline, others, common_estimates), notes)
+
+
+def _add_judged_shares(
+    rows: DataFrame,
+    baseline: Evaluation,
+    others: Sequence[Evaluation],
+    common_estimates: Mapping[str, CommonEstimates],
+) -> DataFrame:
+    """Return rows of `significance.compare` with the columns of `JudgedShares`.
+
+    Args:
+        rows: The rows.
+        baseline: Run that the others are compared with.
+        others: The other runs.
+        common_estimates: Estimates of each of them and of the baseline over common documents.
     """
     # Imported here because pandas is slow to load.
     import pandas as pd
 
-    common: dict[str, CommonEstimates] = {}
-    for other in others:
-        if other.qrels.stances:
-            common[other.name] = estimate_common_stances(other.run, baseline.run, other.qrels)
-
-    rows = compare(
-        baseline.name,
-        {evaluation.name: _select_compared(evaluation) for evaluation in (baseline, *others)},
-        common=common,
-    )
-
     others_by_name = {other.name: other for other in others}
     shares: list[JudgedShares] = []
     for name, measure in zip(rows["run"], rows["measure"], strict=True):
-        other = others_by_name[name]
-        topics = _list_compared_topics(other, baseline, measure, common.get(name, {}))
-        shares.append(_compute_judged_shares(other, baseline, measure, topics))
-
-    notes: list[str] = []
-    for other in others:
-        notes += _describe_common_stances(other, baseline, common.get(other.name, {}))
-        notes += describe_judging(other, baseline)
-    return RunComparison(rows.join(pd.DataFrame(shares, columns=JudgedShares._fields)), notes)
+        common_pair = common_estimates[name].get(measure)
+        share = _compute_judged_shares(others_by_name[name], baseline, measure, common_pair)
+        shares.append(share)
+    return rows.join(pd.DataFrame(shares, columns=JudgedShares._fields))
 
 
-def _list_compared_topics(
-    run: Evaluation, baseline: Evaluation, measure: Measure, common: CommonEstimates
-) -> list[str]:
-    """Return the topics over which a run is compared with the baseline by a measure."""
-    if measure in common:
-        return list_common_topics(*common[measure])
-    return list_common_topics(run.estimates[measure], baseline.estimates[measure])
+def _estimate_common(run: Evaluation, baseline: Evaluation) -> CommonEstimates:
+    """Estimate the stance measures of two runs over the documents with a label in both."""
+    if not run.qrels.stances:
+        return {}
+    return estimate_common_stances(run.run, baseline.run, run.qrels)
 
 
 def _select_compared(evaluation: Evaluation) -> dict[Measure, Estimate]:
@@ -104,9 +116,19 @@ def _select_compared(evaluation: Evaluation) -> dict[Measure, Estimate]:
 
 
 def _compute_judged_shares(
-    run: Evaluation, baseline: Evaluation, measure: Measure, topics: Collection[str]
+    run: Evaluation, baseline: Evaluation, measure: Measure, common: EstimatePair | None
 ) -> JudgedShares:
-    """Return judged@k of a measure over some topics, of a run and of the baseline."""
+    """Return the shares of judged documents of a run and of the baseline, as a measure looks at them.
+
+    Args:
+        run: Run that is compared.
+        baseline: Run that it is compared with.
+        measure: Measure by which they are compared.
+        common: Estimates over their common documents, if these are compared.
+    """
+    if common is None:
+        common = EstimatePair(run.estimates[measure], baseline.estimates[measure])
+    topics = list_common_topics(common.run, common.baseline)
     judged = estimate_judged(run.run, run.qrels, measure, topics)
     baseline_judged = estimate_judged(baseline.run, baseline.qrels, measure, topics)
     return JudgedShares(judged=judged.value, baseline_judged=baseline_judged.value)
@@ -125,12 +147,13 @@ def _describe_common_stances(
         common: Estimates of both runs over their common documents, by measure.
     """
     notes: list[str] = []
-    for measure, (estimate, _) in common.items():
-        own_count = run.estimates[measure].n
+    for measure, pair in common.items():
+        common_count = pair.run.n
+        run_count = run.estimates[measure].n
         baseline_count = baseline.estimates[measure].n
-        if estimate.n < max(own_count, baseline_count):
+        if common_count < max(run_count, baseline_count):
             notes.append(
-                f"{run.name}: {measure}: compared over the {estimate.n:,} judged documents that both label; it "
-                f"labels {own_count:,}, and {baseline.name} {baseline_count:,}"
+                f"{run.name}: {measure}: compared over the {common_count:,} judged documents that both label; it "
+                f"labels {run_count:,}, and {baseline.name} {baseline_count:,}"
             )
     return notes

@@ -13,30 +13,28 @@ from touche_llm.evaluation.registry import GradedTopic, TopicMeasure, register
 def compute_condensed_ndcg(topic: GradedTopic) -> float | None:
     """Compute a topic's nDCG@5 like the organisers' script of 2022 (webis.de/events/touche-22/evaluate.py).
 
-    The ranking is cut to the first 5; then unjudged documents are dropped and
-    the others move up. Gains are the grades without their decimals, those below 0 are 0 (the script
-    knows only -2); the discount is log2(i + 2) with i from 0; the ideal ranking contains all judged
-    documents of the topic.
+    The ranking is cut to the first 5; then unjudged documents are dropped, and the others move up.
+    Gains are the grades without their decimals, those below 0 are 0 (the script knows only -2). The
+    discount is log2(i + 2) with i from 0. The ideal ranking contains all judged documents of the
+    topic.
 
-    Errors of the script: if a document occurs twice its value can exceed 1, and if columns are
-    separated by two spaces it stops; `read_run` rejects the first and reads the second. A run
-    with two tags, which the script takes for two runs, is one run here.
+    Errors of the script: if a document occurs twice, its value can exceed 1, and if columns are
+    separated by two spaces, it stops; `read_run` rejects the first and reads the second. A run with
+    two tags, which the script takes for two runs, is one run here.
 
     Returns:
         The value; None if the script leaves the topic out of its mean, since the run lacks it, none
         of its first 5 documents is judged, or no grade of it is above 0.
     """
-    gains: list[int] = []
-    for candidate in topic.top:
-        if candidate.document_id in topic.grades:
-            gains.append(_to_gain(topic.grades[candidate.document_id]))
+    gains = {document_id: _to_gain(grade) for document_id, grade in topic.grades.items()}
+    ranked_ids = [candidate.document_id for candidate in topic.top]
+    ranked_gains = [gains[document_id] for document_id in ranked_ids if document_id in gains]
+    ideal_gains = sorted(gains.values(), reverse=True)[: topic.cutoff]
 
-    all_gains = [_to_gain(grade) for grade in topic.grades.values()]
-    ideal_gains = sorted(all_gains, reverse=True)[: topic.cutoff]
-    ideal = _compute_dcg(ideal_gains)
-    if not gains or ideal == 0.0:
+    ideal_dcg = _compute_dcg(ideal_gains)
+    if not ranked_gains or ideal_dcg == 0.0:
         return None
-    return _compute_dcg(gains) / ideal
+    return _compute_dcg(ranked_gains) / ideal_dcg
 
 
 def _to_gain(grade: float) -> int:

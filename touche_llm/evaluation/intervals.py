@@ -70,28 +70,41 @@ def compute_jackknife_interval(
     if math.isnan(value) or math.isnan(error):
         return math.nan, math.nan
 
+    degrees = len(counts) - 1
     if bounds is None:
-        half_width = find_student_quantile(len(counts) - 1) * error
+        half_width = find_student_quantile(degrees) * error
         return value - half_width, value + half_width
 
     if not bounds.lowest - TIE <= value <= bounds.highest + TIE:
         raise ValueError(
             f"{value}: outside the bounds of its measure, {bounds}; declare its bounds"
         )
+    return _compute_bounded_interval(value, error, degrees, bounds)
 
+
+def _compute_bounded_interval(
+    value: float, error: float, degrees: int, bounds: Bounds
+) -> tuple[float, float]:
+    """Compute the 95 % interval of a value on the scale of log-odds between its bounds.
+
+    Args:
+        value: Value within the bounds.
+        error: Standard error of the value.
+        degrees: Degrees of freedom of Student's t.
+        bounds: Range of the value.
+    """
     share = (value - bounds.lowest) / bounds.width
     is_at_bound = min(share, 1.0 - share) <= TIE
     if is_at_bound or error <= TIE:
         return value, value
 
-    # The error on the scale of log-odds, whose derivative is 1 / (share * (1 - share)).
+    # The derivative of the log-odds is 1 / (share * (1 - share)).
     log_odds = math.log(share / (1.0 - share))
     log_odds_error = error / bounds.width / (share * (1.0 - share))
-    half_width = find_student_quantile(len(counts) - 1) * log_odds_error
-    return (
-        _from_log_odds(log_odds - half_width, bounds),
-        _from_log_odds(log_odds + half_width, bounds),
-    )
+    half_width = find_student_quantile(degrees) * log_odds_error
+    low = _from_log_odds(log_odds - half_width, bounds)
+    high = _from_log_odds(log_odds + half_width, bounds)
+    return low, high
 
 
 def compute_jackknife_error(values_without_topic: Array) -> float:
@@ -111,10 +124,11 @@ def find_student_quantile(degrees: int) -> float:
 
 
 def _from_log_odds(log_odds: float, bounds: Bounds) -> float:
-    """Return the value between the bounds whose place has these log-odds."""
-    # The exponent is never positive, so it does not overflow.
-    small = math.exp(-abs(log_odds))
-    share = 1.0 / (1.0 + small)
+    """Return the value between the bounds that has these log-odds; 0 is halfway."""
+    # Two forms of the logistic function, since exp overflows for large numbers.
     if log_odds < 0.0:
-        share = small / (1.0 + small)
+        odds = math.exp(log_odds)
+        share = odds / (1.0 + odds)
+    else:
+        share = 1.0 / (1.0 + math.exp(-log_odds))
     return bounds.lowest + share * bounds.width

@@ -15,17 +15,22 @@ from touche_llm.evaluation.significance import Estimate, estimate_mean
 def estimate_judged(
     run: ParsedRun, qrels: Qrels, measure: Measure, topics: Collection[str]
 ) -> Estimate:
-    """Estimate judged@k over judged topics: the share of judged documents among those that a measure looks at.
+    """Estimate the share of judged documents among those that a measure looks at.
 
-    The k is the measure's cutoff. The missing places of a shorter ranking are unjudged, as they are
-    no hits for P@5 (Judged@5 of ir-measures divides by the number of documents). Without a cutoff
-    the whole ranking counts.
+    The missing places of a shorter ranking count as unjudged, as they are no hits for P@5
+    (Judged@5 of ir-measures divides by the number of documents).
+
+    Args:
+        run: Run that is measured.
+        qrels: Judgments by assessors.
+        measure: Measure, which looks at the documents down to its cutoff, or at all.
+        topics: Judged topics, over which the share is the mean.
     """
     judged = qrels.judgments_of(measure.aspect)
     shares: dict[str, float] = {}
-    for topic in topics:
-        ranking = run.rankings.get(topic, [])
-        shares[topic] = _compute_share(ranking, judged[topic], measure.cutoff)
+    for topic_id in topics:
+        ranking = run.rankings.get(topic_id, [])
+        shares[topic_id] = _compute_share(ranking, judged[topic_id], measure.cutoff)
     return estimate_mean(shares)
 
 

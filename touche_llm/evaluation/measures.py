@@ -146,19 +146,20 @@ class Evaluation:
 
     def _list_topics(self, measure: Measure, estimate: Estimate) -> list[MeasuredTopicRow]:
         """Return the rows of a measure for `per_topic`."""
-        judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
         values = estimate.values_by_topic()
-        shares = judged.values_by_topic()
+        judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
+        judged_shares = judged.values_by_topic()
+        # Most ids are numbers, of which 2 comes before 10.
+        topics = sorted(estimate.topics, key=lambda topic: (len(topic), topic))
 
         rows: list[MeasuredTopicRow] = []
-        # Most ids are numbers, of which 2 comes before 10.
-        for topic in sorted(estimate.topics, key=lambda topic: (len(topic), topic)):
+        for topic in topics:
             row = MeasuredTopicRow(
                 run=self.name,
                 measure=measure,
                 topic=topic,
                 value=values[topic],
-                judged=shares[topic],
+                judged=judged_shares[topic],
             )
             rows.append(row)
         return rows
@@ -173,9 +174,13 @@ def list_headline(qrels: Qrels) -> list[Measure]:
 
 
 def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = None) -> Evaluation:
-    """Measure a run, which is in the order of its rank column, on the topics that `select_topics` selects for it.
+    """Measure a run on the topics that `select_topics` selects for it.
 
-    The depth is the cutoff of the recall; the length of the run's longest ranking if None.
+    Args:
+        name: Name of the run.
+        run: Run, in the order of its rank column.
+        qrels: Judgments by assessors.
+        depth: Cutoff of the recall; None for the length of the run's longest ranking.
 
     Raises:
         DataError: No document of the run is judged, or it has a stance that the task does not have.
@@ -183,7 +188,7 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
     """
     qrels = select_topics(qrels, [run])
     if depth is None:
-        depth = max(map(len, run.rankings.values()))
+        depth = max(len(ranking) for ranking in run.rankings.values())
     if depth < 1:
         raise UsageError(f"recall at {depth} documents: give a depth of 1 or more")
     for aspect in qrels.aspects:
@@ -192,31 +197,34 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
     estimates: dict[Measure, Estimate] = {}
     for aspect, grades in qrels.grades.items():
         estimates |= estimate_grades(run, aspect, grades, depth)
-    labels: dict[Measure, Estimate] = {}
+    label_estimates: dict[Measure, Estimate] = {}
     if qrels.stances:
         estimates |= estimate_stances(run, qrels, CUTOFF)
-        labels = estimate_labels(run, qrels)
+        label_estimates = estimate_labels(run, qrels)
 
     return Evaluation(
         name=name,
         run=run,
         qrels=qrels,
         estimates=estimates,
-        labels=labels,
+        labels=label_estimates,
         notes=_describe_aspects(run, qrels),
     )
 
 
 def _describe_aspects(run: ParsedRun, qrels: Qrels) -> list[str]:
-    """Return the notes on all aspects; one that is true of several names them together."""
-    aspects_of_note: dict[str, list[str]] = {}
+    """Return the notes on a run, each with the aspects that it is true of.
+
+    For example `relevance, quality: topics in the run, but not judged, …`.
+    """
+    aspects_by_note: dict[str, list[str]] = {}
     for aspect in qrels.aspects:
         notes = describe_topics(run, qrels, aspect)
         if aspect == STANCE:
             notes += describe_labels(run, qrels)
         for note in notes:
-            aspects_of_note.setdefault(note, []).append(aspect)
-    return [f"{', '.join(aspects)}: {note}" for note, aspects in aspects_of_note.items()]
+            aspects_by_note.setdefault(note, []).append(aspect)
+    return [f"{', '.join(aspects)}: {note}" for note, aspects in aspects_by_note.items()]
 
 
 def estimate_grades(
@@ -257,29 +265,28 @@ def _estimate_topics(
 
 
 def _estimate_within_bounds(kind: MeasureKind, values: Mapping[str, float]) -> Estimate:
-    """Estimate the mean of values by topic; raise ExtensionError if one is outside the measure's bounds."""
-    if kind.bounds is not None:
+    """Estimate the mean of a measure's values by topic.
+
+    Raises:
+        ExtensionError: A value is outside the bounds that the measure declares.
+    """
+    bounds = kind.bounds
+    if bounds is not None:
         for topic_id, value in values.items():
-            if not kind.bounds.lowest - TIE <= value <= kind.bounds.highest + TIE:
+            if not bounds.lowest - TIE <= value <= bounds.highest + TIE:
                 raise ExtensionError(
-                    f"{kind.name}: topic {topic_id}: the value {value:g} is not from {kind.bounds.lowest:g} to "
-                    f"{kind.bounds.highest:g}; declare the `bounds` of the measure, None if it has none"
+                    f"{kind.name}: topic {topic_id}: the value {value:g} is not from {bounds.lowest:g} to "
+                    f"{bounds.highest:g}; declare the `bounds` of the measure, None if it has none"
                 )
-    return estimate_mean(values, kind.bounds)
+    return estimate_mean(values, bounds)
 
 
 def _estimate_standard(
     run: ParsedRun, aspect: str, grades: Grades, depth: int
 ) -> dict[Measure, Estimate]:
     """Estimate the measures that ir-measures computes, in one call, since each reads all rankings."""
-    metrics: dict[Measure, Metric] = {}
-    kinds: dict[Measure, StandardMeasure] = {}
-    for kind in KINDS.values():
-        if isinstance(kind, StandardMeasure):
-            for measure in kind.make_measures(aspect, depth):
-                metrics[measure] = _make_metric(kind, measure.cutoff)
-                kinds[measure] = kind
-
+    kinds = _list_standard_measures(aspect, depth)
+    metrics = {measure: _make_metric(kind, measure.cutoff) for measure, kind in kinds.items()}
     results = ir_measures.iter_calc(
         list(metrics.values()),
         _convert_grades(grades),
@@ -288,10 +295,21 @@ def _estimate_standard(
     values = {(result.measure, result.query_id): result.value for result in results}
 
     estimates: dict[Measure, Estimate] = {}
-    for measure, metric in metrics.items():
-        values_by_topic = {topic: values[metric, topic] for topic in grades}
-        estimates[measure] = _estimate_within_bounds(kinds[measure], values_by_topic)
+    for measure, kind in kinds.items():
+        metric = metrics[measure]
+        values_by_topic = {topic_id: values[metric, topic_id] for topic_id in grades}
+        estimates[measure] = _estimate_within_bounds(kind, values_by_topic)
     return estimates
+
+
+def _list_standard_measures(aspect: str, depth: int) -> dict[Measure, StandardMeasure]:
+    """Return the measures of an aspect that ir-measures computes, each with its kind."""
+    kinds: dict[Measure, StandardMeasure] = {}
+    for kind in KINDS.values():
+        if isinstance(kind, StandardMeasure):
+            for measure in kind.make_measures(aspect, depth):
+                kinds[measure] = kind
+    return kinds
 
 
 def _make_metric(kind: StandardMeasure, cutoff: int | None) -> Metric:
@@ -301,14 +319,14 @@ def _make_metric(kind: StandardMeasure, cutoff: int | None) -> Metric:
 
 
 def _convert_grades(grades: Grades) -> dict[str, dict[str, int]]:
-    """Return grades as multiples of `1 / RELEVANT`, those below 0 as 0.
+    """Return grades as whole multiples of the smallest decimal, those below 0 as 0.
 
     pytrec_eval takes integers; nDCG with linear gain does not change if all grades are multiplied.
     """
     converted: dict[str, dict[str, int]] = {}
-    for topic, judged in grades.items():
-        converted[topic] = {
-            document: round(max(grade, 0.0) * RELEVANT) for document, grade in judged.items()
+    for topic_id, judged in grades.items():
+        converted[topic_id] = {
+            document_id: round(max(grade, 0.0) * RELEVANT) for document_id, grade in judged.items()
         }
     return converted
 
@@ -319,30 +337,36 @@ def _convert_rankings(run: ParsedRun, grades: Grades) -> dict[str, dict[str, flo
     Scores are made from ranks, since evaluators sort by score and then by id.
     """
     scores: dict[str, dict[str, float]] = {}
-    for topic, judged in grades.items():
-        if topic not in run.rankings:
+    for topic_id, judged in grades.items():
+        if topic_id not in run.rankings:
             continue
-        scores[topic] = {}
-        for candidate in run.rankings[topic]:
-            # The id of an unjudged document may contain characters that end a string in C, so it is
-            # replaced; no id in qrels contains a space.
-            is_judged = candidate.document_id in judged
-            document_id = candidate.document_id if is_judged else f" {candidate.rank}"
-            scores[topic][document_id] = -float(candidate.rank)
+
+        scores_of_topic: dict[str, float] = {}
+        for candidate in run.rankings[topic_id]:
+            document_id = candidate.document_id
+            if document_id not in judged:
+                # It may contain characters that end a string in C. Another id is as good for an
+                # unjudged document; none in qrels contains a space.
+                document_id = f" {candidate.rank}"
+            scores_of_topic[document_id] = -float(candidate.rank)
+        scores[topic_id] = scores_of_topic
     return scores
 
 
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:
-    """Return one line if all runs have the same coverage, else a line for each run."""
-    texts: dict[str, str] = {}
+    """Return lines on the judged topics that runs are measured on.
+
+    One line if it is the same for all runs, else one for each.
+    """
+    coverage_by_run: dict[str, str] = {}
     for evaluation in evaluations:
         if aspect in evaluation.qrels.aspects:
-            texts[evaluation.name] = str(evaluation.coverage(aspect))
+            coverage_by_run[evaluation.name] = str(evaluation.coverage(aspect))
 
-    distinct_texts = list(dict.fromkeys(texts.values()))
-    if len(distinct_texts) == 1:
-        return distinct_texts
-    return [f"{name}: {text}" for name, text in texts.items()]
+    distinct = list(dict.fromkeys(coverage_by_run.values()))
+    if len(distinct) == 1:
+        return distinct
+    return [f"{name}: {coverage}" for name, coverage in coverage_by_run.items()]
 
 
 # A larger difference in the share of judged documents may decide a comparison of two runs.
@@ -350,19 +374,19 @@ _MAX_JUDGED_DIFFERENCE = 0.1
 
 
 def describe_judging(run: Evaluation, baseline: Evaluation) -> list[str]:
-    """Return a note for each aspect with a much larger share of judged top documents in one run than in the other.
+    """Return a note for each aspect in which far more top documents of one run are judged.
 
     Unjudged documents count 0, which is why comparisons with BM25 on Touché 2020 were not fair
     (Thakur et al., SIGIR 2024, arXiv 2407.07790).
     """
     notes: list[str] = []
     for aspect in run.qrels.grades:
-        measure = make_headline_ndcg(aspect).judged
-        share = run.estimates[measure].value
-        baseline_share = baseline.estimates[measure].value
+        judged = make_headline_ndcg(aspect).judged
+        share = run.estimates[judged].value
+        baseline_share = baseline.estimates[judged].value
         if abs(share - baseline_share) > _MAX_JUDGED_DIFFERENCE:
             notes.append(
-                f"{run.name}: {measure} is {share:.3f}, and {baseline_share:.3f} for {baseline.name}; part of the "
+                f"{run.name}: {judged} is {share:.3f}, and {baseline_share:.3f} for {baseline.name}; part of the "
                 "difference may come from the judging, since an unjudged document counts 0"
             )
     return notes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from touche_llm.data.files import ID_FORM, is_word, read_table_lines
 from touche_llm.data.recognize import is_beir_header, require_kind
@@ -67,12 +67,10 @@ class Qrels:
         return self.stances if aspect == STANCE else self.grades[aspect]
 
     def restrict_to(self, topics: Collection[str]) -> Qrels:
-        """Return the judgments of these topics alone.
-
-        An aspect without any of them stays, without topics.
-        """
+        """Return the judgments of these topics alone; an aspect that judges none of them stays, empty."""
         grades = {aspect: _select(judged, topics) for aspect, judged in self.grades.items()}
-        return replace(self, grades=grades, stances=_select(self.stances, topics))
+        stances = _select(self.stances, topics)
+        return replace(self, grades=grades, stances=stances)
 
 
 def _select(
@@ -87,12 +85,13 @@ def qrels_file(aspect: str) -> str:
 
 
 def find_qrels(folder: Path, task: Task) -> dict[str, Path]:
-    """Return the files of a folder that are named by `qrels_file`, by aspect.
-
-    Empty if there are none.
-    """
-    files = {aspect: folder / qrels_file(aspect) for aspect in task.judged_aspects}
-    return {aspect: file for aspect, file in files.items() if file.is_file()}
+    """Return the qrels files in a folder, by the aspect in their names, such as `qrels-quality.txt`."""
+    files: dict[str, Path] = {}
+    for aspect in task.judged_aspects:
+        file = folder / qrels_file(aspect)
+        if file.is_file():
+            files[aspect] = file
+    return files
 
 
 def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
@@ -115,30 +114,21 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     """
     if isinstance(task, str):
         task = get_task(task)
-    aspects = task.judged_aspects
-    if not files:
-        raise UsageError(f"no qrels given; give those of at least one of {', '.join(aspects)}")
-    unknown = [aspect for aspect in files if aspect not in aspects]
-    if unknown:
-        raise UsageError(
-            f"qrels of {unknown[0]}: {task.name} has no such aspect; give those of {', '.join(aspects)}"
-        )
+    _check_aspects(list(files), task)
 
     grades: dict[str, Grades] = {}
-    stances: dict[str, dict[str, str]] = {}
-    for aspect in aspects:
-        if aspect not in files:
-            continue
+    for aspect in task.aspects:
+        if aspect in files:
+            parse_grade = partial(_parse_grade, task.qrels_scales[aspect])
+            grades[aspect] = _read_judgments(Path(files[aspect]), "grade", parse_grade)
 
-        path = Path(files[aspect])
-        if aspect == STANCE:
-            stances = _read_judgments(path, "label", partial(_parse_label, task))
-        else:
-            parse = partial(_parse_grade, task.qrels_scales[aspect])
-            grades[aspect] = _read_judgments(path, "grade", parse)
+    stances: dict[str, dict[str, str]] = {}
+    if STANCE in files:
+        parse_label = partial(_parse_label, task)
+        stances = _read_judgments(Path(files[STANCE]), "label", parse_label)
 
     for aspect, file in files.items():
-        _check_file_name(Path(file), aspect, aspects)
+        _check_file_name(Path(file), aspect, task.judged_aspects)
 
     return Qrels(
         grades=grades,
@@ -146,6 +136,18 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
         labels=task.stances,
         scales=task.qrels_scales,
     )
+
+
+def _check_aspects(given: Sequence[str], task: Task) -> None:
+    """Raise UsageError if no aspect is given, or one that qrels of the task cannot judge."""
+    known = ", ".join(task.judged_aspects)
+    if not given:
+        raise UsageError(f"no qrels given; give those of at least one of {known}")
+    for aspect in given:
+        if aspect not in task.judged_aspects:
+            raise UsageError(
+                f"qrels of {aspect}: {task.name} has no such aspect; give those of {known}"
+            )
 
 
 def _check_file_name(file: Path, aspect: str, aspects: Iterable[str]) -> None:
@@ -163,24 +165,29 @@ def _check_file_name(file: Path, aspect: str, aspects: Iterable[str]) -> None:
 
 
 def _read_judgments(
-    path: Path, kind: str, parse: Callable[[str, str], ValueT]
+    path: Path, kind: str, parse: Callable[[QrelsRow], ValueT]
 ) -> dict[str, dict[str, ValueT]]:
     """Read the grades or labels of a file, by topic and document.
 
     Args:
         path: File of qrels, or a table of BEIR.
         kind: What the last column holds, for messages.
-        parse: Returns the value of a text; raises DataError for other text, at the place given.
+        parse: Returns the grade or label of a row; raises DataError if it has none.
+
+    Raises:
+        DataError: A row is malformed, a document has two values, or the file has no rows.
     """
     require_kind(path, "qrels")
     judged: dict[str, dict[str, ValueT]] = {}
-    for place, topic, document, text in read_rows(path, kind):
-        value = parse(text, place)
-        before = judged.setdefault(topic, {}).setdefault(document, value)
-        if before != value:
+    for row in read_rows(path, kind):
+        value = parse(row)
+        judged_of_topic = judged.setdefault(row.topic_id, {})
+        first_value = judged_of_topic.setdefault(row.document_id, value)
+        if value != first_value:
             raise DataError(
-                f"{place}: {value}, but {before} in a line above; leave one of them out"
+                f"{row.place}: {value}, but {first_value} in a line above; leave one of them out"
             )
+
     if not judged:
         raise DataError(
             f"{path}: no {kind} in this file; give a file with lines `qid 0 doc {kind}`"
@@ -188,8 +195,31 @@ def _read_judgments(
     return judged
 
 
-def read_rows(path: Path, kind: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield place, topic, document and value of each line of qrels.
+class QrelsRow(NamedTuple):
+    """Row of a file of qrels.
+
+    Attributes:
+        path: The file.
+        number: Number of the line.
+        topic_id: Id of the topic.
+        document_id: Id of the document.
+        value: Text of the last column, a grade or a label.
+    """
+
+    path: Path
+    number: int
+    topic_id: str
+    document_id: str
+    value: str
+
+    @property
+    def place(self) -> str:
+        """Where the row is, for errors."""
+        return f"{self.path}:{self.number}: topic {self.topic_id}, document {self.document_id}"
+
+
+def read_rows(path: Path, kind: str) -> Iterator[QrelsRow]:
+    """Yield the rows of a file of qrels.
 
     Args:
         path: File of qrels, or a table of BEIR.
@@ -199,48 +229,57 @@ def read_rows(path: Path, kind: str) -> Iterator[tuple[str, str, str, str]]:
         DataError: A line has another number of columns, or an id is no word.
     """
     is_beir = False
-    for number, row in read_table_lines(path, "a file of qrels"):
-        columns = row.split()
+    for number, line in read_table_lines(path, "a file of qrels"):
+        columns = line.split()
         if number == 1 and is_beir_header(columns):
             is_beir = True
             continue
-        if is_beir and len(columns) == 3:
-            columns.insert(1, "0")
         if not columns:
             continue
-        if len(columns) != 4:
-            raise DataError(
-                f"{path}:{number}: {len(columns)} columns, qrels have four: qid 0 doc {kind}"
-            )
 
-        topic, _, document, text = columns
-        place = f"{path}:{number}: topic {topic}, document {document}"
-        if not (is_word(topic) and is_word(document)):
-            raise DataError(f"{to_printable(place):.200}: an id must be {ID_FORM}; correct it")
-        yield place, topic, document, text
+        if is_beir and len(columns) == 3:
+            # BEIR leaves out the second column, which is ignored.
+            columns.insert(1, "0")
+        yield _make_row(path, number, columns, kind)
 
 
-def _parse_label(task: Task, text: str, place: str) -> str:
-    """Return a stance of the task; raise DataError for other text, at `place`."""
-    if text not in task.stances:
+def _make_row(path: Path, number: int, columns: Sequence[str], kind: str) -> QrelsRow:
+    """Return the row of a line with these columns; raise DataError if it is malformed."""
+    if len(columns) != 4:
+        raise DataError(
+            f"{path}:{number}: {len(columns)} columns, qrels have four: qid 0 doc {kind}"
+        )
+
+    topic_id, _, document_id, value = columns
+    row = QrelsRow(path, number, topic_id, document_id, value)
+    if not (is_word(topic_id) and is_word(document_id)):
+        raise DataError(f"{to_printable(row.place):.200}: an id must be {ID_FORM}; correct it")
+    return row
+
+
+def _parse_label(task: Task, row: QrelsRow) -> str:
+    """Return the stance in a row; raise DataError if the task has no such stance."""
+    if row.value not in task.stances:
         known = f"{task.name} ({', '.join(task.stances)})"
         raise DataError(
-            f"{place}: {text!r:.40} is no stance of {known}; give the stance qrels of this task"
+            f"{row.place}: {row.value!r:.40} is no stance of {known}; give the stance qrels of this task"
         )
-    return text
+    return row.value
 
 
-def _parse_grade(scale: Scale, text: str, place: str) -> float:
-    """Return a grade of human judgments; raise DataError for other text, at `place`."""
-    grade = parse_grade_text(text)
+def _parse_grade(scale: Scale, row: QrelsRow) -> float:
+    """Return the grade in a row; raise DataError if it is no number, or outside the scale."""
+    grade = parse_grade_text(row.value)
     if grade is None or not LOWEST_GRADE <= grade <= scale.highest:
         raise DataError(
-            f"{place}: {text!r:.40} is no grade: a number from {LOWEST_GRADE} to {scale.highest} with at most "
+            f"{row.place}: {row.value!r:.40} is no grade: a number from {LOWEST_GRADE} to {scale.highest} with at most "
             f"{GRADE_DECIMALS} decimals; correct it, or give the graded qrels"
         )
     return grade
 
 
+# A file has few distinct grades, and a look-up takes a tenth of the time.
+@lru_cache(maxsize=256)
 def parse_grade_text(text: str) -> float | None:
     """Return the number that a text spells, with at most `GRADE_DECIMALS` decimals; None for other text."""
     return float(text) if _GRADE.fullmatch(text) else None
@@ -261,17 +300,21 @@ def select_topics(qrels: Qrels, runs: Iterable[ParsedRun]) -> Qrels:
 
 
 def check_judged(run: ParsedRun, qrels: Qrels, aspect: str) -> None:
-    """Raise DataError if no document of the run is judged: the qrels are those of other topics or another corpus.
+    """Check that qrels judge a document of a run.
 
-    A run that lost all judged topics that were chosen for it has no documents of these and counts
-    0.
+    If they judge none, they are those of other topics or another corpus.
+
+    Raises:
+        DataError: No document of the run is judged.
     """
     judged = qrels.judgments_of(aspect)
-    ranked = [candidate for topic in judged for candidate in run.rankings.get(topic, [])]
-    has_lost_all = not ranked and run.chosen_topics is not None
-    if judged and has_lost_all:
+    candidates = [candidate for topic_id in judged for candidate in run.rankings.get(topic_id, [])]
+    if any(candidate.document_id in judged[candidate.topic_id] for candidate in candidates):
         return
-    if any(candidate.document_id in judged[candidate.topic_id] for candidate in ranked):
+
+    was_made_for_topics = run.chosen_topics is not None
+    if judged and was_made_for_topics and not candidates:
+        # It lost all of these topics, and counts 0.
         return
     raise DataError(
         f"no document of the run is in the {aspect} qrels (the run's first: {_describe_first(run)}; judged "
@@ -304,11 +347,11 @@ class Coverage:
 
     @classmethod
     def of(cls, run: ParsedRun, qrels: Qrels, aspect: str) -> Coverage:
-        """Return the coverage of a run by the qrels of `select_topics`."""
+        """Return the coverage of a run by qrels that are restricted to the topics to measure."""
         topics = tuple(qrels.judgments_of(aspect))
         missing = tuple(topic for topic in topics if topic not in run.rankings)
-        left_out = tuple(sorted(qrels.judged_topics[aspect].difference(topics)))
-        return cls(topics, missing, left_out)
+        left_out = qrels.judged_topics[aspect].difference(topics)
+        return cls(topics=topics, missing=missing, left_out=tuple(sorted(left_out)))
 
     @property
     def judged(self) -> int:
@@ -323,43 +366,49 @@ class Coverage:
 
 
 def describe_topics(run: ParsedRun, qrels: Qrels, aspect: str) -> list[str]:
-    """Describe the topics that count in an unexpected way, or not at all."""
-    covered = Coverage.of(run, qrels, aspect)
+    """Return a note for each group of topics that count in an unexpected way, or not at all."""
+    coverage = Coverage.of(run, qrels, aspect)
     unjudged = [topic for topic in run.rankings if topic not in qrels.judged_topics[aspect]]
-    without_gain: list[str] = []
-    if aspect != STANCE:
-        for topic, grades in qrels.grades[aspect].items():
-            if max(grades.values()) <= 0.0:
-                without_gain.append(topic)
-
-    effect = "their documents do not count" if aspect == STANCE else "they count 0"
+    effect_of_missing = "their documents do not count" if aspect == STANCE else "they count 0"
     topics_by_problem = {
-        f"judged, but not in the run, so {effect}": covered.missing,
-        "judged, but left out of this evaluation": covered.left_out,
+        f"judged, but not in the run, so {effect_of_missing}": coverage.missing,
+        "judged, but left out of this evaluation": coverage.left_out,
         "in the run, but not judged, so they do not count": unjudged,
-        "without a grade above 0, so they count 0": without_gain,
+        "without a grade above 0, so they count 0": _list_without_gain(qrels, aspect),
     }
-    return [
-        f"topics {problem}: {shorten(topics)}"
-        for problem, topics in topics_by_problem.items()
-        if topics
-    ]
+
+    notes: list[str] = []
+    for problem, topics in topics_by_problem.items():
+        if topics:
+            notes.append(f"topics {problem}: {shorten(topics)}")
+    return notes
+
+
+def _list_without_gain(qrels: Qrels, aspect: str) -> list[str]:
+    """Return the topics without a grade above 0, of which every ranking has the value 0."""
+    if aspect == STANCE:
+        return []
+    grades_by_topic = qrels.grades[aspect].items()
+    return [topic for topic, grades in grades_by_topic if max(grades.values()) <= 0.0]
 
 
 def describe_labels(run: ParsedRun, qrels: Qrels) -> list[str]:
-    """Describe the judged documents of the run that have no label in it."""
+    """Return a note on the documents with a true stance that have none in the run, if there are any."""
     if not run.stances:
         return ["the run has no stances, only Q0 in its second column"]
+
     unlabelled: list[str] = []
-    for topic, truth in qrels.stances.items():
-        for candidate in run.rankings.get(topic, []):
-            is_judged = candidate.document_id in truth
-            if is_judged and (topic, candidate.document_id) not in run.stances:
-                unlabelled.append(f"topic {topic} document {candidate.document_id}")
+    for topic_id, true_stances in qrels.stances.items():
+        for candidate in run.rankings.get(topic_id, []):
+            document_id = candidate.document_id
+            has_stance = (topic_id, document_id) in run.stances
+            if document_id in true_stances and not has_stance:
+                unlabelled.append(f"topic {topic_id} document {document_id}")
     if not unlabelled:
         return []
-    text = "judged documents without a label in the run, so they do not count"
-    return [f"{text}: {shorten(unlabelled, 3)}"]
+
+    problem = "judged documents without a label in the run, so they do not count"
+    return [f"{problem}: {shorten(unlabelled, 3)}"]
 
 
 def format_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
@@ -374,19 +423,30 @@ def format_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
 
     lines: list[str] = []
     for note, names in names_by_note.items():
-        is_of_all = len(names) == len(notes)
-        lines.append(note if is_of_all else f"{', '.join(names)}: {note}")
+        is_of_all_runs = len(names) == len(notes)
+        if is_of_all_runs:
+            lines.append(note)
+        else:
+            lines.append(f"{', '.join(names)}: {note}")
     return lines
 
 
 def describe_fitted(
     name: str, run: ParsedRun, fitted_on: Collection[str], qrels: Qrels
 ) -> list[str]:
-    """Return a note on a run that is measured on topics that its stance thresholds were fitted on, else nothing."""
-    measured = [topic for topic in qrels.stances if topic in fitted_on and topic in run.rankings]
-    if not measured:
+    """Return a note if a run is measured on topics that its stance thresholds were fitted on.
+
+    Args:
+        name: Name of the run.
+        run: Run that is measured.
+        fitted_on: Topics that its thresholds were fitted on.
+        qrels: Judgments to measure by.
+    """
+    measured = [topic for topic in qrels.stances if topic in run.rankings]
+    fitted = [topic for topic in measured if topic in fitted_on]
+    if not fitted:
         return []
     return [
-        f"{name}: stance: its thresholds were fitted on {len(measured)} of these topics, so its values say nothing "
-        f"about other topics; `touche-llm calibrate` prints held-out values: {shorten(measured)}"
+        f"{name}: stance: its thresholds were fitted on {len(fitted)} of these topics, so its values say nothing "
+        f"about other topics; `touche-llm calibrate` prints held-out values: {shorten(fitted)}"
     ]

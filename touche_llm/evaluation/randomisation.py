@@ -37,17 +37,22 @@ class SwapSums:
 
 
 def sum_swapped(counts: Array) -> SwapSums:
-    """Sum counts of shape (topics, counts) over the topics that each resample swaps.
+    """Sum the counts of a system over the topics that each resample swaps.
 
     All systems with the same number of topics have the same resamples, so that the sums of each
     can be used in the tests of all its pairs.
+
+    Args:
+        counts: Contribution of each topic, of shape (topics, counts).
     """
     topics = len(counts)
     swaps = _draw_swaps(topics, RESAMPLES)
-    rows_at_a_time = max(_BATCH_CELLS // max(topics, 1), 1)
+
+    # A batch at a time, since the product needs a copy of the swaps that is eight times as large.
+    batch_size = max(_BATCH_CELLS // max(topics, 1), 1)
     sums: list[Array] = []
-    for start in range(0, len(swaps), rows_at_a_time):
-        batch = swaps[start : start + rows_at_a_time].astype(np.float64)
+    for start in range(0, len(swaps), batch_size):
+        batch = swaps[start : start + batch_size].astype(np.float64)
         sums.append(batch @ counts)
     return SwapSums(total=counts.sum(axis=0), swapped=np.concatenate(sums), topics=topics)
 
@@ -66,25 +71,31 @@ def compute_p(formula: Formula, one: SwapSums, other: SwapSums) -> float:
     """
     if one.topics < 2:
         return math.nan
-
-    exchanged = other.swapped - one.swapped
-    differences = np.round(
-        formula(one.total + exchanged) - formula(other.total - exchanged), _DIGITS
-    )
     observed = round(float(formula(one.total) - formula(other.total)), _DIGITS)
     if math.isnan(observed):
         return math.nan
 
-    # An undefined difference counts as an extreme one on both sides, so it never lowers p.
-    count_as_high = int((~(differences < observed)).sum())
-    count_as_low = int((~(differences > observed)).sum())
-    smaller = min(count_as_high, count_as_low)
+    # What a resample swaps moves from one sum to the other.
+    moved = other.swapped - one.swapped
+    differences = formula(one.total + moved) - formula(other.total - moved)
+    extremes = _count_extremes(np.round(differences, _DIGITS), observed)
+
     if is_exact(one.topics):
-        share = smaller / len(differences)
+        one_sided_p = extremes / len(differences)
     else:
         # The observed result is one of the possible ones.
-        share = (smaller + 1) / (len(differences) + 1)
-    return min(2.0 * share, 1.0)
+        one_sided_p = (extremes + 1) / (len(differences) + 1)
+    return min(2.0 * one_sided_p, 1.0)
+
+
+def _count_extremes(differences: Array, observed: float) -> int:
+    """Count the differences that are as extreme as the observed one, on the side with fewer.
+
+    Undefined ones count on both sides, so they never lower p.
+    """
+    not_lower = ~(differences < observed)
+    not_higher = ~(differences > observed)
+    return min(int(not_lower.sum()), int(not_higher.sum()))
 
 
 def is_exact(topics: int) -> bool:
@@ -94,10 +105,16 @@ def is_exact(topics: int) -> bool:
 
 @lru_cache(maxsize=4)
 def _draw_swaps(topics: int, resamples: int) -> Swaps:
-    """Return which topics are swapped, 0 or 1, of shape (resamples, topics)."""
+    """Draw which topics each resample swaps, 1 for a swap, of shape (resamples, topics).
+
+    With few topics these are all subsets of the topics, else a random sample of them.
+    """
     if is_exact(topics):
-        subsets = np.arange(2**topics)[:, np.newaxis]
-        all_swaps: Swaps = (subsets >> np.arange(topics) & 1).astype(np.int8)
+        # The bits of the numbers from 0 to 2**topics - 1 are all subsets.
+        numbers = np.arange(2**topics)[:, np.newaxis]
+        bits = (numbers >> np.arange(topics)) & 1
+        all_swaps: Swaps = bits.astype(np.int8)
         return all_swaps
+
     generator = np.random.default_rng(SEED)
     return generator.integers(0, 2, (resamples, topics), dtype=np.int8)

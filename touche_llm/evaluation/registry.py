@@ -58,12 +58,8 @@ class MeasureKind:
         if self.is_at_depth:
             return [f"{self.name}@K"]
 
-        forms: list[str] = []
-        for cutoff in self.cutoffs:
-            form = self.name if cutoff is None else f"{self.name}@K"
-            if form not in forms:
-                forms.append(form)
-        return forms
+        forms = [self.name if cutoff is None else f"{self.name}@K" for cutoff in self.cutoffs]
+        return list(dict.fromkeys(forms))
 
     def make_measures(self, aspect: str, depth: int) -> list[Measure]:
         """Return its measures of an aspect, for a first stage of this depth."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -49,11 +49,6 @@ class Estimate:
     bounds: Bounds | None = SHARE
 
     @property
-    def bounds_of_difference(self) -> Bounds | None:
-        """Range of the difference of two values; None if it has none."""
-        return None if self.bounds is None else self.bounds.of_difference
-
-    @property
     def is_mean(self) -> bool:
         """Whether the value is the mean of the values by topic."""
         return self.documents is None
@@ -66,7 +61,9 @@ class Estimate:
     @property
     def value(self) -> float:
         """Value over all topics; NaN without topics."""
-        return self.compute_value(self.topics)
+        if not self.topics:
+            return math.nan
+        return float(self.formula(self.counts.sum(axis=0)))
 
     def by_topic(self) -> Array:
         """Return the value of each topic alone, of shape (topics,)."""
@@ -76,20 +73,18 @@ class Estimate:
         """Return the value of each topic alone, by topic."""
         return dict(zip(self.topics, self.by_topic().tolist(), strict=True))
 
-    def select(self, topics: Collection[str]) -> Array:
-        """Return the counts of these topics, in their order, (topics, counts).
+    def restrict_to(self, topics: Collection[str]) -> Estimate:
+        """Return the estimate over these topics alone, in their order; all must contribute to it."""
+        rows = {topic: row for row, topic in enumerate(self.topics)}
+        counts = self.counts[[rows[topic] for topic in topics]]
+        return replace(self, topics=tuple(topics), counts=counts)
 
-        All must contribute to the estimate.
-        """
-        places = {topic: place for place, topic in enumerate(self.topics)}
-        return self.counts[[places[topic] for topic in topics]]
 
-    def compute_value(self, topics: Collection[str]) -> float:
-        """Return the value over these topics, as for `select`; NaN without topics."""
-        if not topics:
-            return math.nan
-        sums = self.select(topics).sum(axis=0)
-        return float(self.formula(sums))
+class EstimatePair(NamedTuple):
+    """Estimates of a run and of the baseline that it is compared with."""
+
+    run: Estimate
+    baseline: Estimate
 
 
 def list_common_topics(one: Estimate, other: Estimate) -> list[str]:
@@ -98,10 +93,37 @@ def list_common_topics(one: Estimate, other: Estimate) -> list[str]:
     return [topic for topic in one.topics if topic in others]
 
 
+def subtract_estimates(one: Estimate, other: Estimate) -> Estimate:
+    """Return the estimate of the difference of two values over the same topics."""
+    return Estimate(
+        topics=one.topics,
+        counts=np.concatenate([one.counts, other.counts], axis=1),
+        formula=_subtract_formulas(one.formula, other.formula, one.counts.shape[1]),
+        documents=one.documents,
+        bounds=None if one.bounds is None else one.bounds.of_difference,
+    )
+
+
+def _subtract_formulas(one: Formula, other: Formula, width: int) -> Formula:
+    """Return the formula of a difference, whose first `width` counts are those of the first."""
+
+    def compute_difference(counts: Array) -> Array:
+        value = one(counts[..., :width])
+        other_value = other(counts[..., width:])
+        return np.asarray(value - other_value)
+
+    return compute_difference
+
+
 def estimate_mean(values: Mapping[str, float], bounds: Bounds | None = SHARE) -> Estimate:
-    """Estimate the mean of values by topic, which are within the bounds."""
-    counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64)
-    return Estimate(tuple(values), counts.reshape(len(values), 2), ratio, bounds=bounds)
+    """Estimate the mean of values by topic, which are within the bounds.
+
+    Each topic contributes its value and a 1; the mean is the sum of the values divided by that of
+    the ones.
+    """
+    counts = np.ones((len(values), 2))
+    counts[:, 0] = list(values.values())
+    return Estimate(topics=tuple(values), counts=counts, formula=ratio, bounds=bounds)
 
 
 def ratio(counts: Array) -> Array:
@@ -126,23 +148,23 @@ def describe_intervals(rows: Iterable[Mapping[str, float]]) -> list[str]:
         rows: Rows with the columns `value`, `low` and `topics`; without the latter `n` is the
             number of topics.
     """
-    has_missing = False
-    topic_counts: list[int] = []
-    for row in rows:
-        if math.isnan(row["value"]):
-            continue
-        if math.isnan(row["low"]):
-            has_missing = True
-        else:
-            topic_counts.append(int(row["topics"] if "topics" in row else row["n"]))
+    defined_rows = [row for row in rows if not math.isnan(row["value"])]
+    rows_with_interval = [row for row in defined_rows if not math.isnan(row["low"])]
 
     notes: list[str] = []
-    if has_missing:
+    if len(rows_with_interval) < len(defined_rows):
         notes.append(f"no 95 % interval where topics are few: it needs {MIN_TOPICS}")
-    fewest = min(topic_counts, default=HOLDING_TOPICS)
-    if fewest < HOLDING_TOPICS:
-        notes.append(describe_few_topics(fewest))
+
+    topic_counts = [_count_topics(row) for row in rows_with_interval]
+    fewest_topics = min(topic_counts, default=HOLDING_TOPICS)
+    if fewest_topics < HOLDING_TOPICS:
+        notes.append(describe_few_topics(fewest_topics))
     return notes
+
+
+def _count_topics(row: Mapping[str, float]) -> int:
+    """Return the number of topics behind a row of `describe_intervals`."""
+    return int(row["topics"] if "topics" in row else row["n"])
 
 
 def describe_few_topics(topics: int) -> str:
@@ -157,7 +179,7 @@ def compare(
     baseline: str,
     runs: Mapping[str, Mapping[Measure, Estimate]],
     *,
-    common: Mapping[str, Mapping[Measure, tuple[Estimate, Estimate]]] | None = None,
+    common: Mapping[str, Mapping[Measure, EstimatePair]] | None = None,
 ) -> DataFrame:
     """Compare each run with the baseline by each measure, over the topics that contribute to both.
 
@@ -181,26 +203,16 @@ def compare(
     # pandas is slow.
     import pandas as pd
 
-    common = common or {}
     others = [name for name in runs if name != baseline]
     rows: list[dict[str, object]] = []
     for measure, baseline_estimate in runs[baseline].items():
-        measure_rows: list[dict[str, object]] = []
+        rows_of_measure: list[dict[str, object]] = []
         for name in others:
-            row: dict[str, object] = {
-                "run": name,
-                "baseline": baseline,
-                "measure": measure,
-            }
-            pair = common.get(name, {}).get(measure)
-            if pair is None:
-                row |= _compare_estimates(runs[name][measure], baseline_estimate)
-                row["documents"] = math.nan
-            else:
-                row |= _compare_estimates(*pair)
-                row["documents"] = pair[0].documents
-            measure_rows.append(row)
-        rows += _add_corrected_p(measure_rows)
+            names = {"run": name, "baseline": baseline, "measure": measure}
+            pair = EstimatePair(runs[name][measure], baseline_estimate)
+            common_pair = None if common is None else common.get(name, {}).get(measure)
+            rows_of_measure.append({**names, **_compare_runs(pair, common_pair)})
+        rows += _add_corrected_p(rows_of_measure)
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
@@ -223,41 +235,43 @@ _COLUMNS = (
 )
 
 
+def _compare_runs(pair: EstimatePair, common_pair: EstimatePair | None) -> dict[str, float | None]:
+    """Compare two runs by a measure; return columns of `compare`.
+
+    Args:
+        pair: Estimates of both.
+        common_pair: Estimates over their common documents, which come first; None if all count.
+    """
+    if common_pair is None:
+        return {**_compare_pair(pair), "documents": math.nan}
+    return {**_compare_pair(common_pair), "documents": common_pair.run.documents}
+
+
 def _add_corrected_p(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Return the rows of one measure with `p_holm`."""
+    """Return rows with an additional column, `p_holm`: their p, corrected for the number of rows."""
     corrected = correct_holm(np.array([row["p"] for row in rows]))
     return [{**row, "p_holm": p} for row, p in zip(rows, corrected.tolist(), strict=True)]
 
 
-def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, float]:
+def _compare_pair(pair: EstimatePair) -> dict[str, float]:
     """Compare two estimates of a measure over their common topics; return columns of `compare`."""
-    topics = list_common_topics(run, baseline)
-    counts = run.select(topics)
-    baseline_counts = baseline.select(topics)
-    width = counts.shape[1]
+    topics = list_common_topics(pair.run, pair.baseline)
+    run = pair.run.restrict_to(topics)
+    baseline = pair.baseline.restrict_to(topics)
+    difference = subtract_estimates(run, baseline)
 
-    def subtract(joined: Array) -> Array:
-        value = run.formula(joined[..., :width])
-        return np.asarray(value - baseline.formula(joined[..., width:]))
-
-    difference = Estimate(
-        topics=tuple(topics),
-        counts=np.concatenate([counts, baseline_counts], axis=1),
-        formula=subtract,
-        documents=run.documents,
-        bounds=run.bounds_of_difference,
-    )
     low, high = compute_interval(difference)
-    by_topic = difference.by_topic()
-    wins = int((by_topic > TIE).sum())
-    losses = int((by_topic < -TIE).sum())
+    p = compute_p(run.formula, sum_swapped(run.counts), sum_swapped(baseline.counts))
+    differences_by_topic = difference.by_topic()
+    wins = int((differences_by_topic > TIE).sum())
+    losses = int((differences_by_topic < -TIE).sum())
     return {
-        "value": run.compute_value(topics),
-        "baseline_value": baseline.compute_value(topics),
+        "value": run.value,
+        "baseline_value": baseline.value,
         "difference": difference.value,
         "low": low,
         "high": high,
-        "p": compute_p(run.formula, sum_swapped(counts), sum_swapped(baseline_counts)),
+        "p": p,
         "wins": wins,
         "ties": len(topics) - wins - losses,
         "losses": losses,
@@ -268,16 +282,21 @@ def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, float]:
 def correct_holm(p: Array) -> Array:
     """Apply Holm's step-down correction to the defined values.
 
-    Undefined ones stay NaN and do not count as tests.
+    The smallest p is multiplied by the number of tests, the next one by one less, and so on; a
+    corrected value is at least as large as those of smaller p. Undefined ones stay NaN and do not
+    count as tests.
     """
     is_defined = ~np.isnan(p)
-    if is_defined.sum() < 2:
+    tests = int(is_defined.sum())
+    if tests < 2:
         return p
+
     # `multipletests` of statsmodels does the same, with a collection of all garbage that takes
     # longer than the test.
     ascending = np.flatnonzero(is_defined)[np.argsort(p[is_defined])]
-    hypotheses_left = np.arange(len(ascending), 0, -1)
-    adjusted = np.maximum.accumulate(p[ascending] * hypotheses_left)
+    factors = np.arange(tests, 0, -1)
+    never_falling = np.maximum.accumulate(p[ascending] * factors)
+
     corrected = np.full_like(p, np.nan)
-    corrected[ascending] = np.minimum(adjusted, 1.0)
+    corrected[ascending] = np.minimum(never_falling, 1.0)
     return corrected

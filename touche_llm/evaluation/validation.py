@@ -42,28 +42,32 @@ def validate_run(
 ) -> list[RunProblem]:
     """Return all problems of a run file, in line order; a file without problems can be submitted.
 
-    Topics are checked if the known ones are given, and documents if `unknown_documents` is, which
-    returns those of the given ids that the corpus lacks.
+    Args:
+        path: File of the run.
+        task: Task of the run.
+        topic_ids: Ids of the known topics; None to accept all topics.
+        unknown_documents: Returns those of the given document ids that the corpus lacks; None to
+            accept all documents.
     """
     rows, problems = _read_rows(path)
     if not rows and not problems:
         return [RunProblem(0, "the file is empty")]
 
     problems += _check_orders(rows)
-    complete = [row for row in rows if row.tag]
-    problems += _check_values(complete, task)
-    problems += _check_repetitions(complete)
-    problems += _check_lengths(complete, task.documents_per_topic.max)
-    problems += _check_tags(complete)
+    complete_rows = [row for row in rows if row.tag]
+    problems += _check_values(complete_rows, task)
+    problems += _check_repetitions(complete_rows)
+    problems += _check_lengths(complete_rows, task.documents_per_topic.max)
+    problems += _check_tags(complete_rows)
     if topic_ids is not None:
-        problems += _check_topics(complete, topic_ids)
+        problems += _check_topics(complete_rows, topic_ids)
     if unknown_documents is not None:
-        problems += _check_documents(complete, unknown_documents)
+        problems += _check_documents(complete_rows, unknown_documents)
     return sorted(RunProblem(problem.line, to_printable(problem.message)) for problem in problems)
 
 
 def _read_rows(path: Path) -> tuple[list[RunRow], list[RunProblem]]:
-    """Read the rows of a file, also incomplete ones, and the problems of their form."""
+    """Read the rows of a file, incomplete ones too, and the problems of their form."""
     rows: list[RunRow] = []
     problems: list[RunProblem] = []
     with report_unreadable(path), open_regular(path) as stream:
@@ -72,14 +76,22 @@ def _read_rows(path: Path) -> tuple[list[RunRow], list[RunProblem]]:
                 problems.append(RunProblem(number, "too many problems; the rest is not checked"))
                 break
             row, messages = _parse_line(raw, number)
+            problems += [RunProblem(number, message) for message in messages]
             if row is not None:
                 rows.append(row)
-            problems += [RunProblem(number, message) for message in messages]
     return rows, problems
 
 
 def _parse_line(raw: bytes, number: int) -> tuple[RunRow | None, list[str]]:
-    """Return the row of a line, None if it has no columns, and the problems of its form."""
+    """Parse a line, however malformed, and find the problems of its form.
+
+    Args:
+        raw: The line.
+        number: Number of the line.
+
+    Returns:
+        Row, which is None for a line without columns; and the problems.
+    """
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -101,49 +113,45 @@ def _parse_line(raw: bytes, number: int) -> tuple[RunRow | None, list[str]]:
             "not six columns with single spaces between them: a tab, carriage return, byte order mark or the like"
         )
     row, row_problems = parse_row(joined.removeprefix("\ufeff"), number)
-    return row, [*problems, *row_problems]
+    return row, problems + row_problems
 
 
 def _check_values(rows: Iterable[RunRow], task: Task) -> Iterator[RunProblem]:
-    """Yield problems of tags, labels and documents, each row for itself."""
+    """Yield the problems of tags, labels and document ids, each row for itself."""
     kind = get_kind(task)
+    known_labels = ", ".join(task.run_labels)
     for row in rows:
         if " " in row.tag:
             columns = 5 + len(row.tag.split())
-            yield RunProblem(
-                row.line,
-                f"{columns} columns, not six: a tag must not hold white space ({row.tag!r})",
-            )
+            problem = f"{columns} columns, not six: a tag must not hold white space ({row.tag!r})"
+            yield RunProblem(row.line, problem)
+
         if row.stance not in task.run_labels:
-            known = ", ".join(task.run_labels)
-            yield RunProblem(row.line, f"stance {row.stance!r} is none of {known}")
-        problem = kind.find_id_problem(row.document)
-        if problem is not None:
-            yield RunProblem(row.line, f"document {row.document!r}: {problem}")
+            yield RunProblem(row.line, f"stance {row.stance!r} is none of {known_labels}")
+
+        id_problem = kind.find_id_problem(row.document)
+        if id_problem is not None:
+            yield RunProblem(row.line, f"document {row.document!r}: {id_problem}")
 
 
 def _check_repetitions(rows: Iterable[RunRow]) -> Iterator[RunProblem]:
-    """Yield the lines with a document that its topic has in a line above."""
+    """Yield the rows with a document that its topic has in a line above."""
     first_lines: dict[tuple[str, str], int] = {}
     for row in rows:
         first_line = first_lines.setdefault((row.topic, row.document), row.line)
         if first_line != row.line:
-            yield RunProblem(
-                row.line,
-                f"topic {row.topic}: document {row.document} is already in line {first_line}",
-            )
+            problem = f"document {row.document} is already in line {first_line}"
+            yield RunProblem(row.line, f"topic {row.topic}: {problem}")
 
 
 def _check_lengths(rows: Iterable[RunRow], max_lines: int) -> Iterator[RunProblem]:
-    """Yield the first line of each topic that is one too many."""
+    """Yield the first row of each topic that is one too many."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts[row.topic] += 1
         if counts[row.topic] == max_lines + 1:
-            yield RunProblem(
-                row.line,
-                f"topic {row.topic}: more than {max_lines} lines; this is the first too many",
-            )
+            problem = f"more than {max_lines} lines; this is the first too many"
+            yield RunProblem(row.line, f"topic {row.topic}: {problem}")
 
 
 def _check_tags(rows: Sequence[RunRow]) -> Iterator[RunProblem]:
@@ -181,7 +189,7 @@ def _check_documents(
 
 
 def _check_orders(rows: Iterable[RunRow]) -> Iterator[RunProblem]:
-    """Yield the problems of `_check_ranks` and `_check_scores` in all topics."""
+    """Yield the problems of ranks and scores, topic by topic."""
     rankings: dict[str, list[RunRow]] = {}
     for row in rows:
         rankings.setdefault(row.topic, []).append(row)
@@ -191,37 +199,38 @@ def _check_orders(rows: Iterable[RunRow]) -> Iterator[RunProblem]:
 
 
 def _check_ranks(ranking: Iterable[RunRow]) -> Iterator[RunProblem]:
-    """Yield the rows of a topic whose ranks do not count up from 1 without gaps."""
-    shift = 0
+    """Yield the rows of a topic whose ranks do not count up from 1 without gaps.
+
+    A jump is reported once, not in every line after it.
+    """
+    expected = 1
     for position, row in enumerate(ranking, start=1):
-        expected = position + shift
-        if row.rank is None or row.rank == expected:
-            continue
-        if position == 1:
-            problem = f"ranks begin at {row.rank}, not at 1"
-        else:
-            problem = f"rank {row.rank}, expected {expected}"
-        yield RunProblem(row.line, f"topic {row.topic}: {problem}")
-        # Report a jump once, not in every line after it.
-        shift = row.rank - position
+        rank = expected if row.rank is None else row.rank
+        if rank != expected:
+            problem = f"rank {rank}, expected {expected}"
+            if position == 1:
+                problem = f"ranks begin at {rank}, not at 1"
+            yield RunProblem(row.line, f"topic {row.topic}: {problem}")
+        expected = rank + 1
 
 
 def _check_scores(ranking: Iterable[RunRow]) -> Iterator[RunProblem]:
     """Yield the rows of a topic whose score is not below that of the row above."""
     scored = [(row, row.score) for row in ranking if row.score is not None]
-    for (above, higher), (row, score) in pairwise(scored):
-        problem = _compare_scores(score, higher, above.line)
+    for (above, score_above), (row, score) in pairwise(scored):
+        problem = _compare_scores(score, score_above, above.line)
         if problem is not None:
             yield RunProblem(row.line, f"topic {row.topic}: {problem}")
 
 
-def _compare_scores(score: float, higher: float, line: int) -> str | None:
-    """Return the problem of a score below another one in `line`, None if it is lower."""
-    if score > higher:
-        return f"score {score:.9g} is above that of line {line} ({higher:.9g})"
-    if score == higher:
-        return f"score {score:.9g} ties with line {line}; evaluators break ties by id"
-    if np.float32(score) == np.float32(higher):
-        ties = f"score {score:.9g} ties with line {line}"
-        return f"{ties}; evaluators break ties by id and hold scores in single precision"
+def _compare_scores(score: float, score_above: float, line_above: int) -> str | None:
+    """Return the problem of a score that is not below the one above it; None if it is."""
+    if score > score_above:
+        return f"score {score:.9g} is above that of line {line_above} ({score_above:.9g})"
+
+    ties = f"score {score:.9g} ties with line {line_above}; evaluators break ties by id"
+    if score == score_above:
+        return ties
+    if np.float32(score) == np.float32(score_above):
+        return f"{ties} and hold scores in single precision"
     return None

@@ -121,13 +121,13 @@ def describe_fields(task: Task) -> list[AnswerField]:
 
 def _describe_aspect(task: Task, name: str) -> AnswerField:
     """Return the field of an aspect; people give no grades below 0."""
-    scale = task.qrels_scales[name]
+    people_scale = task.qrels_scales[name]
     return AnswerField(
         name=name,
         kind="grade",
         labels=[str(grade) for grade in task.aspects[name].grades],
-        low=max(scale.lowest, 0),
-        high=scale.highest,
+        low=max(people_scale.lowest, 0),
+        high=people_scale.highest,
     )
 
 
@@ -163,12 +163,13 @@ def make_snippet(document: Document) -> str:
 
 
 def describe_exchange(trial: Trial) -> Exchange:
-    """Return the messages of a request, the answer and the reasoning."""
+    """Return a request with its answer and reasoning, or with its last unusable answer."""
     messages = [ChatMessage(message.role, message.content) for message in trial.messages]
     result = trial.result
     if isinstance(result, AnsweredRequest):
         return Exchange(messages, answer=result.answer.text, thought=result.thought)
-    return Exchange(messages, answer=trial.attempts[-1].text, thought="")
+    last_attempt = trial.attempts[-1]
+    return Exchange(messages, answer=last_attempt.text, thought="")
 
 
 def describe_attempt(attempt: Attempt) -> FailedAttempt:

@@ -51,7 +51,7 @@ class Bench:
     context: RunContext
     directory: RunDirectory | None
     prompts: Path
-    _builder: Requester | None = None
+    _requester: Requester | None = None
     _model: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -77,19 +77,21 @@ class Bench:
         """Candidates of the run by topic; empty before its first stage, and without a run."""
         if self.directory is None or not self.directory.candidates_file.exists():
             return {}
-        are_made = get_kind(self.context.task).makes_documents
-        return self.context.read_candidates(
-            self.directory.candidates_file, are_made=are_made
-        ).rankings
+        run = self.context.read_candidates(
+            self.directory.candidates_file,
+            are_made=get_kind(self.context.task).makes_documents,
+        )
+        return run.rankings
 
     def rank(self, topic: Topic) -> list[Candidate]:
         """Return the candidates of a topic: those of the run, else those of a search."""
         if topic.id in self._rankings:
             return self._rankings[topic.id]
-        alone = self.config.model_copy(update={"topic": (topic.id,), "limit_topics": None})
-        with RunContext(alone, SilentProgress()) as context:
+
+        config = self.config.model_copy(update={"topic": (topic.id,), "limit_topics": None})
+        with RunContext(config, SilentProgress()) as context:
             candidates = asyncio.run(retrieve_candidates(context))
-            return candidates.rankings.get(topic.id, [])
+        return candidates.rankings.get(topic.id, [])
 
     def list_names(self) -> list[str]:
         """Return the names of prompts that may be read.
@@ -101,21 +103,21 @@ class Bench:
         return list(dict.fromkeys(names))
 
     def list_prompts(self) -> dict[str, CatalogEntry]:
-        """Return the judge prompts by name, each template once."""
-        seen: set[Path] = set()
+        """Return the judge prompts by name; a template that has several names, by the first."""
         prompts: dict[str, CatalogEntry] = {}
+        listed_paths: set[Path] = set()
         for name in self.list_names():
             entry = self.find_prompt(name)
             path = entry.path.resolve()
-            if path not in seen and _may_judge(entry):
-                seen.add(path)
+            if path not in listed_paths and _may_judge(entry):
+                listed_paths.add(path)
                 prompts[name] = entry
         return prompts
 
     def find_baseline(self, name: str) -> str | None:
-        """Return the prompt to compare another one with: the run's, else the task's own.
+        """Return the name of the prompt to compare another one with; None if there is no other.
 
-        None if it is both.
+        It is the prompt of the run or, to compare that one, the task's own.
         """
         prompts = self.list_prompts()
         path = self.find_prompt(name).path.resolve()
@@ -130,11 +132,15 @@ class Bench:
         return find_prompt(self.context.task, name, self.config.prompts.folder)
 
     def load(self, name: str, text: str | None = None) -> Prompt:
-        """Load a prompt of these names, with another text if one is given.
+        """Load a judge prompt.
+
+        Args:
+            name: Name of the prompt.
+            text: Text in place of that of its file; None for the file's.
 
         Raises:
             PromptError: The prompt is invalid.
-            UsageError: It is not among the names.
+            UsageError: There is no prompt of this name.
         """
         self._check_name(name)
         return load(
@@ -170,12 +176,12 @@ class Bench:
             UsageError: The engine answers in rounds.
         """
         async with self._opening:
-            if self._builder is None:
-                self._builder = await self._open_builder()
-            return self._builder
+            if self._requester is None:
+                self._requester = await self._open_requester()
+            return self._requester
 
-    async def _open_builder(self) -> Requester:
-        """Open the model, and return the requester of its requests; errors as `open_model`."""
+    async def _open_requester(self) -> Requester:
+        """Open the client of the model, which `close_model` closes, and return its requester."""
         cache = self.config.cache
         engine = self.config.engine
         if engine.name == "ray" and cache.mode is not CacheMode.REPLAY:
@@ -194,7 +200,7 @@ class Bench:
 
     async def close_model(self) -> None:
         """Close the model, so that the next request looks at the server again."""
-        self._builder = None
+        self._requester = None
         await concurrency.run_async(self._model.aclose())
 
 
@@ -208,13 +214,19 @@ def _may_judge(entry: CatalogEntry) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _OpenBench:
-    """A bench, and when its configuration was changed before it was opened.
+    """Bench that was opened.
 
-    None without a run.
+    Attributes:
+        bench: The bench.
+        changed: When its configuration file was changed before, in nanoseconds; None without a run.
     """
 
     bench: Bench
     changed: int | None
+
+    def is_current(self, config: Config, changed: int | None) -> bool:
+        """Return whether a run still has the configuration that the bench was opened with."""
+        return self.changed == changed and self.bench.config == config
 
 
 class Benches:
@@ -241,9 +253,10 @@ class Benches:
         config = loaded.config
         directory = self.lab.find_run(run) if run else None
         changed = None if directory is None else directory.config_file.stat().st_mtime_ns
-        known = self._open.get(run)
-        if known is not None and known.changed == changed and known.bench.config == config:
-            return known.bench
+
+        opened = self._open.get(run)
+        if opened is not None and opened.is_current(config, changed):
+            return opened.bench
 
         context = RunContext(config, SilentProgress())
         bench = Bench(
@@ -261,4 +274,4 @@ class Benches:
         for opened in self._open.values():
             await opened.bench.close_model()
             # After what still runs in that thread for a page that went away.
-            await self.lab.apart(opened.bench.context.__exit__)
+            await self.lab.call_in_thread(opened.bench.context.__exit__)

@@ -7,7 +7,7 @@ attributes are the names that its scripts read.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,32 +75,45 @@ class ViewCommand:
 
 
 def describe_confirmation(benches: Benches, *, run: str, name: str) -> Confirmation:
-    """Return how a saved prompt is confirmed, with earlier accesses."""
+    """Return how a saved prompt is confirmed on held-out topics, with earlier accesses to them.
+
+    Args:
+        benches: Benches.
+        run: Name of the run.
+        name: Name of the prompt.
+    """
     bench = benches.get(run)
     prompt = bench.load(name)
-    titles = {
-        normalise_title(topic.title)
-        for topic in bench.topics.values()
-        if find_half(topic.title) == HOLD_OUT
-    }
+    titles = _list_held_out_titles(bench)
     accesses = read_accesses(access_log(bench.config.cache.file))
     earlier = [access for access in accesses if _has_topic(access, titles)]
 
-    baseline = bench.find_baseline(name)
     command = ""
     counted: list[Access] = []
+    baseline = bench.find_baseline(name)
     if baseline is not None:
         inputs = _list_inputs(benches.lab, bench)
         command = _write("prompts", "compare", baseline, name, *inputs, "--confirm")
         counted = select_counted(earlier, prompt.label)
 
-    entries = [_describe_access(access, is_counted=access in counted) for access in earlier]
+    latest_first = reversed(earlier)
     return Confirmation(
         command=command,
         topics=len(titles),
         recorded=describe_accesses(earlier, counted),
-        accesses=entries[::-1],
+        accesses=[
+            _describe_access(access, is_counted=access in counted) for access in latest_first
+        ],
     )
+
+
+def _list_held_out_titles(bench: Bench) -> set[str]:
+    """Return the normalised titles of the held-out topics, by which accesses name them."""
+    titles: set[str] = set()
+    for topic in bench.topics.values():
+        if find_half(topic.title) == HOLD_OUT:
+            titles.add(normalise_title(topic.title))
+    return titles
 
 
 def _has_topic(access: Access, titles: set[str]) -> bool:
@@ -160,10 +173,7 @@ def write_command(
 
 
 def _write_runs(lab: Workplace, selected: Sequence[str]) -> str:
-    """Return the command that compares the selected runs.
-
-    With fewer than two, the command that lists all.
-    """
+    """Return the command that compares the selected runs; with fewer than two, that lists all runs."""
     folders = [shorten_path(lab.find_run(name).path) for name in selected if name]
     if len(folders) > 1:
         return _write("compare", *folders)
@@ -183,28 +193,42 @@ def _write_trial(
 ) -> str:
     """Return the command that tries a prompt on the pinned documents."""
     bench = benches.get(run)
-    words = ["prompts", "try", prompt or bench.config.prompts.judge, "--topic", topic]
+    name = prompt or bench.config.prompts.judge
+    words = ["prompts", "try", name, "--topic", topic]
     for document in documents:
         if document:
             words += ["--doc", document]
-    return _write(*words, *_list_inputs(benches.lab, bench))
+    words += _list_inputs(benches.lab, bench)
+    return _write(*words)
 
 
 def _list_inputs(lab: Workplace, bench: Bench) -> list[str]:
-    """Return the options with the configuration and the qrels of a bench."""
+    """Return the options of a command with the configuration and the qrels of a bench."""
     options: list[str] = []
-    settings = dict(lab.inputs.settings)
     file = _find_config(lab, bench)
     if file is not None:
         options += ["--config", shorten_path(file)]
-    elif bench.directory is not None:
-        settings = {"task": bench.config.task, **lab.list_used(bench.run), **settings}
-    for name, value in settings.items():
+    for name, value in _list_settings(lab, bench, file).items():
         options += ["--set", f"{name}={value}"]
+
     qrels = lab.find_qrels([bench.run], bench.context.task, bench.config)
     for aspect, path in qrels.items():
         options += ["--qrels", f"{aspect}={shorten_path(path)}"]
     return options
+
+
+def _list_settings(lab: Workplace, bench: Bench, file: Path | None) -> Mapping[str, object]:
+    """Return the settings of a bench that its configuration file does not have.
+
+    Args:
+        lab: Workplace of the lab.
+        bench: The bench.
+        file: Its configuration file; None without one.
+    """
+    if file is not None or bench.directory is None:
+        return lab.inputs.settings
+    used = lab.list_used(bench.run)
+    return {"task": bench.config.task, **used, **lab.inputs.settings}
 
 
 def _find_config(lab: Workplace, bench: Bench) -> Path | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from aiohttp import web
 
@@ -195,10 +196,11 @@ def list_topics(lab: Workplace, *, run: str) -> TopicList:
     """Return the topics of a run and the fields of its answers."""
     opened = lab.open(run)
     has_titles = lab.has_titles(run)
+    topics = [
+        _describe_topic(opened, topic, has_title=has_titles) for topic in opened.topics.values()
+    ]
     return TopicList(
-        topics=[
-            _describe_topic(opened, topic, has_title=has_titles) for topic in opened.topics.values()
-        ],
+        topics=topics,
         fields=describe_fields(opened.task),
         stances=list(opened.task.stances),
     )
@@ -230,31 +232,30 @@ def list_documents(lab: Workplace, *, run: str, topic: str) -> DocumentList:
     rows = opened.rows(topic, qrels)
     documents = _read_documents(opened, [row.document_id for row in rows])
     user_labels = _read_labels(opened, topic)
-    entries = [
-        _describe_row(
+
+    entries: list[DocumentEntry] = []
+    for row in rows:
+        entry = _describe_row(
             opened,
             topic,
             row,
             document=documents.get(row.document_id),
             user_labels=user_labels.get(row.document_id),
         )
-        for row in rows
-    ]
-    has_judgments = qrels is not None
-    return DocumentList(rows=entries, hidden=has_judgments and lab.is_hidden(run, shown_topic))
+        entries.append(entry)
+    has_hidden_judgments = qrels is not None and lab.is_hidden(run, shown_topic)
+    return DocumentList(rows=entries, hidden=has_hidden_judgments)
 
 
 def _read_documents(opened: RunFolder, document_ids: Sequence[str]) -> dict[str, Document]:
     """Return documents by id; those that the corpus lacks are left out."""
     if opened.corpus is None:
         return {}
-    documents = opened.corpus.documents
-    unknown = set(documents.find_unknown(document_ids))
-    return {
-        document_id: documents.get(document_id)
-        for document_id in document_ids
-        if document_id not in unknown
-    }
+
+    corpus = opened.corpus.documents
+    unknown = set(corpus.find_unknown(document_ids))
+    known = [document_id for document_id in document_ids if document_id not in unknown]
+    return {document_id: corpus.get(document_id) for document_id in known}
 
 
 def _read_labels(opened: RunFolder, topic: str) -> dict[str, UserLabels]:
@@ -298,18 +299,24 @@ def _find_stance_probability(
 ) -> float | None:
     """Return the probability of a document's stance; None if no answer has it.
 
-    The stance prompt comes before the judge prompt.
+    An answer of the stance prompt comes before that of the judge prompt.
+
+    Args:
+        opened: Folder of the run.
+        topic: Id of the topic.
+        row: Row of the document.
+        readings: Readings of the judge prompt's answer, by field.
     """
-    separate = opened.stance_readings.get((topic, row.document_id))
-    if separate is not None:
-        return separate.probabilities.get(row.stance)
+    stance_reading = opened.stance_readings.get((topic, row.document_id))
+    if stance_reading is not None:
+        return stance_reading.probabilities.get(row.stance)
     if STANCE in readings:
         return readings[STANCE].shares.get(row.stance)
     return None
 
 
 def _find_confidence(readings: Mapping[str, Reading]) -> float | None:
-    """Return the probability of the answer's least certain field.
+    """Return the probability of the label of the answer's least certain field.
 
     None without probabilities.
     """
@@ -333,10 +340,14 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> Doc
     row = _find_row(lab, opened, run, topic, document)
     view = opened.document(topic, row)
     content = _read_documents(opened, [document]).get(document)
-    repeated = _repeat_requests(opened, topic, document)
     judgment = opened.find_judgment(topic, document)
-    empty_labels = UserLabels(topic_id=topic, document_id=document)
-    user_labels = _read_labels(opened, topic).get(document, empty_labels)
+    judge_requests = _repeat_requests(opened, topic, document)
+
+    user_labels = _read_labels(opened, topic).get(document)
+    if user_labels is None:
+        user_labels = UserLabels(topic_id=topic, document_id=document)
+
+    attempts = chain.from_iterable(failure.attempts for failure in view.failures)
     return DocumentDetails(
         document=document,
         title="" if content is None else content.title,
@@ -348,26 +359,27 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> Doc
         differs=row.differs or [],
         own=user_labels.labels,
         note=user_labels.note,
-        requests=[*repeated.requests, *_list_stance_requests(view)],
+        requests=[*judge_requests.requests, *_list_stance_requests(view)],
         comparisons=view.comparisons,
-        notes=[*repeated.notes, *opened.notes],
-        failures=[
-            describe_attempt(attempt) for failure in view.failures for attempt in failure.attempts
-        ],
+        notes=[*judge_requests.notes, *opened.notes],
+        failures=[describe_attempt(attempt) for attempt in attempts],
     )
 
 
 def _find_row(
     lab: Workplace, opened: RunFolder, run: str, topic: str, document: str
 ) -> DocumentRow:
-    """Return the row of a document; raise DataError if the run has none."""
+    """Return the row of a document in the ranking of a topic; raise DataError if there is none."""
+    problem = f"topic {topic:.80}, document {document:.80}: not in {run}"
     shown_topic = opened.topics.get(topic)
-    if shown_topic is not None:
-        qrels = lab.read_visible_qrels(run, [shown_topic], opened.config)
-        for row in opened.rows(topic, qrels):
-            if row.document_id == document:
-                return row
-    raise DataError(f"topic {topic:.80}, document {document:.80}: not in {run}")
+    if shown_topic is None:
+        raise DataError(problem)
+
+    qrels = lab.read_visible_qrels(run, [shown_topic], opened.config)
+    for row in opened.rows(topic, qrels):
+        if row.document_id == document:
+            return row
+    raise DataError(problem)
 
 
 def _list_seen_spans(cut: Cut | None) -> list[tuple[int, int]] | None:
@@ -378,11 +390,11 @@ def _list_seen_spans(cut: Cut | None) -> list[tuple[int, int]] | None:
 
 
 def _read_view(opened: RunFolder, view: DocumentView) -> dict[str, FieldReading]:
-    """Return the readings of a document by field.
+    """Return the values of a document by field, each with the reading of its answer.
 
-    The stance prompt comes before the judge prompt.
+    The stance is read from the answer of the stance prompt, if there is one.
     """
-    values: dict[str, float | str] = {**view.row.grades}
+    values: dict[str, float | str] = dict(view.row.grades)
     if view.row.stance and opened.task.stances:
         values[STANCE] = view.row.stance
 
@@ -407,10 +419,9 @@ def _list_stance_requests(view: DocumentView) -> list[SentRequest]:
 
 
 def _repeat_requests(opened: RunFolder, topic: str, document: str) -> _RepeatedRequests:
-    """Return the judge requests about a document with their answers.
+    """Return the judge requests about a document with their answers, or a note why not.
 
-    The prompt is rendered again; that it is the one that was sent is proved by the keys of the
-    answers.
+    The prompt is rendered again. The keys of the answers prove that it is the one that was sent.
     """
     if opened.answers is None or opened.corpus is None:
         return _RepeatedRequests(requests=[], notes=[])
@@ -421,21 +432,24 @@ def _repeat_requests(opened: RunFolder, topic: str, document: str) -> _RepeatedR
 
     judgment = opened.find_judgment(topic, document)
     keys = [_get_key(trial) for trial in trials]
-    if judgment is not None and keys != judgment.answer_keys:
+    if judgment is not None and judgment.answer_keys != keys:
         return _refuse(_CHANGED)
 
-    requests: list[SentRequest] = []
-    for key, trial in zip(keys, trials, strict=True):
-        exchange = describe_exchange(trial)
-        request = SentRequest(
-            prompt=opened.config.prompts.judge,
-            key=key,
-            messages=exchange.messages,
-            answer=exchange.answer,
-            thought=exchange.thought,
-        )
-        requests.append(request)
+    prompt = opened.config.prompts.judge
+    requests = [_describe_request(prompt, trial) for trial in trials]
     return _RepeatedRequests(requests=requests, notes=[])
+
+
+def _describe_request(prompt: str, trial: Trial) -> SentRequest:
+    """Return a request of a prompt, with its answer."""
+    exchange = describe_exchange(trial)
+    return SentRequest(
+        prompt=prompt,
+        key=_get_key(trial),
+        messages=exchange.messages,
+        answer=exchange.answer,
+        thought=exchange.thought,
+    )
 
 
 def _refuse(reason: str) -> _RepeatedRequests:
@@ -451,7 +465,7 @@ def _get_key(trial: Trial) -> str:
 async def _repeat(
     opened: RunFolder, answers: Cache, corpus: Corpus, topic: str, document: str
 ) -> list[Trial]:
-    """Return the judge requests about a document with their answers from the cache.
+    """Render the judge requests about a document again, and take their answers from the cache.
 
     Nothing is sent.
     """
@@ -488,26 +502,31 @@ def write_labels(
 ) -> StoredLabels:
     """Store the user's labels of a document and a note in place of earlier ones.
 
+    Args:
+        lab: Workplace of the lab.
+        run: Name of the run.
+        topic: Id of the topic.
+        document: Id of the document.
+        labels: Labels by field; none and no note to delete the earlier ones.
+        note: Note on the document.
+
     Raises:
         DataError: The run has no such document for the topic.
         UsageError: A label is not one of its field.
     """
     opened = lab.open(run)
     ranking = opened.run.rankings.get(topic, [])
-    if document not in {candidate.document_id for candidate in ranking}:
+    if not any(candidate.document_id == document for candidate in ranking):
         raise DataError(f"topic {topic:.80}, document {document:.80}: not in the run")
     _check_labels(labels, describe_fields(opened.task))
 
+    stored = opened.directory.read_labels()
+    kept = [entry for entry in stored if (entry.topic_id, entry.document_id) != (topic, document)]
     own = UserLabels(topic_id=topic, document_id=document, labels=labels, note=note.strip())
-    kept = [
-        stored
-        for stored in opened.directory.read_labels()
-        if (stored.topic_id, stored.document_id) != (topic, document)
-    ]
-    if labels or own.note:
+    if own.labels or own.note:
         kept.append(own)
     opened.directory.write_labels(kept)
-    return StoredLabels(own=labels, note=own.note)
+    return StoredLabels(own=own.labels, note=own.note)
 
 
 def _check_labels(labels: Mapping[str, int | str], fields: Sequence[AnswerField]) -> None:
@@ -526,14 +545,14 @@ def export_qrels(lab: Workplace, *, run: str, field: str) -> web.Response:
     Raises:
         DataError: The user gave no label of this field.
     """
-    stored = lab.open(run).directory.read_labels()
-    labelled = [labels for labels in stored if field in labels.labels]
-    if not labelled:
+    lines: list[str] = []
+    for stored in lab.open(run).directory.read_labels():
+        if field in stored.labels:
+            label = stored.labels[field]
+            lines.append(f"{stored.topic_id} 0 {stored.document_id} {label}\n")
+    if not lines:
         raise DataError(f"{field:.80}: no label of yours; label a document first")
 
-    lines = [
-        f"{labels.topic_id} 0 {labels.document_id} {labels.labels[field]}\n" for labels in labelled
-    ]
     attachment = {"Content-Disposition": f'attachment; filename="{qrels_file(field)}"'}
     return web.Response(text="".join(lines), content_type="text/plain", headers=attachment)
 

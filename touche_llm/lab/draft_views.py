@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from typing import Literal
 
@@ -30,7 +30,7 @@ from touche_llm.lab.answers import (
     read_fields,
 )
 from touche_llm.lab.bench import Bench, Benches
-from touche_llm.lab.runs_of_lab import Workplace, run_apart
+from touche_llm.lab.runs_of_lab import Workplace, run_in_thread
 from touche_llm.lab.templates import describe_template
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import AnsweredRequest
@@ -49,7 +49,6 @@ from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import CatalogEntry
 from touche_llm.runs.open_folder import describe_cut, find_differences, get_assessments
-from touche_llm.tasks.task import Task
 
 MAX_PINNED = 8
 _MAX_CANDIDATES = 50
@@ -213,9 +212,9 @@ class DraftAnswer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     failure: FailedAttempt | None
-    assessors: Mapping[str, str]
-    differs: Sequence[str]
-    hidden: bool
+    assessors: Mapping[str, str] = field(default_factory=dict)
+    differs: Sequence[str] = ()
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,27 +235,29 @@ class AnswersDone:
 
 
 def describe_bench(benches: Benches, *, run: str) -> BenchDescription:
-    """Return what the bench of a run has to work with."""
+    """Return what the bench of a run has to work with: prompts, topics, fields, and the server."""
     bench = benches.get(run)
     task = bench.context.task
-    engine = bench.config.engine
     is_replay = bench.config.cache.mode is CacheMode.REPLAY
     has_qrels = bool(benches.lab.find_qrels([run], task, bench.config))
+    server = ServerState(
+        state="replay" if is_replay else "unknown",
+        url=bench.config.engine.base_url,
+        model=bench.config.engine.model_name,
+    )
     return BenchDescription(
         prompts=[_describe_choice(name, entry) for name, entry in bench.list_prompts().items()],
-        topics=[
-            BenchTopic(topic.id, topic.title, find_half(topic.title))
-            for topic in bench.topics.values()
-        ],
+        topics=[_describe_topic(topic) for topic in bench.topics.values()],
         fields=describe_fields(task),
         local=bench.is_local and not is_replay,
-        server=ServerState(
-            state="replay" if is_replay else "unknown",
-            url=engine.base_url,
-            model=engine.model_name,
-        ),
+        server=server,
         problem="" if has_qrels else _NO_QRELS,
     )
+
+
+def _describe_topic(topic: Topic) -> BenchTopic:
+    """Return a topic to choose."""
+    return BenchTopic(id=topic.id, title=topic.title, half=find_half(topic.title))
 
 
 def _describe_choice(name: str, entry: CatalogEntry) -> PromptChoice:
@@ -264,6 +265,7 @@ def _describe_choice(name: str, entry: CatalogEntry) -> PromptChoice:
     if entry.loaded is None:
         return PromptChoice(name, label=entry.path.name)
     _, prompt = entry.loaded
+    # A label is `TASK/NAME`.
     _, _, label = prompt.label.partition("/")
     return PromptChoice(name, label)
 
@@ -272,19 +274,13 @@ def list_candidates(benches: Benches, *, run: str, topic: str, query: str = "") 
     """Return the first candidates of a topic that have all words of a query."""
     bench = benches.get(run)
     shown_topic = bench.find_topic(topic)
-    documents = bench.context.corpus.documents
     qrels = benches.lab.read_visible_qrels(run, [shown_topic], bench.config)
     words = query.casefold().split()
 
-    document_ids = [candidate.document_id for candidate in bench.rank(shown_topic)]
-    unknown = set(documents.find_unknown(document_ids))
     entries: list[CandidateEntry] = []
-    for document_id in document_ids:
+    for document in _read_candidates(bench, shown_topic):
         if len(entries) == _MAX_CANDIDATES:
             break
-        if document_id in unknown:
-            continue
-        document = documents.get(document_id)
         if _has_words(document, words):
             entry = CandidateEntry(
                 id=document.id,
@@ -296,6 +292,16 @@ def list_candidates(benches: Benches, *, run: str, topic: str, query: str = "") 
     return CandidateList(entries)
 
 
+def _read_candidates(bench: Bench, topic: Topic) -> Iterator[Document]:
+    """Yield the candidates of a topic, best first, without those that the corpus lacks."""
+    corpus = bench.context.corpus.documents
+    document_ids = [candidate.document_id for candidate in bench.rank(topic)]
+    unknown = set(corpus.find_unknown(document_ids))
+    for document_id in document_ids:
+        if document_id not in unknown:
+            yield corpus.get(document_id)
+
+
 def _has_words(document: Document, words: Sequence[str]) -> bool:
     """Return whether a document has all words, in lower case."""
     text = f"{document.id} {document.title} {document.text}".casefold()
@@ -303,27 +309,56 @@ def _has_words(document: Document, words: Sequence[str]) -> bool:
 
 
 async def check_draft(benches: Benches, *, run: str, name: str, text: str) -> DraftCheck:
-    """Return the problems of a draft, its tokens, and its changes."""
-    bench = await benches.lab.apart(benches.get, run)
-    template = await benches.lab.apart(describe_template, bench, name)
-    unchecked = DraftCheck(
-        findings=[],
-        tokens=None,
+    """Return the problems of a draft, its tokens, and its changes.
+
+    Args:
+        benches: Benches.
+        run: Name of the run.
+        name: Name of the prompt.
+        text: Text of the draft.
+    """
+    bench = await benches.lab.call_in_thread(benches.get, run)
+    template = await benches.lab.call_in_thread(describe_template, bench, name)
+    try:
+        problems = await run_in_thread(_find_problems, bench, name, text)
+    except (PromptError, UsageError) as error:
+        problems = _DraftProblems([_make_finding("error", str(error), text)], tokens=None)
+    return DraftCheck(
+        findings=problems.findings,
+        tokens=problems.tokens,
         diff=_format_changes(template.text, text),
         disk=template.hash,
     )
 
-    try:
-        prompt = bench.load(name, text)
-        problems = _list_example_problems(bench, prompt)
-        checked_topics = list(bench.topics.values())[:_CHECKED_TOPICS]
-        checked = await run_apart(check, bench.context.task, bench.purpose, prompt, checked_topics)
-    except (PromptError, UsageError) as error:
-        return replace(unchecked, findings=[_make_finding("error", str(error), text)])
+
+@dataclass(frozen=True, slots=True)
+class _DraftProblems:
+    """Problems of a draft.
+
+    Attributes:
+        findings: The problems.
+        tokens: Estimated tokens that all requests share; None for an invalid draft.
+    """
+
+    findings: list[DraftFinding]
+    tokens: int | None
+
+
+async def _find_problems(bench: Bench, name: str, text: str) -> _DraftProblems:
+    """Return the problems of a draft that renders.
+
+    Raises:
+        PromptError: It is no valid prompt.
+        UsageError: It cannot be rendered for a topic.
+    """
+    prompt = bench.load(name, text)
+    example_problems = _list_example_problems(bench, prompt)
+    topics = list(bench.topics.values())[:_CHECKED_TOPICS]
+    checked = await check(bench.context.task, bench.purpose, prompt, topics)
 
     findings = [_make_finding(finding.level, finding.message, text) for finding in checked.findings]
-    findings += [_make_finding("warning", problem, text) for problem in problems]
-    return replace(unchecked, findings=findings, tokens=round(checked.shared / TOKEN_CHARS))
+    findings += [_make_finding("warning", problem, text) for problem in example_problems]
+    return _DraftProblems(findings, tokens=round(checked.shared / TOKEN_CHARS))
 
 
 def _list_example_problems(bench: Bench, prompt: Prompt) -> list[str]:
@@ -346,13 +381,17 @@ def _make_finding(level: Literal["error", "warning"], message: str, text: str) -
 
 
 def _find_line(message: str, text: str) -> int | None:
-    """Return the line that a message names, or the first with words that it quotes."""
-    named = _LINE.search(message)
-    if named is not None:
-        return int(named[1])
+    """Return the line that a message is about; None if it names none.
+
+    That is the line with the number in the message, or the first with words that it quotes.
+    """
+    number = _LINE.search(message)
+    if number is not None:
+        return int(number[1])
+
     for quoted in _QUOTED.findall(message):
         if quoted in text:
-            before = text[: text.index(quoted)]
+            before, _, _ = text.partition(quoted)
             return before.count("\n") + 1
     return None
 
@@ -360,44 +399,61 @@ def _find_line(message: str, text: str) -> int | None:
 async def render_draft(
     benches: Benches, *, run: str, name: str, text: str, topic: str, document: str
 ) -> RenderedPrompt | DraftProblem:
-    """Return the messages that would be sent about a document.
+    """Return the messages that would be sent about a document, or why they cannot be rendered.
 
-    They are in parts, by the requests that share them.
+    Args:
+        benches: Benches.
+        run: Name of the run.
+        name: Name of the prompt.
+        text: Text of the draft.
+        topic: Id of the topic.
+        document: Id of the document.
     """
-    bench = await benches.lab.apart(benches.get, run)
+    bench = await benches.lab.call_in_thread(benches.get, run)
     try:
         prompt = bench.load(name, text)
-        return await run_apart(_render, bench, prompt, bench.find_topic(topic), document)
+        return await run_in_thread(_render, bench, prompt, bench.find_topic(topic), document)
     except (PromptError, UsageError) as error:
         return DraftProblem(str(error))
 
 
 async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> RenderedPrompt:
-    """Return the messages that would be sent about a document; nothing is sent."""
-    async with open_offline(bench.config) as builders:
+    """Return the messages that would be sent about a document; nothing is sent.
+
+    Each message is in parts, by the requests that share them.
+    """
+    async with open_offline(bench.config) as requesters:
         subject = await make_subject(
             bench.context,
             topic,
             bench.purpose,
             (document,),
-            builders.known,
+            requesters.known,
         )
-        trials = await ask_for_parts(prompt, subject, builders.dry)
+        trials = await ask_for_parts(prompt, subject, requesters.dry)
 
     messages: list[RenderedMessage] = []
     for trial, parts in trials:
         for index, message in enumerate(trial.messages):
-            own_parts = [part for part in parts if part.message == index]
-            messages.append(RenderedMessage(message.role, own_parts))
+            parts_of_message = [part for part in parts if part.message == index]
+            messages.append(RenderedMessage(message.role, parts_of_message))
     return RenderedPrompt(messages)
 
 
 async def answer_documents(
     benches: Benches, *, run: str, name: str, text: str, topic: str, documents: list[str]
 ) -> AsyncIterator[DraftAnswer | AnswersDone]:
-    """Yield the answers about pinned documents as they come, then their counts.
+    """Yield the answers of a draft about pinned documents as they come, then their counts.
 
     When the page goes away, pending requests are cancelled.
+
+    Args:
+        benches: Benches.
+        run: Name of the run.
+        name: Name of the prompt.
+        text: Text of the draft.
+        topic: Id of the topic.
+        documents: Ids of the pinned documents.
 
     Raises:
         PromptError: The draft is invalid.
@@ -408,60 +464,73 @@ async def answer_documents(
         raise UsageError(f"documents: {len(documents)} pinned; pin 1 to {MAX_PINNED}")
     started = time.monotonic()
     lab = benches.lab
-    bench = await lab.apart(benches.get, run)
-    prompt = bench.load(name, text)
-    shown_topic = bench.find_topic(topic)
-
-    qrels = await lab.apart(lab.read_visible_qrels, run, [shown_topic], bench.config)
-    if qrels is not None:
-        await _log_trial(lab, bench, prompt, shown_topic, documents, qrels)
+    bench = await lab.call_in_thread(benches.get, run)
+    draft = _TriedDraft(bench, bench.load(name, text), bench.find_topic(topic), documents)
+    qrels = await _open_judgments(lab, draft)
 
     answers: list[DraftAnswer] = []
     try:
-        async for model_answer in _answer_each(bench, prompt, shown_topic, documents):
-            judged = _add_assessments(model_answer, bench.context.task, qrels, topic)
-            answers.append(judged)
-            yield replace(judged, hidden=lab.is_hidden(run, shown_topic))
+        async for answer in _answer_each(draft):
+            answer = _add_assessments(answer, draft, qrels)
+            answers.append(answer)
+            yield replace(answer, hidden=lab.is_hidden(run, draft.topic))
         _check_replies(answers)
     except EngineError:
+        # The next request looks at the server again.
         await bench.close_model()
         raise
     yield _summarize(answers, time.monotonic() - started)
 
 
-async def _log_trial(
-    lab: Workplace,
-    bench: Bench,
-    prompt: Prompt,
-    topic: Topic,
-    documents: Sequence[str],
-    qrels: Qrels,
-) -> None:
-    """Log that judgments are shown beside the answers of a draft."""
-    await asyncio.to_thread(
-        record_trial,
-        bench.config.cache.file,
-        topic,
-        documents,
-        qrels,
-        prompt.label,
-        lab.warn,
-    )
+@dataclass(frozen=True, slots=True)
+class _TriedDraft:
+    """Draft that is tried on pinned documents of a topic.
+
+    Attributes:
+        bench: Bench of the run.
+        prompt: The draft.
+        topic: Topic of the documents.
+        documents: Ids of the documents.
+    """
+
+    bench: Bench
+    prompt: Prompt
+    topic: Topic
+    documents: Sequence[str]
+
+
+async def _open_judgments(lab: Workplace, draft: _TriedDraft) -> Qrels | None:
+    """Return the judgments that are shown beside the answers, after logging that; None for none."""
+    config = draft.bench.config
+    qrels = await lab.call_in_thread(lab.read_visible_qrels, draft.bench.run, [draft.topic], config)
+    if qrels is not None:
+        await asyncio.to_thread(
+            record_trial,
+            config.cache.file,
+            draft.topic,
+            draft.documents,
+            qrels,
+            draft.prompt.label,
+            lab.warn,
+        )
+    return qrels
 
 
 def _check_replies(answers: Sequence[DraftAnswer]) -> None:
     """Raise EngineError if the server replied to no request."""
-    lost = [
-        answer.failure
-        for answer in answers
-        if answer.failure is not None and answer.failure.kind in _LOST
-    ]
-    if len(lost) == len(answers):
-        raise EngineError(f"the server does not answer: {lost[0].reason}")
+    failures = [answer.failure for answer in answers if answer.failure is not None]
+    without_reply = [failure for failure in failures if failure.kind in _LOST]
+    if len(without_reply) == len(answers):
+        raise EngineError(f"the server does not answer: {without_reply[0].reason}")
 
 
 def _summarize(answers: Sequence[DraftAnswer], seconds: float) -> AnswersDone:
-    """Return the counts of the answers about pinned documents."""
+    """Return the counts of the answers about pinned documents.
+
+    Args:
+        answers: Answers about all of them.
+        seconds: Time that the answers took.
+    """
     failures = [answer.failure for answer in answers if answer.failure is not None]
     is_replay = any(failure.kind == "replay" for failure in failures)
     return AnswersDone(
@@ -472,17 +541,17 @@ def _summarize(answers: Sequence[DraftAnswer], seconds: float) -> AnswersDone:
     )
 
 
-async def _answer_each(
-    bench: Bench, prompt: Prompt, topic: Topic, documents: Sequence[str]
-) -> AsyncIterator[DraftAnswer]:
-    """Yield the answer about each document as it comes, without assessments."""
+async def _answer_each(draft: _TriedDraft) -> AsyncIterator[DraftAnswer]:
+    """Yield the answer about each document as it comes, without the judgments of assessors."""
+    bench = draft.bench
     requester = await bench.open_model()
-    making = make_subject(bench.context, topic, bench.purpose, tuple(documents), requester)
-    subject = await concurrency.run_async(making)
+    subject = await concurrency.run_async(
+        make_subject(bench.context, draft.topic, bench.purpose, tuple(draft.documents), requester)
+    )
 
     tasks = [
-        asyncio.create_task(_answer_one(prompt, subject, document, requester))
-        for document in documents
+        asyncio.create_task(_answer_one(draft.prompt, subject, document, requester))
+        for document in draft.documents
     ]
     try:
         for task in asyncio.as_completed(tasks):
@@ -495,10 +564,17 @@ async def _answer_each(
 async def _answer_one(
     prompt: Prompt, subject: Subject, document: str, requester: Requester
 ) -> DraftAnswer:
-    """Return the answer about one document of a subject."""
-    alone = replace(subject, ids=(document,))
+    """Return the answer about one of several documents.
+
+    Args:
+        prompt: Prompt to answer.
+        subject: Topic and documents.
+        document: Id of the document.
+        requester: Requester of the model.
+    """
+    subject_of_document = replace(subject, ids=(document,))
     try:
-        trials = await concurrency.run_async(ask(prompt, alone, requester))
+        trials = await concurrency.run_async(ask(prompt, subject_of_document, requester))
     except ReplayMiss:
         return _describe_miss(document)
     return _describe_trials(document, trials)
@@ -512,47 +588,46 @@ def _describe_miss(document: str) -> DraftAnswer:
         reason="the cache has no answer to this text",
         text="",
     )
-    return DraftAnswer(
-        document=document,
-        cached=False,
-        sent=0,
-        fields={},
-        failure=failure,
-        assessors={},
-        differs=[],
-        hidden=False,
-    )
+    return DraftAnswer(document=document, cached=False, sent=0, fields={}, failure=failure)
 
 
 def _describe_trials(document: str, trials: Sequence[Trial]) -> DraftAnswer:
-    """Return the answer about a document, of all parts of the prompt."""
+    """Return the answer about a document, of all parts of the prompt.
+
+    Args:
+        document: Id of the document.
+        trials: Requests of the parts with their answers.
+    """
     exchanges = [describe_exchange(trial) for trial in trials]
     thoughts = [exchange.thought for exchange in exchanges if exchange.thought]
-    cuts = [cut for trial in trials for cut in trial.cut.values()]
-    answered = [trial.result for trial in trials if isinstance(trial.result, AnsweredRequest)]
     failure = _find_failure(trials)
+    fields = _read_trials(trials) if failure is None else {}
+    results = [trial.result for trial in trials]
+    answers = [result.answer for result in results if isinstance(result, AnsweredRequest)]
     return DraftAnswer(
         document=document,
         cached=all(trial.is_cached for trial in trials),
         sent=sum(not trial.is_cached for trial in trials),
-        fields=_read_trials(trials) if failure is None else {},
+        fields=fields,
         answer="\n".join(exchange.answer for exchange in exchanges),
         thought="\n\n".join(thoughts),
-        truncated=describe_cut(cuts[0]) if cuts else "",
-        prompt_tokens=sum(result.answer.prompt_tokens for result in answered),
-        completion_tokens=sum(result.answer.completion_tokens for result in answered),
+        truncated=_describe_first_cut(trials),
+        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+        completion_tokens=sum(answer.completion_tokens for answer in answers),
         failure=failure,
-        assessors={},
-        differs=[],
-        hidden=False,
     )
 
 
-def _find_failure(trials: Sequence[Trial]) -> FailedAttempt | None:
-    """Return the last attempt of the first request that failed.
+def _describe_first_cut(trials: Iterable[Trial]) -> str:
+    """Return a sentence on how much of the document the model saw; empty if all."""
+    for trial in trials:
+        for cut in trial.cut.values():
+            return describe_cut(cut)
+    return ""
 
-    None if all have an answer.
-    """
+
+def _find_failure(trials: Iterable[Trial]) -> FailedAttempt | None:
+    """Return the last attempt of the first request that failed; None if all have an answer."""
     for trial in trials:
         if not isinstance(trial.result, AnsweredRequest):
             return describe_attempt(trial.attempts[-1])
@@ -567,18 +642,16 @@ def _read_trials(trials: Sequence[Trial]) -> dict[str, FieldReading]:
     return fields
 
 
-def _add_assessments(
-    answer: DraftAnswer, task: Task, qrels: Qrels | None, topic: str
-) -> DraftAnswer:
-    """Return an answer with the assessors' judgments and the differences from them."""
+def _add_assessments(answer: DraftAnswer, draft: _TriedDraft, qrels: Qrels | None) -> DraftAnswer:
+    """Return an answer with the assessors' judgments and the fields that differ from them."""
     grades: dict[str, float] = {}
     stance = ""
-    for name, field in answer.fields.items():
-        if isinstance(field.value, float | int):
-            grades[name] = field.value
+    for name, field_reading in answer.fields.items():
+        if isinstance(field_reading.value, float | int):
+            grades[name] = field_reading.value
         elif name == STANCE:
-            stance = field.value
+            stance = field_reading.value
 
-    people = get_assessments(qrels, topic, answer.document)
-    differs = find_differences(grades, stance, people, task)
+    people = get_assessments(qrels, draft.topic.id, answer.document)
+    differs = find_differences(grades, stance, people, draft.bench.context.task)
     return replace(answer, assessors=people, differs=differs or [])

@@ -46,16 +46,21 @@ class FolderSettings:
 
 
 def describe_folder(lab: Workplace, *, run: str) -> FolderSettings:
-    """Return the settings of a run's folder that are not used."""
+    """Return the settings of a run's folder that are not used, since somebody else wrote it."""
     unused = lab.load(run).unused
     if unused is None:
         return FolderSettings(reason="", inputs=[], others=[], used=[], hash="")
 
     settings = _list_usable(unused.values)
+    inputs: list[SettingEntry] = []
+    others: list[SettingEntry] = []
+    for name, value in settings.items():
+        entries = inputs if name in INPUTS else others
+        entries.append(_describe(name, value))
     return FolderSettings(
         reason=unused.explain(),
-        inputs=[_describe(name, settings[name]) for name in settings if name in INPUTS],
-        others=[_describe(name, settings[name]) for name in settings if name not in INPUTS],
+        inputs=inputs,
+        others=others,
         used=list(lab.list_used(run)),
         hash=_hash(settings),
     )

@@ -6,8 +6,8 @@ The rows are sent to the page as JSON; their attributes are the names that its s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
+    from touche_llm.evaluation.measures import Evaluation
     from touche_llm.report.comparison_page import ComparisonPage
 
 # Seconds between looks at the folders.
@@ -155,10 +156,10 @@ class RunList:
         return await asyncio.to_thread(self._read, run, all)
 
     def _read(self, run: str, is_all: bool) -> RunEntry:
-        """Return the row of a run, which is measured unless its files are unchanged."""
+        """Return the row of a run; the run is measured now unless it was, with the same files."""
         overview = self._read_overview(run)
         state = self._find_state(run, is_all)
-        if state not in self._measured and overview.state == COMPLETE:
+        if overview.state == COMPLETE and state not in self._measured:
             self._measured[state] = self._measure(run, overview, is_all)
         return self._make_row(run, is_all)
 
@@ -176,16 +177,25 @@ class RunList:
         return read_overview(self._lab.find_run(run).path, self._lab.make_word(run))
 
     def _make_row(self, run: str, is_all: bool) -> RunEntry:
-        """Return the row of a run with the measures that are known."""
+        """Return the row of a run with the measures that are known.
+
+        Args:
+            run: Name of the run.
+            is_all: Whether all topics count, or only those to choose on.
+        """
         overview = self._read_overview(run)
-        known = self._measured.get(self._find_state(run, is_all))
-        measured = _Measured() if known is None else known
+        measured = self._measured.get(self._find_state(run, is_all))
+        is_pending = measured is None and overview.state == COMPLETE
+        if measured is None:
+            measured = _Measured()
+
+        config = overview.config
         totals = overview.totals
         return RunEntry(
             run=run,
             state=overview.state,
             problem=overview.problem,
-            task="" if overview.config is None else Path(overview.config.task).name,
+            task="" if config is None else Path(config.task).name,
             model=overview.model,
             prompt=overview.prompt,
             topics=overview.topics,
@@ -200,7 +210,7 @@ class RunList:
             changed=overview.changed.astimezone().isoformat(timespec="seconds"),
             measures=measured.measures,
             note=measured.note,
-            pending=known is None and overview.state == COMPLETE,
+            pending=is_pending,
         )
 
     def _measure(self, run: str, overview: RunOverview, is_all: bool) -> _Measured:
@@ -215,12 +225,17 @@ class RunList:
     ) -> dict[str, MeasureValue]:
         """Return the headline measures of a run by name; empty without qrels.
 
-        An access to the judgments of all topics is logged first.
+        Args:
+            run: Name of the run.
+            overview: Overview of the run.
+            is_all: Whether all topics count, so that the access to their judgments is logged first, or
+                only those to choose on.
         """
-        if overview.config is None:
+        config = overview.config
+        if config is None:
             return {}
-        task = get_task(overview.config.task)
-        qrels = self._lab.read_qrels([run], task, overview.config)
+        task = get_task(config.task)
+        qrels = self._lab.read_qrels([run], task, config)
         if qrels is None:
             return {}
 
@@ -228,8 +243,9 @@ class RunList:
         if is_all:
             self._lab.log_evaluation(run, qrels)
         else:
-            qrels = restrict_to_choice(qrels, overview.config)
-        return _list_measures(run, overview.directory.read_run(task.stances), qrels)
+            qrels = restrict_to_choice(qrels, config)
+        parsed_run = overview.directory.read_run(task.stances)
+        return _list_measures(run, parsed_run, qrels)
 
 
 def _list_measures(name: str, run: ParsedRun, qrels: Qrels) -> dict[str, MeasureValue]:
@@ -237,11 +253,12 @@ def _list_measures(name: str, run: ParsedRun, qrels: Qrels) -> dict[str, Measure
     # Imported late: pandas and scipy load slowly.
     from touche_llm.evaluation.measures import evaluate_run, list_headline
 
-    summary = evaluate_run(name, run, qrels).summary().to_dict("records")
-    rows = {row["measure"]: row for row in summary}
+    summary = evaluate_run(name, run, qrels).summary()
+    row_of_measure = {row["measure"]: row for row in summary.to_dict("records")}
+
     measures: dict[str, MeasureValue] = {}
     for measure in list_headline(qrels):
-        row = rows[measure]
+        row = row_of_measure[measure]
         measures[str(measure)] = MeasureValue(
             value=row["value"],
             low=row["low"],
@@ -259,7 +276,10 @@ def restrict_to_choice(qrels: Qrels, config: Config) -> Qrels:
 
 
 def read_state(directory: RunDirectory) -> _State:
-    """Return when the files that a row depends on were changed; 0 for a missing one."""
+    """Return when the files that a run's row depends on were changed, in nanoseconds.
+
+    A missing file counts as changed at 0.
+    """
     paths = (
         directory.path,
         directory.metadata_file,
@@ -276,11 +296,11 @@ async def watch_runs(lab: Workplace) -> AsyncGenerator[str]:
 
     Begin with an empty name, so that the page knows that it is connected.
     """
-    seen = await lab.apart(_read_states, lab)
+    seen = await lab.call_in_thread(_read_states, lab)
     yield ""
     while True:
         await asyncio.sleep(_LOOK_INTERVAL)
-        states = await lab.apart(_read_states, lab)
+        states = await lab.call_in_thread(_read_states, lab)
         for run, state in states.items():
             if seen.get(run) != state:
                 yield run
@@ -307,71 +327,98 @@ def compare(lab: Workplace, *, run: list[str], all: bool = False) -> web.Respons
         DataError: The runs have no qrels.
     """
     # Imported late: pandas and scipy load slowly.
-    from touche_llm.report.comparison_page import check_number
     from touche_llm.report.page import render
 
     names = list(dict.fromkeys(run))
-    directories = {name: lab.find_run(name) for name in names}
-    first = read_overview(directories[names[0]].path, lab.make_word(names[0]))
-    if first.config is None or len(names) < 2:
-        raise UsageError(f"compare: name two runs or more; {first.problem}")
-
-    task = get_task(first.config.task)
-    files = lab.find_qrels(names, task, first.config)
-    qrels = lab.read_qrels(names, task, first.config)
-    if qrels is None:
-        raise DataError(f"{names[0]}: no qrels; evaluate the run, or start the lab with qrels")
-    check_number(len(names))
-    check_inputs(lab.load(names[0]), "topics")
-
-    remarks: list[str] = []
-    if not all:
-        qrels = restrict_to_choice(qrels, first.config)
-        remarks.append("Held-out topics have no judgments on this page.")
-    page = _compare_runs(lab, directories, task, qrels, files, remarks)
+    page = _gather_page(lab, _select_runs(lab, names, is_all=all))
     return make_page(render(page))
 
 
-def _compare_runs(
-    lab: Workplace,
-    directories: Mapping[str, RunDirectory],
-    task: Task,
-    qrels: Qrels,
-    files: Mapping[str, Path],
-    remarks: list[str],
-) -> ComparisonPage:
-    """Return the page that compares runs with the first one.
+@dataclass(frozen=True, slots=True)
+class _ComparedRuns:
+    """Runs to compare, with the judgments to measure them by.
 
-    The access to judgments is logged.
-
-    Args:
-        lab: Workplace of the lab.
-        directories: Folders of the runs by name.
+    Attributes:
+        directories: Folders of the runs by name; the first is the baseline.
         task: Task of the runs.
-        qrels: Judgments to measure by.
-        files: Qrels files by aspect.
-        remarks: Notes on the judgments.
+        qrels_files: Qrels files by aspect.
+        qrels: Judgments of the topics that count.
+        notes: Notes on the judgments.
     """
+
+    directories: Mapping[str, RunDirectory]
+    task: Task
+    qrels_files: Mapping[str, Path]
+    qrels: Qrels
+    notes: list[str]
+
+
+def _select_runs(lab: Workplace, names: Sequence[str], *, is_all: bool) -> _ComparedRuns:
+    """Return the runs of these names, with their judgments; arguments and errors as for `compare`."""
+    # Imported late: pandas and scipy load slowly.
+    from touche_llm.report.comparison_page import check_number
+
+    directories = {name: lab.find_run(name) for name in names}
+    baseline = names[0]
+    overview = read_overview(directories[baseline].path, lab.make_word(baseline))
+    if overview.config is None or len(names) < 2:
+        raise UsageError(f"compare: name two runs or more; {overview.problem}")
+
+    task = get_task(overview.config.task)
+    qrels = lab.read_qrels(names, task, overview.config)
+    if qrels is None:
+        raise DataError(f"{baseline}: no qrels; evaluate the run, or start the lab with qrels")
+    check_number(len(names))
+    check_inputs(lab.load(baseline), "topics")
+
+    notes: list[str] = []
+    if not is_all:
+        qrels = restrict_to_choice(qrels, overview.config)
+        notes.append("Held-out topics have no judgments on this page.")
+    return _ComparedRuns(
+        directories=directories,
+        task=task,
+        qrels_files=lab.find_qrels(names, task, overview.config),
+        qrels=qrels,
+        notes=notes,
+    )
+
+
+def _gather_page(lab: Workplace, compared: _ComparedRuns) -> ComparisonPage:
+    """Return the page that compares runs with the first one; the access to judgments is logged."""
+    # Imported late: pandas and scipy load slowly.
     from touche_llm.evaluation.comparisons import compare_runs
-    from touche_llm.evaluation.measures import evaluate_run
     from touche_llm.report.comparison_page import gather_comparison
 
-    runs = {name: directory.read_run(task.stances) for name, directory in directories.items()}
-    depth = max(len(ranking) for run in runs.values() for ranking in run.rankings.values())
-    evaluations = [evaluate_run(name, run, qrels, depth) for name, run in runs.items()]
-    words = {directory.path: lab.make_word(name) for name, directory in directories.items()}
-    record_evaluations(words, qrels, lab.warn)
+    evaluations = _evaluate_runs(compared)
+    words = {
+        directory.path: lab.make_word(name) for name, directory in compared.directories.items()
+    }
+    record_evaluations(words, compared.qrels, lab.warn)
 
     comparison = compare_runs(evaluations[0], evaluations[1:])
+    short_paths = {
+        aspect: Path(shorten_path(path)) for aspect, path in compared.qrels_files.items()
+    }
     return gather_comparison(
         evaluations=evaluations,
-        paths=list(words),
-        task=task,
-        judged_by={aspect: Path(shorten_path(path)) for aspect, path in files.items()},
-        differences=comparison.rows,
-        remarks=[*remarks, *comparison.notes],
+        paths=[directory.path for directory in compared.directories.values()],
+        task=compared.task,
+        judged_by=short_paths,
+        comparison=replace(comparison, notes=[*compared.notes, *comparison.notes]),
         top=_TOP,
     )
+
+
+def _evaluate_runs(compared: _ComparedRuns) -> list[Evaluation]:
+    """Measure runs by the same judgments, with recall at the depth of the longest ranking."""
+    # Imported late: pandas and scipy load slowly.
+    from touche_llm.evaluation.measures import evaluate_run
+
+    stances = compared.task.stances
+    runs = {name: directory.read_run(stances) for name, directory in compared.directories.items()}
+    depth = max(len(ranking) for run in runs.values() for ranking in run.rankings.values())
+    return [evaluate_run(name, run, compared.qrels, depth) for name, run in runs.items()]
 
 
 def make_page(text: str) -> web.Response:

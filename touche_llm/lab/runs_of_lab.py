@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -43,12 +43,16 @@ _REMEDY = "the lab's page of the run lists them and uses them on a click"
 _MAX_OPEN = 3
 
 
-async def run_apart(
+async def run_in_thread(
     function: Callable[P, Coroutine[object, None, ResultT]], *args: P.args, **kwargs: P.kwargs
 ) -> ResultT:
-    """Run a coroutine that computes more than it waits in a thread of its own."""
-    # Called only there: a page that goes away before may leave no coroutine that nobody awaits.
-    return await asyncio.to_thread(lambda: asyncio.run(function(*args, **kwargs)))
+    """Run a coroutine function in a thread of its own, since it computes more than it waits."""
+
+    # Called only in the thread: if the page goes away before, no coroutine may be left unawaited.
+    def run() -> ResultT:
+        return asyncio.run(function(*args, **kwargs))
+
+    return await asyncio.to_thread(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class _OpenedRun:
     """An open run folder.
 
     Attributes:
-        changed: When the folder was changed before it was opened, in nanoseconds.
+        changed: When the run was changed before it was opened, in nanoseconds.
         folder: Its contents.
         stack: Closes it.
     """
@@ -98,6 +102,69 @@ class _OpenedRun:
     changed: int
     folder: RunFolder
     stack: ExitStack
+
+
+class _OpenRuns:
+    """The run folders that were opened last, by name."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, _OpenedRun] = {}
+
+    def find(self, run: str, changed: int) -> RunFolder | None:
+        """Return the open folder of a run; None if there is none, or if the run changed since.
+
+        Args:
+            run: Name of the run.
+            changed: When the run was changed, in nanoseconds.
+        """
+        opened = self._opened.get(run)
+        if opened is None or opened.changed != changed:
+            return None
+        return opened.folder
+
+    def open(self, run: str, directory: RunDirectory, word: UserWord, changed: int) -> RunFolder:
+        """Open the folder of a run, and close the oldest one if too many are open.
+
+        Args:
+            run: Name of the run.
+            directory: Folder of the run.
+            word: Settings by which it is read in place of its own.
+            changed: When the run was changed, in nanoseconds.
+        """
+        self.close(run)
+        while len(self._opened) >= _MAX_OPEN:
+            oldest = next(iter(self._opened))
+            self.close(oldest)
+
+        with _without_garbage_collection():
+            stack = ExitStack()
+            folder = stack.enter_context(open_folder(directory.path, word))
+        self._opened[run] = _OpenedRun(changed, folder, stack)
+        return folder
+
+    def close(self, run: str) -> None:
+        """Close the folder of a run, if it is open."""
+        opened = self._opened.pop(run, None)
+        if opened is not None:
+            opened.stack.close()
+
+    def close_all(self) -> None:
+        """Close all folders."""
+        for run in list(self._opened):
+            self.close(run)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Suspend the collection of garbage while the block reads records, nearly all of which stay.
+
+    To look for garbage among them takes a third of the time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Workplace:
@@ -114,18 +181,17 @@ class Workplace:
         self.inputs = inputs
         self.warn = warn
         self._folders: dict[str, Path] = {}
-        self._opened: dict[str, _OpenedRun] = {}
+        self._open_runs = _OpenRuns()
         self._qrels: dict[object, Qrels] = {}
         self._revealed: set[tuple[str, str]] = set()
         # Settings of runs that somebody else wrote, which the user had used, by run.
         self._chosen: dict[str, dict[str, object]] = {}
-        # One thread for all that reads folders, so that the page's other requests do not wait for
-        # it.
+        # One thread for all that reads folders, so that the page's other requests do not wait.
         self._worker = ThreadPoolExecutor(1, "touche_llm folders")
-        self._claim = ExitStack()
+        self._drafts_lock = ExitStack()
         self._has_claimed_drafts = False
 
-    async def apart(
+    async def call_in_thread(
         self, function: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
         """Call a function in the thread that reads folders."""
@@ -143,15 +209,14 @@ class Workplace:
         if self._has_claimed_drafts:
             return
         DRAFTS.mkdir(parents=True, exist_ok=True)
-        self._claim.enter_context(lock_folder(DRAFTS, "lab", self.warn))
+        self._drafts_lock.enter_context(lock_folder(DRAFTS, "lab", self.warn))
         self._has_claimed_drafts = True
 
     def close(self) -> None:
         """Close the run folders, and release the drafts."""
         self._worker.shutdown()
-        self._claim.close()
-        for opened in self._opened.values():
-            opened.stack.close()
+        self._drafts_lock.close()
+        self._open_runs.close_all()
 
     def list_runs(self) -> dict[str, Path]:
         """Search for runs; return their folders by name."""
@@ -174,34 +239,43 @@ class Workplace:
         return RunDirectory(self._folders[run])
 
     def find_default_run(self) -> str | None:
-        """Return the newest run that is not broken; empty for a configuration alone.
+        """Return the newest run that is not broken; None if there is none.
 
-        None if there is none.
+        For a configuration alone, it is the empty name.
         """
         if self.inputs.root is None:
             return ""
 
-        changed: dict[str, datetime] = {}
+        changes: dict[str, datetime] = {}
         for name, folder in self.list_runs().items():
             overview = read_overview(folder, self.make_word(name))
-            if overview.state != BROKEN and overview.config is not None:
-                changed[name] = overview.changed
-        return max(changed, key=lambda name: changed[name], default=None)
+            is_broken = overview.state == BROKEN or overview.config is None
+            if not is_broken:
+                changes[name] = overview.changed
+        return max(changes, key=lambda name: changes[name], default=None)
 
     def load(self, run: str) -> LoadedConfig:
-        """Load the configuration of a run with the settings of the lab.
+        """Load the configuration of a run, with the settings that the lab was started with.
 
-        Of a folder that somebody else wrote, only the settings that the user chose act.
+        If somebody else wrote its folder, only those of its settings that the user chose are used.
 
         Raises:
             DataError: The run has no configuration.
         """
         if self.inputs.root is None:
             return load_with_origins(self.inputs.config, dict(self.inputs.settings))
-        return self._load_folder(run, self._chosen.get(run, {}))
+        return self._load_folder(run, self.list_used(run))
 
     def _load_folder(self, run: str, chosen: Mapping[str, object]) -> LoadedConfig:
-        """Load the configuration of a run with these settings of its folder."""
+        """Load the configuration in the folder of a run, with the settings that the lab was started with.
+
+        Args:
+            run: Name of the run.
+            chosen: Settings of the folder that the user chose, if somebody else wrote it.
+
+        Raises:
+            DataError: The folder has no configuration.
+        """
         directory = self.find_run(run)
         if not directory.config_file.is_file():
             problem = f"{directory.config_file}: no such file"
@@ -216,27 +290,31 @@ class Workplace:
         return load_run_config(directory.config_file, word)
 
     def _list_origins(self, run: str, chosen: Mapping[str, object]) -> dict[str, ValueOrigin]:
-        """Return the origins of the settings of a folder that the user chose.
+        """Return the origin of each setting that the user chose from the folder of a run.
 
-        They are those of a folder, so that no option with which vLLM runs code is among them.
+        Such a setting is still one of the folder: it is not trusted to let vLLM run code, as a setting
+        of the user is.
         """
         origin = ValueOrigin(OriginKind.FOLDER, str(self.find_run(run).config_file))
         return {name: origin for name in chosen if name not in self.inputs.settings}
 
     def make_word(self, run: str) -> UserWord:
-        """Return what the user says about the folder of a run, to look at what is in it.
+        """Return the settings by which the folder of a run is read in place of its own.
 
-        Nothing if it was written here; else the inputs that the lab was started with, and the
-        settings that the user chose.
+        Empty if it was written here. If somebody else wrote it, they are the inputs that the lab was
+        started with, and the settings of the folder that the user chose.
         """
         if is_own(self.find_run(run).config_file):
             return NO_WORD
 
-        chosen = self._chosen.get(run, {})
-        given = {name: self.inputs.settings.get(name) for name in INPUTS}
-        inputs = {name: value for name, value in given.items() if value is not None}
+        chosen = self.list_used(run)
+        settings = dict(chosen)
+        for name in INPUTS:
+            value = self.inputs.settings.get(name)
+            if value is not None:
+                settings[name] = value
         return UserWord(
-            settings={**chosen, **inputs},
+            settings=settings,
             origins=self._list_origins(run, chosen),
             remedy=_REMEDY,
         )
@@ -251,10 +329,11 @@ class Workplace:
         Raises:
             UsageError: They are invalid, or let vLLM run code.
         """
-        chosen = {**self._chosen.get(run, {}), **settings}
+        chosen = {**self.list_used(run), **settings}
+        # Raises an error before anything is kept.
         self._load_folder(run, chosen)
         self._chosen[run] = chosen
-        self._close_run(run)
+        self._open_runs.close(run)
 
     def list_used(self, run: str) -> Mapping[str, object]:
         """Return the settings of a folder that the user chose, by dotted name."""
@@ -277,28 +356,16 @@ class Workplace:
         # Somebody else can change the folder while it is open.
         check_folder(directory.config_file)
         changed = _read_change_time(directory)
-        known = self._opened.get(run)
-        if known is not None and known.changed == changed:
-            return known.folder
-
-        self._close_run(run)
-        while len(self._opened) >= _MAX_OPEN:
-            oldest = next(iter(self._opened))
-            self._close_run(oldest)
-        opened = _open_run(directory, self.make_word(run), changed)
-        self._opened[run] = opened
-        return opened.folder
-
-    def _close_run(self, run: str) -> None:
-        """Close the folder of a run if it is open."""
-        opened = self._opened.pop(run, None)
-        if opened is not None:
-            opened.stack.close()
+        folder = self._open_runs.find(run, changed)
+        if folder is None:
+            folder = self._open_runs.open(run, directory, self.make_word(run), changed)
+        return folder
 
     def find_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Mapping[str, Path]:
-        """Return the qrels of runs: given, of their last evaluation, or the dataset's.
+        """Return the qrels files of runs by aspect; empty if there are none.
 
-        Empty without any.
+        They are those that the lab was started with, else those of the runs' last evaluation, else
+        those of the dataset.
 
         Raises:
             UsageError: Two runs were evaluated with different qrels.
@@ -306,13 +373,16 @@ class Workplace:
         """
         if self.inputs.qrels:
             return self.inputs.qrels
-        known = find_known_qrels([self.find_run(run) for run in runs if run], task)
-        if known or config.dataset is None:
-            return known
+        directories = [self.find_run(run) for run in runs if run]
+        evaluated = find_known_qrels(directories, task)
+        if evaluated or config.dataset is None:
+            return evaluated
         return Dataset(config.dataset, task.reference).qrels_files
 
     def read_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Qrels | None:
-        """Return all judgments of runs; None without any.
+        """Return all judgments of runs; None if there are none.
+
+        They are read once, unless a file changes.
 
         Raises:
             UsageError: Two runs were evaluated with different qrels.
@@ -321,6 +391,7 @@ class Workplace:
         files = self.find_qrels(runs, task, config)
         if not files:
             return None
+
         states = [(aspect, path, path.stat().st_mtime_ns) for aspect, path in files.items()]
         key = (task.reference, *states)
         if key not in self._qrels:
@@ -351,8 +422,8 @@ class Workplace:
             DataError: The access cannot be logged.
         """
         problems: list[str] = []
-        word = self.make_word(run)
-        record_evaluations({self.find_run(run).path: word}, qrels, problems.append)
+        words = {self.find_run(run).path: self.make_word(run)}
+        record_evaluations(words, qrels, problems.append)
         if problems:
             raise DataError(problems[0])
 
@@ -388,7 +459,10 @@ class Workplace:
     def describe(self) -> LabState:
         """Return what the page needs first."""
         root = self.inputs.root
-        title = str(self.inputs.config or "lab") if root is None else root.resolve().name
+        if root is not None:
+            title = root.resolve().name
+        else:
+            title = str(self.inputs.config or "lab")
         return LabState(
             title=title,
             runs=root is not None,
@@ -420,15 +494,3 @@ def _read_change_time(directory: RunDirectory) -> int:
     file = directory.metadata_file
     changed = file if file.exists() else directory.path
     return changed.stat().st_mtime_ns
-
-
-def _open_run(directory: RunDirectory, word: UserWord, changed: int) -> _OpenedRun:
-    """Open the folder of a run."""
-    # All of these records stay, and to look for garbage among them takes a third of the time.
-    gc.disable()
-    try:
-        with ExitStack() as stack:
-            folder = stack.enter_context(open_folder(directory.path, word))
-            return _OpenedRun(changed, folder, stack.pop_all())
-    finally:
-        gc.enable()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from aiohttp import web
@@ -23,7 +24,7 @@ from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.bench import Bench, Benches
 from touche_llm.lab.runs import make_page
-from touche_llm.lab.runs_of_lab import run_apart
+from touche_llm.lab.runs_of_lab import run_in_thread
 from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.comparison import (
     ComparisonInputs,
@@ -37,6 +38,8 @@ from touche_llm.report.measures import read_change
 
 # Pages of comparisons that are kept.
 _MAX_PAGES = 8
+# Seconds between looks at the progress of a comparison.
+_LINE_INTERVAL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +138,13 @@ class SampleResult:
 
 
 def _prepare(benches: Benches, run: str, name: str, text: str) -> ComparisonInputs:
-    """Return the comparison of a draft with another prompt.
+    """Return what a draft is compared with, and the judgments to measure by.
 
-    That is its saved version or, for a saved text, the prompt of the run.
+    Args:
+        benches: Benches.
+        run: Name of the run.
+        name: Name of the prompt.
+        text: Text of the draft.
 
     Raises:
         PromptError: The text is no valid prompt.
@@ -147,13 +154,18 @@ def _prepare(benches: Benches, run: str, name: str, text: str) -> ComparisonInpu
     qrels = benches.lab.read_qrels([run], bench.context.task, bench.config)
     if qrels is None:
         raise UsageError("no qrels: evaluate the run, or start the lab with qrels")
-    return ComparisonInputs(bench.config, _choose_variants(bench, name, text), qrels)
+    variants = _choose_variants(bench, name, text)
+    return ComparisonInputs(bench.config, variants, qrels)
 
 
 def _choose_variants(bench: Bench, name: str, text: str) -> list[Variant]:
-    """Return the prompts to compare.
+    """Return the two prompts to compare, the baseline first.
 
-    They are two versions of a changed text, or a saved one and its baseline.
+    A changed text is compared with its saved version, a saved text with the prompt of the run.
+
+    Raises:
+        PromptError: The text is no valid prompt.
+        UsageError: The text is saved, and it is the prompt of the run.
     """
     draft = bench.load(name, text)
     saved = bench.load(name)
@@ -170,13 +182,20 @@ def _choose_variants(bench: Bench, name: str, text: str) -> list[Variant]:
 async def estimate_sample(
     benches: Benches, *, run: str, name: str, text: str
 ) -> SampleEstimate | SampleProblem:
-    """Return the requests and tokens of a comparison of the sample; nothing is sent."""
+    """Return the requests and tokens that a comparison of a draft would need; nothing is sent.
+
+    Args:
+        benches: Benches.
+        run: Name of the run.
+        name: Name of the prompt.
+        text: Text of the draft.
+    """
     try:
-        inputs = await benches.lab.apart(_prepare, benches, run, name, text)
+        inputs = await benches.lab.call_in_thread(_prepare, benches, run, name, text)
     except (PromptError, UsageError) as error:
         return SampleProblem(str(error))
 
-    dry_run = await run_apart(estimate_comparison, inputs, SilentProgress())
+    dry_run = await run_in_thread(estimate_comparison, inputs, SilentProgress())
     usages = [cost.usage for cost in dry_run.costs]
     return SampleEstimate(
         requests=sum(usage.requests for usage in usages),
@@ -190,12 +209,15 @@ class _ProgressLines:
     """Progress of a comparison as lines for the page; stages run in another thread.
 
     Attributes:
-        lines: Lines to send; None at the end.
+        lines: Lines that were not sent yet.
     """
 
     def __init__(self) -> None:
-        self.lines: asyncio.Queue[SampleProgress | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
+        self.lines: deque[SampleProgress] = deque()
+
+    def take_lines(self) -> list[SampleProgress]:
+        """Return the lines that were added since the last call."""
+        return [self.lines.popleft() for _ in range(len(self.lines))]
 
     def warn(self, message: str) -> None:
         """Drop the message, which the result has too."""
@@ -204,50 +226,57 @@ class _ProgressLines:
     def stage(
         self, title: str, total: int, counts: Counts | None = None
     ) -> Iterator[Callable[[], None]]:
-        """Add a line for each step of a stage."""
-        done = 0
+        """Yield a function that counts a step of a stage, and adds a line about it."""
+        steps = count(1)
 
         def advance() -> None:
-            nonlocal done
-            done += 1
-            line = _describe_progress(title, done, total, counts)
-            self._loop.call_soon_threadsafe(self.lines.put_nowait, line)
+            self.lines.append(_describe_progress(title, next(steps), total, counts))
 
         yield advance
 
 
 def _describe_progress(title: str, done: int, total: int, counts: Counts | None) -> SampleProgress:
     """Return the progress of a stage; a stage without requests has no counts."""
+    if counts is None:
+        counts = Counts()
     return SampleProgress(
         stage=title,
         done=done,
         total=total,
-        requests=0 if counts is None else counts.requests,
-        cached=0 if counts is None else counts.cache_hits,
-        failed=0 if counts is None else counts.failures,
+        requests=counts.requests,
+        cached=counts.cache_hits,
+        failed=counts.failures,
     )
 
 
 async def judge_sample(
     benches: Benches, *, run: str, name: str, text: str
 ) -> AsyncIterator[SampleProgress | SampleResult]:
-    """Yield the progress of a comparison of the sample, then its measures.
+    """Yield the progress of a comparison of a draft, then its measures.
 
-    Closing it cancels the requests.
+    Closing the generator cancels the requests.
+
+    Args:
+        benches: Benches.
+        run: Name of the run.
+        name: Name of the prompt.
+        text: Text of the draft.
     """
+    inputs = await benches.lab.call_in_thread(_prepare, benches, run, name, text)
     progress = _ProgressLines()
-    inputs = await benches.lab.apart(_prepare, benches, run, name, text)
     comparing = asyncio.ensure_future(concurrency.run_async(compare_prompts(inputs, progress)))
     try:
-        comparing.add_done_callback(lambda _: progress.lines.put_nowait(None))
-        while (line := await progress.lines.get()) is not None:
-            yield line
-        comparison = await comparing
-        files = benches.lab.find_qrels([run], comparison.task, inputs.config)
-        page = await asyncio.to_thread(_render_page, comparison, inputs.qrels, files)
-        yield _describe_comparison(comparison, page=_keep_page(benches, page))
+        while not comparing.done():
+            await asyncio.wait([comparing], timeout=_LINE_INTERVAL)
+            for line in progress.take_lines():
+                yield line
+        comparison = comparing.result()
     finally:
         comparing.cancel()
+
+    files = benches.lab.find_qrels([run], comparison.task, inputs.config)
+    page = await asyncio.to_thread(_render_page, comparison, inputs.qrels, files)
+    yield _describe_comparison(comparison, page=_keep_page(benches, page))
 
 
 def _render_page(comparison: PromptComparison, qrels: Qrels, files: Mapping[str, Path]) -> str:
@@ -266,9 +295,15 @@ def _keep_page(benches: Benches, page: str) -> str:
 
 
 def _describe_comparison(comparison: PromptComparison, *, page: str) -> SampleResult:
-    """Return the measures of a comparison of two prompts over one part of the sample."""
+    """Return the measures of a comparison of two prompts over one part of the sample.
+
+    Args:
+        comparison: The comparison.
+        page: Address of its page.
+    """
     (part,) = comparison.parts
     baseline, variant = comparison.variants
+    failures = Counter(failure.kind for failure in comparison.all_failures())
     return SampleResult(
         measures=[_describe_measure(part, measure, baseline, variant) for measure in part.measures],
         names=[baseline.name, variant.name],
@@ -276,7 +311,7 @@ def _describe_comparison(comparison: PromptComparison, *, page: str) -> SampleRe
         documents=len(part.sample),
         chance=part.chance,
         notes=list(comparison.notes),
-        failures=dict(Counter(failure.kind for failure in comparison.all_failures())),
+        failures=dict(failures),
         page=page,
     )
 

@@ -47,9 +47,17 @@ _HEADERS = {
 
 
 def reply(content: Any, status: int = 200, *, is_exact: bool = False) -> web.Response:
-    """Return a JSON response, without characters that control the direction of text unless `is_exact`."""
+    """Return a JSON response.
+
+    Args:
+        content: Content of the response.
+        status: HTTP status.
+        is_exact: Whether to keep characters that control the direction of text, which are else
+            replaced.
+    """
     text = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY).decode()
-    text = text if is_exact else replace_directions(text)
+    if not is_exact:
+        text = replace_directions(text)
     return web.Response(text=text, status=status, content_type="application/json")
 
 
@@ -86,15 +94,21 @@ def make_guard(token: str, port: int) -> Middleware:
         _check_origin(request, hosts)
         if not _is_shell(request):
             _check_page(request, token)
-        try:
-            return await handler(request)
-        except web.HTTPException:
-            raise
-        except Exception as error:
-            is_known = isinstance(error, ToucheError | OSError | sqlite3.Error)
-            return reply({"error": describe_failure(error)}, 400 if is_known else 500)
+        return await _handle(request, handler)
 
     return guard
+
+
+async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Handle a request; return errors of the lab as JSON."""
+    try:
+        return await handler(request)
+    except web.HTTPException:
+        raise
+    except (ToucheError, OSError, sqlite3.Error) as error:
+        return reply({"error": describe_failure(error)}, status=400)
+    except Exception as error:
+        return reply({"error": describe_failure(error)}, status=500)
 
 
 def _check_origin(request: web.Request, hosts: Collection[str]) -> None:

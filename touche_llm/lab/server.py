@@ -15,7 +15,6 @@ from typing import get_type_hints
 import msgspec
 import orjson
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from touche_llm import report
 from touche_llm.errors import EngineError, UsageError
@@ -118,7 +117,7 @@ class _Route:
 
 
 def make_application(lab: Workplace, token: str, port: int) -> web.Application:
-    """Make the application of a lab.
+    """Make the application of a lab: the page with its files, and the views that it requests.
 
     Args:
         lab: Workplace of the lab.
@@ -133,7 +132,8 @@ def make_application(lab: Workplace, token: str, port: int) -> web.Application:
 
     benches = Benches(lab)
     for route in _list_routes(lab, benches):
-        app.router.add_route(route.method, route.path, make_handler(lab, route))
+        handler = _ViewHandler(lab, route, _Arguments.of(route.view))
+        app.router.add_route(route.method, route.path, handler.handle)
 
     async def close(_: web.Application) -> None:
         await benches.close()
@@ -143,7 +143,7 @@ def make_application(lab: Workplace, token: str, port: int) -> web.Application:
 
 
 def _list_routes(lab: Workplace, benches: Benches) -> Iterator[_Route]:
-    """Yield the routes of all views."""
+    """Yield the routes of all views, each with the object that its view works on."""
     run_list = RunList(lab)
     for (method, path), view in _WORKPLACE_VIEWS.items():
         yield _Route(method, path, view, lab)
@@ -172,19 +172,20 @@ class _Arguments:
 
     @classmethod
     def of(cls, view: View) -> _Arguments:
-        """Return the arguments of a view: its keyword-only parameters."""
+        """Return the arguments of a view: its keyword-only parameters, of the types of its hints."""
         types = get_type_hints(view)
         fields: list[tuple[str, type] | tuple[str, type, object]] = []
-        for parameter in inspect.signature(view).parameters.values():
-            name = parameter.name
+        lists: set[str] = set()
+        for name, parameter in inspect.signature(view).parameters.items():
             if parameter.kind is not parameter.KEYWORD_ONLY:
                 continue
             if parameter.default is parameter.empty:
                 fields.append((name, types[name]))
             else:
                 fields.append((name, types[name], parameter.default))
-        lists = frozenset(name for name, kind in types.items() if kind == list[str])
-        return cls(msgspec.defstruct("Arguments", fields), lists)
+            if types[name] == list[str]:
+                lists.add(name)
+        return cls(msgspec.defstruct("Arguments", fields), frozenset(lists))
 
     async def read(self, request: web.Request) -> dict[str, object]:
         """Return the arguments of a request, from its query or its JSON body.
@@ -195,39 +196,50 @@ class _Arguments:
         try:
             if request.method == "GET":
                 # Numbers in a query are text.
-                found = msgspec.convert(self._read_query(request), self.form, strict=False)
+                arguments = msgspec.convert(self._read_query(request), self.form, strict=False)
             else:
-                found = msgspec.json.decode(await request.read(), type=self.form)
+                body = await request.read()
+                arguments = msgspec.json.decode(body, type=self.form)
         # The last two are raised for text that is not UTF-8 and for deep nesting.
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise UsageError(f"{request.path}: {error!s:.200}") from error
-        return msgspec.structs.asdict(found)
+        return msgspec.structs.asdict(arguments)
 
     def _read_query(self, request: web.Request) -> dict[str, str | list[str]]:
         """Return the values of a query by name."""
         query = request.query
-        return {name: query.getall(name) if name in self.lists else query[name] for name in query}
+        values: dict[str, str | list[str]] = {}
+        for name in query:
+            values[name] = query.getall(name) if name in self.lists else query[name]
+        return values
 
 
-def make_handler(lab: Workplace, route: _Route) -> Handler:
-    """Return the handler of a route.
+@dataclass(frozen=True, slots=True)
+class _ViewHandler:
+    """Handler of the requests to a view.
 
-    It checks arguments by the types of the view.
+    Attributes:
+        lab: Workplace of the lab.
+        route: Route with the view.
+        arguments: Arguments that the view takes.
     """
-    arguments = _Arguments.of(route.view)
-    is_exact = route.view in _EXACT
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        given = await arguments.read(request)
-        call: Callable[[], object] = partial(route.view, route.subject, **given)
+    lab: Workplace
+    route: _Route
+    arguments: _Arguments
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Call the view with the arguments of a request, and send what it returns."""
+        values = await self.arguments.read(request)
+        call: Callable[[], object] = partial(self.route.view, self.route.subject, **values)
         if inspect.isasyncgenfunction(call):
             return await _stream(request, call())
-        result = await _call(lab, call)
+
+        result = await _call(self.lab, call)
         if isinstance(result, web.StreamResponse):
             return result
-        return reply({} if result is None else result, is_exact=is_exact)
-
-    return handle
+        content = {} if result is None else result
+        return reply(content, is_exact=self.route.view in _EXACT)
 
 
 async def _call(lab: Workplace, call: Callable[[], object]) -> object:
@@ -237,14 +249,11 @@ async def _call(lab: Workplace, call: Callable[[], object]) -> object:
     """
     if inspect.iscoroutinefunction(call):
         return await call()
-    return await lab.apart(call)
+    return await lab.call_in_thread(call)
 
 
 async def _stream(request: web.Request, records: AsyncGenerator[object]) -> web.StreamResponse:
-    """Send the records of a generator as JSON, one a line.
-
-    An error is the last line.
-    """
+    """Send the records of a generator as JSON, one a line; an error is the last line."""
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     try:
@@ -253,7 +262,8 @@ async def _stream(request: web.Request, records: AsyncGenerator[object]) -> web.
                 await response.write(_encode_line(record))
     except Exception as error:
         state = "gone" if isinstance(error, EngineError) else "invalid"
-        await response.write(_encode_line(StreamError(describe_failure(error), state)))
+        last_line = StreamError(describe_failure(error), state)
+        await response.write(_encode_line(last_line))
     await response.write_eof()
     return response
 
@@ -271,16 +281,19 @@ def _encode_line(record: object) -> bytes:
 async def serve_lab(lab: Workplace, port: int = 0) -> AsyncIterator[Address]:
     """Serve a lab on a port of this machine while the block runs.
 
-    0 chooses a free one.
+    Args:
+        lab: Workplace of the lab, which is closed at the end.
+        port: Port to serve it on; 0 for a free one.
 
     Raises:
         OSError: The port is in use.
     """
+    token = secrets.token_urlsafe(24)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         bound_port = listener.getsockname()[1]
-        token = secrets.token_urlsafe(24)
+
         runner = web.AppRunner(
             make_application(lab, token, bound_port),
             # A page that goes away cancels what it waits for.

@@ -115,18 +115,21 @@ def read_version(text: str) -> int:
 
 
 def raise_version(text: str, saved: str) -> str:
-    """Return a text with the next version, unless it has a later one already.
+    """Return a text with the next version in its front matter, unless it has a later one already.
 
     Args:
         text: Text to save.
         saved: Text on disk.
     """
-    version = read_version(saved)
+    saved_version = read_version(saved)
     header = HEADER.match(text)
-    if header is None or read_version(text) > version:
+    if header is None or read_version(text) > saved_version:
         return text
-    new_header = _VERSION.sub(rf"\g<1>{version + 1}", header.group(0), count=1)
-    return new_header + text[header.end() :]
+
+    next_version = saved_version + 1
+    new_header = _VERSION.sub(rf"\g<1>{next_version}", header.group(0), count=1)
+    body = text[header.end() :]
+    return new_header + body
 
 
 def _draft_file(path: Path) -> Path:
@@ -163,14 +166,13 @@ def describe_template(bench: Bench, name: str) -> TemplateView:
 
 
 def _is_confirmed(bench: Bench, entry: CatalogEntry) -> bool:
-    """Return whether a prompt was confirmed on held-out topics."""
+    """Return whether a prompt was confirmed on held-out topics, by the log of accesses to them."""
     if entry.loaded is None:
         return False
     _, prompt = entry.loaded
     accesses = read_accesses(access_log(bench.config.cache.file))
-    return any(
-        prompt.label in access.prompts for access in accesses if access.kind == "confirmation"
-    )
+    confirmations = [access for access in accesses if access.kind == "confirmation"]
+    return any(prompt.label in access.prompts for access in confirmations)
 
 
 def _read_draft(path: Path) -> DraftText | None:
@@ -239,25 +241,34 @@ def save_template(
     text = raise_version(text, disk)
     prompt = bench.load(name, text)
 
-    saved_name = name
     if file is not None or not is_writable(bench, entry):
         target = _find_target(bench, entry, file)
         bench.prompts.mkdir(parents=True, exist_ok=True)
         copy_prompt(prompt, target, text)
-        saved_name = str(target)
-    elif hash_text(disk) == hash:
+        name = str(target)
+    elif hash_text(disk) != hash:
+        return _describe_conflict(entry.path, disk)
+    else:
         with open_atomic(entry.path) as stream:
             stream.write(text.encode())
-    else:
-        problem = f"{entry.path}: changed on disk since it was read here"
-        return SaveConflict(
-            conflict=f"{problem}; save yours under another name",
-            disk=disk,
-            hash=hash_text(disk),
-        )
 
     _delete_draft(benches, entry.path)
-    return describe_template(bench, saved_name)
+    return describe_template(bench, name)
+
+
+def _describe_conflict(path: Path, disk: str) -> SaveConflict:
+    """Return why a template is not saved that somebody else changed.
+
+    Args:
+        path: Path of the template.
+        disk: Its text on disk.
+    """
+    problem = f"{path}: changed on disk since it was read here"
+    return SaveConflict(
+        conflict=f"{problem}; save yours under another name",
+        disk=disk,
+        hash=hash_text(disk),
+    )
 
 
 def _find_target(bench: Bench, entry: CatalogEntry, file: str | None) -> Path:

@@ -20,6 +20,7 @@ from touche_llm.evaluation.judges.agreement import (
     AgreementName,
     estimate_tables,
     join_labels,
+    list_common_documents,
 )
 from touche_llm.evaluation.judges.labels import take_judgment_labels, take_people_labels
 from touche_llm.evaluation.measures import estimate_grades
@@ -457,7 +458,8 @@ def _estimate_labels(
 
     people = take_people_labels(qrels, aspect)
     judge = take_judgment_labels(judgments.values(), aspect, task, "variant")
-    joint = join_labels(people, judge)
-    if not joint.keys:
+    documents = list_common_documents(people, [judge])
+    if not documents:
         return measure, estimate_mean({}, CORRELATION)
+    joint = join_labels(people, judge, documents)
     return measure, estimate_tables(people, judge, joint)[name]

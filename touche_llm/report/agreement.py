@@ -6,8 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from touche_llm.data.records import Judgment
-from touche_llm.evaluation.judges.agreement import Agreement, list_common_keys
-from touche_llm.evaluation.judges.labels import take_judgment_labels, take_people_labels
+from touche_llm.evaluation.judges.agreement import Agreement, list_common_documents
+from touche_llm.evaluation.judges.labels import (
+    LabelSet,
+    take_judgment_labels,
+    take_people_labels,
+)
 from touche_llm.evaluation.judges.study import JudgeStudy, describe_findings, study_judges
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import Estimate, compute_interval
@@ -77,26 +81,31 @@ def describe_agreement(
     study = study_judgments(list(judgments), qrels, task)
     if not study.aspects:
         return None
-    tables = [_tabulate(each) for aspect in study.aspects for each in aspect.agreements]
-    findings = [finding for aspect in study.aspects for finding in describe_findings(aspect)]
+
+    tables: list[AgreementTable] = []
+    findings: list[str] = []
+    for aspect in study.aspects:
+        tables += [_tabulate(agreement) for agreement in aspect.agreements]
+        findings += describe_findings(aspect)
     return AgreementSection(tables, [*findings, *study.notes])
 
 
 def study_judgments(judgments: list[Judgment], qrels: Qrels, task: Task) -> JudgeStudy:
     """Study judgments in the aspects in which the assessors judged one of their documents."""
-    people = [take_people_labels(qrels, aspect) for aspect in qrels.aspects]
-    judges = [take_judgment_labels(judgments, aspect, task, _JUDGE) for aspect in qrels.aspects]
-    judged_by_both = [
-        labels
-        for labels, of_people in zip(judges, people, strict=True)
-        if list_common_keys(of_people, [labels])
-    ]
-    return study_judges(people, judged_by_both, {}, {})
+    people: list[LabelSet] = []
+    judges: list[LabelSet] = []
+    for aspect in qrels.aspects:
+        of_people = take_people_labels(qrels, aspect)
+        of_judge = take_judgment_labels(judgments, aspect, task, _JUDGE)
+        if list_common_documents(of_people, [of_judge]):
+            people.append(of_people)
+            judges.append(of_judge)
+    return study_judges(people, judges, systems={}, measures={})
 
 
 def _tabulate(agreement: Agreement) -> AgreementTable:
     """Return the figures and the table of labels of one aspect."""
-    figures = [_make_figure(str(name), estimate) for name, estimate in agreement.estimates.items()]
+    figures = [_make_figure(name, estimate) for name, estimate in agreement.estimates.items()]
     for grade, estimate in agreement.error_by_grade.items():
         figures.append(_make_figure(f"mean error at grade {grade}", estimate))
     return AgreementTable(
@@ -110,10 +119,10 @@ def _tabulate(agreement: Agreement) -> AgreementTable:
 
 
 def _make_figure(name: str, estimate: Estimate) -> AgreementFigure:
-    """Return an estimate with its interval."""
+    """Return an estimate as a figure of the page, with its interval."""
     low, high = compute_interval(estimate)
     return AgreementFigure(
-        name=name,
+        name=str(name),
         value=estimate.value,
         interval=Interval(low, high),
         documents=estimate.n,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
-
-from pandas import DataFrame
 
 from touche_llm.config.configuration import Config, flatten, is_one_of
 from touche_llm.data.measure import CUTOFF
 from touche_llm.data.records import Topic
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import UsageError
+from touche_llm.evaluation.comparisons import RunComparison
 from touche_llm.evaluation.measures import Evaluation
 from touche_llm.evaluation.qrels import format_notes
 from touche_llm.regression.snapshot import DECISIVE
@@ -171,8 +171,7 @@ def gather_comparison(
     paths: Sequence[Path | None],
     task: Task,
     judged_by: Mapping[str, Path],
-    differences: DataFrame,
-    remarks: Sequence[str],
+    comparison: RunComparison,
     top: int,
 ) -> ComparisonPage:
     """Return the page of 2 to 8 runs.
@@ -182,44 +181,60 @@ def gather_comparison(
         paths: Folder of each run; None for a run file.
         task: Task of the runs.
         judged_by: Qrels files by aspect.
-        differences: Rows of `measures.compare_runs`.
-        remarks: Notes on these rows.
+        comparison: Comparison of the other runs with the baseline.
         top: Number of first documents of each run and topic that are shown.
     """
     with ExitStack() as stack:
         runs = _open_runs(evaluations, paths, stack)
-        for folder in _list_folders(runs):
-            folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
+        return _make_page(runs, task, judged_by, comparison, top)
 
-        views = _view_runs(runs, task)
-        topics = _view_topics(runs, top)
-        measured = tabulate_measures(evaluations, differences)
-        notes = format_notes({evaluation.name: evaluation.notes for evaluation in evaluations})
-        limits = [*_list_run_limits(runs), *_note_missing_texts(topics)]
-        return ComparisonPage(
-            task=task,
-            notes=[*notes, *remarks, *measured.notes, *limits],
-            runs=views,
-            judged_by=judged_by,
-            topics=topics,
-            anchors=make_anchors([topic.topic for topic in topics]),
-            marks=_make_marks(views),
-            shared=_find_shared_facts(views),
-            measured=measured,
-            stances=compute_label_shares(
-                {run.letter: run.run for run in runs},
-                evaluations[0].qrels,
-                task.stances,
-            ),
-            top=top,
-            costs=_compare_costs([view.stages for view in views if view.stages is not None]),
-        )
+
+def _make_page(
+    runs: Sequence[_ComparedRun],
+    task: Task,
+    judged_by: Mapping[str, Path],
+    comparison: RunComparison,
+    top: int,
+) -> ComparisonPage:
+    """Return the page of open runs; arguments as for `gather_comparison`."""
+    for folder in _list_folders(runs):
+        folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
+
+    views = _view_runs(runs, task)
+    topics = _view_topics(runs, top)
+    evaluations = [run.evaluation for run in runs]
+    measured = tabulate_measures(evaluations, comparison.rows)
+    notes_by_run = {evaluation.name: evaluation.notes for evaluation in evaluations}
+    return ComparisonPage(
+        task=task,
+        notes=[
+            *format_notes(notes_by_run),
+            *comparison.notes,
+            *measured.notes,
+            *_list_run_limits(runs),
+            *_note_missing_texts(topics),
+        ],
+        runs=views,
+        judged_by=judged_by,
+        topics=topics,
+        anchors=make_anchors([topic.topic for topic in topics]),
+        marks=_make_marks(views),
+        shared=_find_shared_facts(views),
+        measured=measured,
+        stances=compute_label_shares(
+            {run.letter: run.run for run in runs},
+            evaluations[0].qrels,
+            task.stances,
+        ),
+        top=top,
+        costs=_compare_costs([view.stages for view in views if view.stages is not None]),
+    )
 
 
 def _open_runs(
     evaluations: Sequence[Evaluation], paths: Sequence[Path | None], stack: ExitStack
 ) -> list[_ComparedRun]:
-    """Return the runs with their letters; the stack closes the folders that they have."""
+    """Open the folders of runs, which the stack closes, and give each run its letter."""
     runs: list[_ComparedRun] = []
     for letter, evaluation, path in zip(LETTERS, evaluations, paths, strict=False):
         folder = None if path is None else stack.enter_context(open_folder(path))
@@ -238,18 +253,21 @@ def _view_runs(runs: Sequence[_ComparedRun], task: Task) -> list[RunView]:
 
     views: list[RunView] = []
     for index, run in enumerate(runs):
-        facts = _describe_file(run.run)
-        if run.folder is not None:
-            facts = _describe_folder(run.folder, task)
+        if run.folder is None:
+            facts = _describe_file(run.run)
+            stages = None
+        else:
             settings = _list_settings(run.folder.config)
+            facts = _describe_folder(run.folder, task)
             facts |= {name: str(settings.get(name)) for name in differing}
+            stages = run.folder.stages
         view = RunView(
             index=index,
             letter=run.letter,
             name=run.evaluation.name,
             facts=facts,
             confusion=list_confusion(run.run, run.evaluation.qrels),
-            stages=None if run.folder is None else run.folder.stages,
+            stages=stages,
         )
         views.append(view)
     return views
@@ -265,37 +283,35 @@ def _describe_file(run: ParsedRun) -> dict[str, str]:
 
 
 def _describe_folder(folder: RunFolder, task: Task) -> dict[str, str]:
-    """Return the facts about the run of a folder, by name.
-
-    The task is that of the page.
-    """
+    """Return the facts about the run of a folder, by name, without the task, which all runs share."""
     facts = describe_run(folder.config, task, folder.stages, folder.run)
     del facts["task"]
-    failures = sum(len(in_file) for in_file in folder.failures.values())
+    failures = sum(len(failures_in_file) for failures_in_file in folder.failures.values())
     facts["failures"] = f"{failures:,}"
     return facts
 
 
 def _find_differing_settings(folders: Sequence[RunFolder]) -> list[str]:
     """Return the names of the settings in which the runs differ."""
-    settings = [_list_settings(folder.config) for folder in folders]
-    names = dict.fromkeys(name for of_run in settings for name in of_run)
+    settings_of_runs = [_list_settings(folder.config) for folder in folders]
+    names = dict.fromkeys(chain.from_iterable(settings_of_runs))
 
     differing: list[str] = []
     for name in names:
-        distinct = {str(of_run.get(name)) for of_run in settings}
-        if len(distinct) > 1:
+        values = {str(settings.get(name)) for settings in settings_of_runs}
+        if len(values) > 1:
             differing.append(name)
     return differing
 
 
 def _list_settings(config: Config) -> dict[str, object]:
     """Return the settings that determine a run after the first stage, by dotted name."""
-    dumped = config.model_dump(mode="json")
-    values = {name: dumped[name] for name in DECISIVE if dumped[name] is not None}
-    values["engine"]["model"] = config.engine.model_name
-    settings = flatten(values)
-    return {name: value for name, value in settings.items() if not is_one_of(name, INCIDENTAL)}
+    all_values = config.model_dump(mode="json")
+    decisive = {name: all_values[name] for name in DECISIVE if all_values[name] is not None}
+    decisive["engine"]["model"] = config.engine.model_name
+    return {
+        name: value for name, value in flatten(decisive).items() if not is_one_of(name, INCIDENTAL)
+    }
 
 
 def _find_shared_facts(runs: Sequence[RunView]) -> dict[str, str]:
@@ -331,25 +347,26 @@ def _view_topics(runs: Sequence[_ComparedRun], top: int) -> list[ComparedTopic]:
 
 def _view_topic(topic_id: str, runs: Sequence[_ComparedRun], top: int) -> ComparedTopic:
     """Return a topic with the first `top` documents of each run."""
-    shown: set[str] = set()
+    document_ids: set[str] = set()
     for run in runs:
         ranking = run.run.rankings.get(topic_id, [])
-        shown.update(candidate.document_id for candidate in ranking[:top])
+        document_ids.update(candidate.document_id for candidate in ranking[:top])
 
-    places_by_run = [_find_places(topic_id, run, shown) for run in runs]
-    texts = _find_texts(topic_id, runs, shown)
-    qrels = runs[0].evaluation.qrels
+    texts = _find_texts(topic_id, runs, document_ids)
+    places_by_run = [_find_places(topic_id, run, document_ids) for run in runs]
     has_topic = [topic_id in run.run.rankings for run in runs]
+    qrels = runs[0].evaluation.qrels
 
     documents: list[ComparedDocument] = []
-    for document_id in shown:
-        places = [places.get(document_id) for places in places_by_run]
-        document = _view_document(
+    for document_id in document_ids:
+        places = [places_of_run.get(document_id) for places_of_run in places_by_run]
+        document = ComparedDocument(
             document_id=document_id,
             text=texts.get(document_id),
             people=get_assessments(qrels, topic_id, document_id),
             places=places,
-            has_topic=has_topic,
+            stances_differ=_have_different_stances(places),
+            top_differs=_is_top_of_some(places, has_topic),
         )
         documents.append(document)
     return ComparedTopic(
@@ -361,9 +378,9 @@ def _view_topic(topic_id: str, runs: Sequence[_ComparedRun], top: int) -> Compar
 def _find_places(
     topic_id: str, compared: _ComparedRun, document_ids: set[str]
 ) -> dict[str, RankedPlace]:
-    """Return the places of documents in a run, by document id.
+    """Return the places of documents in the ranking of a topic by a run, by document id.
 
-    Documents that it lacks are left out.
+    Documents that the ranking lacks are left out.
     """
     grades: dict[str, Mapping[str, float]] = {}
     if compared.folder is not None:
@@ -385,11 +402,11 @@ def _find_places(
 def _find_texts(
     topic_id: str, runs: Iterable[_ComparedRun], document_ids: set[str]
 ) -> dict[str, str]:
-    """Return the texts of documents, each from the first run whose corpus has it."""
+    """Return the texts of documents by id, each from the first run whose corpus has it."""
     texts: dict[str, str] = {}
     for folder in _list_folders(runs):
-        missing = document_ids - texts.keys()
-        texts |= folder.texts(topic_id, missing)
+        missing_ids = document_ids - texts.keys()
+        texts |= folder.texts(topic_id, missing_ids)
     return texts
 
 
@@ -404,32 +421,28 @@ def _find_topic(topic_id: str, runs: Iterable[_ComparedRun]) -> Topic:
     return Topic(topic_id, "")
 
 
-def _view_document(
-    *,
-    document_id: str,
-    text: str | None,
-    people: dict[str, str],
-    places: list[RankedPlace | None],
-    has_topic: Sequence[bool],
-) -> ComparedDocument:
-    """Return a document with what the runs differ in.
+def _have_different_stances(places: Sequence[RankedPlace | None]) -> bool:
+    """Return whether runs give a document different stances.
 
-    `has_topic` says which runs have its topic.
+    Args:
+        places: Place of the document in each run; None where the run lacks it.
     """
     stances = {place.stance for place in places if place is not None and place.stance}
-    is_at_top = [
-        place is not None and place.rank <= CUTOFF
-        for place, run_has_topic in zip(places, has_topic, strict=True)
-        if run_has_topic
-    ]
-    return ComparedDocument(
-        document_id=document_id,
-        text=text,
-        people=people,
-        places=places,
-        stances_differ=len(stances) > 1,
-        top_differs=any(is_at_top) and not all(is_at_top),
-    )
+    return len(stances) > 1
+
+
+def _is_top_of_some(places: Sequence[RankedPlace | None], has_topic: Sequence[bool]) -> bool:
+    """Return whether a document is within the cutoff of some runs with its topic, but not of all.
+
+    Args:
+        places: Place of the document in each run; None where the run lacks it.
+        has_topic: Whether each run has the topic.
+    """
+    is_top: list[bool] = []
+    for place, run_has_topic in zip(places, has_topic, strict=True):
+        if run_has_topic:
+            is_top.append(place is not None and place.rank <= CUTOFF)
+    return any(is_top) and not all(is_top)
 
 
 def _rank_document(document: ComparedDocument) -> tuple[int, int, str]:

@@ -252,6 +252,7 @@ def render_matrix(comparison: PromptComparison, qrels: Qrels, judged_by: Mapping
         judged_by: Qrels files by aspect.
     """
     variants = _view_variants(comparison)
+    rows = build_rows(comparison, qrels)
     failures = Counter(failure.kind for failure in comparison.all_failures())
     page = MatrixPage(
         task=comparison.task,
@@ -262,7 +263,7 @@ def render_matrix(comparison: PromptComparison, qrels: Qrels, judged_by: Mapping
         judged_by=judged_by,
         verdict=comparison.verdict.sentence,
         parts=[_view_part(part, comparison, variants) for part in comparison.parts],
-        groups=_group_rows(build_rows(comparison, qrels)),
+        groups=_group_rows(rows),
         fields=list(get_labels(comparison.task.question.answer)),
         aspect=next(iter(qrels.grades)),
         failures=dict(failures),
@@ -271,27 +272,24 @@ def render_matrix(comparison: PromptComparison, qrels: Qrels, judged_by: Mapping
 
 
 def _view_variants(comparison: PromptComparison) -> list[VariantView]:
-    """Return the compared prompts.
-
-    The wording of the first is given in full, then differences from it.
-    """
-    baseline = _format_prompt(comparison.variants[0].prompt)
-    winner = comparison.verdict.winner
+    """Return the compared prompts: the wording of the first, and how the others differ from it."""
+    first_wording = _format_prompt(comparison.variants[0].prompt)
 
     views: list[VariantView] = []
     for index, variant in enumerate(comparison.variants):
-        wording_title = "text"
-        wording = baseline
-        if index > 0:
+        if index == 0:
+            wording_title = "text"
+            wording = first_wording
+        else:
             wording_title = f"differences from {LETTERS[0]}"
-            wording = _format_changes(baseline, _format_prompt(variant.prompt))
+            wording = _format_changes(first_wording, _format_prompt(variant.prompt))
         view = VariantView(
             index=index,
             letter=LETTERS[index],
             name=variant.name,
             prompt=variant.prompt.label,
             examples=len(variant.prompt.examples),
-            is_best=variant.name == winner,
+            is_best=variant.name == comparison.verdict.winner,
             wording_title=wording_title,
             wording=wording,
         )
@@ -321,6 +319,7 @@ def _view_part(
     """Return a part of the sample with the measures of the variants that judged it."""
     names = {variant.name for variant in comparison.variants_in(part)}
     judged = [view for view in views if view.name in names]
+    others = judged[1:]
     return PartView(
         title=_PART_TITLES[part.name],
         documents=len(part.sample),
@@ -328,7 +327,7 @@ def _view_part(
         measures=part.measures,
         variants=[_view_measures(part, comparison, view) for view in judged],
         chance=part.chance,
-        changes=_list_changes(part, judged[1:]),
+        changes=_list_changes(part, others),
     )
 
 
@@ -354,25 +353,22 @@ def _list_changes(part: PartMeasures, others: Sequence[VariantView]) -> list[Mea
     """Return the differences of the other variants from the first one, by measure."""
     changes: list[MeasureChanges] = []
     for measure in part.measures:
-        by_variant = [
-            VariantChange(view, read_change(part.differences[view.name, measure]))
-            for view in others
-        ]
+        by_variant: list[VariantChange] = []
+        for view in others:
+            change = read_change(part.differences[view.name, measure])
+            by_variant.append(VariantChange(view, change))
         changes.append(MeasureChanges(measure, by_variant))
     return changes
 
 
 def _group_rows(rows: Sequence[MatrixRow]) -> list[RowGroup]:
-    """Group documents by whether the variants agree.
-
-    Those without any judgment do neither.
-    """
+    """Group documents by whether the variants agree; those without any judgment are the last group."""
     judged = [row for row in rows if row.is_judged]
+    failed = [row for row in rows if not row.is_judged]
     groups = [
         RowGroup("The variants differ", [row for row in judged if row.differs]),
         RowGroup("The variants agree", [row for row in judged if not row.differs]),
     ]
-    failed = [row for row in rows if not row.is_judged]
     if failed:
         groups.append(RowGroup("No variant has an answer", failed))
     return groups
@@ -382,90 +378,130 @@ def build_rows(comparison: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
     """Return a row for each judged document, ordered by disagreement, largest first."""
     rows: list[MatrixRow] = []
     for part in comparison.parts:
-        for item in part.sample:
-            rows.append(_build_row(part, item, comparison, qrels))
+        rows += [_build_row(part, sampled, comparison, qrels) for sampled in part.sample]
     return sorted(rows, key=lambda row: -row.spread)
 
 
 def _build_row(
-    part: PartMeasures, item: Sampled, comparison: PromptComparison, qrels: Qrels
+    part: PartMeasures, sampled: Sampled, comparison: PromptComparison, qrels: Qrels
 ) -> MatrixRow:
-    """Return the row of a document of a part."""
-    task = comparison.task
-    judgments = _find_judgments(part, item, comparison)
-    cells: list[Cell] = []
-    for variant in comparison.variants:
-        judgment = judgments.get(variant.name)
-        if judgment is not None:
-            cells.append(_build_cell(item, judgment, qrels, task))
-        else:
-            failure = _find_failure(part, item, variant.name, comparison)
-            cells.append(_build_empty_cell(failure))
+    """Return the row of a document, with the judgments of all variants.
 
-    highest = max(scale.highest for scale in task.aspects.values())
-    disagreement = _measure_disagreement(list(judgments.values()), highest)
-    aspect = next(name for name in task.question.grades if name in qrels.grades)
-    misses = 0
-    if task.qrels_mapping_of(aspect) is not None:
-        misses = len(judgments) - sum(_is_hit(cell, aspect) for cell in cells)
+    Args:
+        part: Part of the sample.
+        sampled: Document of the part.
+        comparison: Judged variants.
+        qrels: Judgments by assessors.
+    """
+    judgments = _find_judgments(part, sampled, comparison)
+    cells = _build_cells(part, sampled, judgments, comparison, qrels)
+    disagreement = _measure_disagreement(list(judgments.values()), comparison.task)
     return MatrixRow(
-        topic=next(topic for topic in comparison.topics if topic.id == item.topic_id),
-        document_id=item.document_id,
-        text=comparison.texts.get(item.document_id, ""),
-        assessments=_list_assessments(item, qrels),
-        label=_find_label(item, qrels) or "",
+        topic=_find_topic(sampled.topic_id, comparison),
+        document_id=sampled.document_id,
+        text=comparison.texts.get(sampled.document_id, ""),
+        assessments=_list_assessments(sampled, qrels),
+        label=_find_label(sampled, qrels) or "",
         cells=cells,
         differs=disagreement.fields,
         spread=disagreement.spread,
         requested=len(judgments),
-        misses=misses,
+        misses=_count_misses(cells, len(judgments), comparison.task, qrels),
     )
 
 
-def _find_judgments(
-    part: PartMeasures, item: Sampled, comparison: PromptComparison
-) -> dict[str, Judgment | None]:
-    """Return the judgment of a document by each variant that judged its part.
+def _build_cells(
+    part: PartMeasures,
+    sampled: Sampled,
+    judgments: Mapping[str, Judgment | None],
+    comparison: PromptComparison,
+    qrels: Qrels,
+) -> list[Cell]:
+    """Return the judgment of a document by each variant, or why there is none.
 
-    None if it failed.
+    Args:
+        part: Part of the sample.
+        sampled: Document of the part.
+        judgments: Judgments of the document, by variant.
+        comparison: Judged variants.
+        qrels: Judgments by assessors.
     """
-    document = (item.topic_id, item.document_id)
-    return {
-        variant.name: comparison.judged[part.name, variant.name].judgments.get(document)
-        for variant in comparison.variants_in(part)
-    }
+    cells: list[Cell] = []
+    for variant in comparison.variants:
+        judgment = judgments.get(variant.name)
+        if judgment is None:
+            failure = _find_failure(part, sampled, variant.name, comparison)
+            cells.append(_build_empty_cell(failure))
+        else:
+            cells.append(_build_cell(sampled, judgment, qrels, comparison.task))
+    return cells
+
+
+def _find_topic(topic_id: str, comparison: PromptComparison) -> Topic:
+    """Return a sampled topic."""
+    return next(topic for topic in comparison.topics if topic.id == topic_id)
+
+
+def _count_misses(cells: Iterable[Cell], requested: int, task: Task, qrels: Qrels) -> int:
+    """Count the variants whose first grade is not that of the assessors.
+
+    Args:
+        cells: Cells of a document.
+        requested: Number of variants that judged the document's part.
+        task: Task of the prompts.
+        qrels: Judgments by assessors.
+
+    Returns:
+        Number of variants; 0 if the task maps the grades of its prompt to none of the assessors.
+    """
+    aspect = next(name for name in task.question.grades if name in qrels.grades)
+    if task.qrels_mapping_of(aspect) is None:
+        return 0
+    hits = sum(_is_hit(cell, aspect) for cell in cells)
+    return requested - hits
+
+
+def _find_judgments(
+    part: PartMeasures, sampled: Sampled, comparison: PromptComparison
+) -> dict[str, Judgment | None]:
+    """Return the judgment of a document by each variant that judged its part; None if it failed."""
+    key = (sampled.topic_id, sampled.document_id)
+    judgments: dict[str, Judgment | None] = {}
+    for variant in comparison.variants_in(part):
+        judged = comparison.judged[part.name, variant.name]
+        judgments[variant.name] = judged.judgments.get(key)
+    return judgments
 
 
 def _find_failure(
-    part: PartMeasures, item: Sampled, variant: str, comparison: PromptComparison
+    part: PartMeasures, sampled: Sampled, variant: str, comparison: PromptComparison
 ) -> Failure | None:
-    """Return the last failed request of a variant about a document.
-
-    None if there is none.
-    """
+    """Return the last failed request of a variant about a document; None if there is none."""
     judged = comparison.judged.get((part.name, variant))
     if judged is None:
         return None
-    document = (item.topic_id, item.document_id)
-    failures = [
-        failure
-        for failure in judged.failures
-        if (failure.topic_id, failure.document_id) == document
-    ]
-    return failures[-1] if failures else None
+
+    for failure in reversed(judged.failures):
+        is_of_topic = failure.topic_id == sampled.topic_id
+        if is_of_topic and failure.document_id == sampled.document_id:
+            return failure
+    return None
 
 
-def _build_cell(item: Sampled, judgment: Judgment, qrels: Qrels, task: Task) -> Cell:
-    """Return the judgment of a document by a variant."""
-    assessed = {grade.name: round_grade(grade.value) for grade in _list_assessments(item, qrels)}
+def _build_cell(sampled: Sampled, judgment: Judgment, qrels: Qrels, task: Task) -> Cell:
+    """Return the judgment of a document by a variant, beside that of the assessors."""
+    assessed_grades: dict[str, int] = {}
+    for assessment in _list_assessments(sampled, qrels):
+        assessed_grades[assessment.name] = round_grade(assessment.value)
+
     grades: list[GradeView] = []
     for name, value in judgment.grades.items():
-        is_hit = _has_same_grade(judgment, name, task, assessed.get(name))
+        is_hit = _has_same_grade(judgment, name, task, assessed_grades.get(name))
         grades.append(_make_grade(name, value, task.aspects[name], is_hit=is_hit))
     return Cell(
         grades=grades,
         stance=judgment.stance,
-        is_stance_hit=judgment.stance == _find_label(item, qrels),
+        is_stance_hit=judgment.stance == _find_label(sampled, qrels),
         readings=judgment.readings,
         truncation=describe_truncation(judgment),
         failure=None,
@@ -501,16 +537,16 @@ def _is_hit(cell: Cell, aspect: str) -> bool:
     return any(grade.is_hit for grade in cell.grades if grade.name == aspect)
 
 
-def _find_label(item: Sampled, qrels: Qrels) -> str | None:
+def _find_label(sampled: Sampled, qrels: Qrels) -> str | None:
     """Return the stance of a document by assessors; None if they gave none."""
-    return qrels.stances.get(item.topic_id, {}).get(item.document_id)
+    return qrels.stances.get(sampled.topic_id, {}).get(sampled.document_id)
 
 
-def _list_assessments(item: Sampled, qrels: Qrels) -> list[GradeView]:
+def _list_assessments(sampled: Sampled, qrels: Qrels) -> list[GradeView]:
     """Return the grades of a document by assessors."""
     assessments: list[GradeView] = []
     for name, grades in qrels.grades.items():
-        value = grades.get(item.topic_id, {}).get(item.document_id)
+        value = grades.get(sampled.topic_id, {}).get(sampled.document_id)
         if value is not None:
             assessments.append(_make_grade(name, value, qrels.scales[name], is_hit=False))
     return assessments
@@ -518,38 +554,41 @@ def _list_assessments(item: Sampled, qrels: Qrels) -> list[GradeView]:
 
 def _make_grade(name: str, value: float, scale: Scale, *, is_hit: bool | None) -> GradeView:
     """Return a grade with the index of its colour, 0 for a grade of 0 and below."""
-    share = max(scale.to_share(value), 0.0)
-    return GradeView(name=name, value=value, heat=round(share * _HEAT), is_hit=is_hit)
+    share_of_scale = max(scale.to_share(value), 0.0)
+    heat = round(share_of_scale * _HEAT)
+    return GradeView(name=name, value=value, heat=heat, is_hit=is_hit)
 
 
-def _measure_disagreement(judgments: Sequence[Judgment | None], highest: int) -> _Disagreement:
+def _measure_disagreement(judgments: Sequence[Judgment | None], task: Task) -> _Disagreement:
     """Return the fields in which variants disagree about a document, and by how much.
 
-    The size is the largest difference of a grade, plus 1 for the stance, plus the highest grade
-    if a judgment is missing, which disagrees in every field.
+    The size is the largest difference of a grade, plus 1 for the stance. A missing judgment
+    disagrees in every field, and adds the highest grade.
 
     Args:
-        judgments: Judgment of each variant that judged the document's part.
-        highest: Highest grade of any scale.
+        judgments: Judgment of each variant that judged the document's part; None if it failed.
+        task: Task of the judgments.
     """
     judged = [judgment for judgment in judgments if judgment is not None]
     if not judged:
         return _Disagreement(fields=[], spread=0.0)
 
-    is_incomplete = len(judged) < len(judgments)
     fields: list[str] = []
     spread = 0.0
     for name in judged[0].grades:
         grades = [judgment.grades[name] for judgment in judged]
         spread = max(spread, max(grades) - min(grades))
-        if is_incomplete or _differ(round_grade(grade) for grade in grades):
+        if _differ(round_grade(grade) for grade in grades):
             fields.append(name)
 
-    if is_incomplete or _differ(judgment.stance for judgment in judged):
+    if len(judged) < len(judgments):
+        all_fields = [*judged[0].grades, STANCE]
+        highest_grade = max(scale.highest for scale in task.aspects.values())
+        return _Disagreement(fields=all_fields, spread=spread + 1 + highest_grade)
+
+    if _differ(judgment.stance for judgment in judged):
         fields.append(STANCE)
         spread += 1
-    if is_incomplete:
-        spread += highest
     return _Disagreement(fields, spread)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from pandas import DataFrame
 
@@ -142,34 +143,49 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
         evaluations: Evaluations with the same qrels; the first one has all measures.
         differences: Rows of `significance.compare`.
     """
-    value_rows = []
-    for evaluation in evaluations:
-        value_rows += evaluation.summary().to_dict("records")
-    change_rows = differences.to_dict("records")
-
-    changes = {(row["run"], row["measure"]): read_change(row) for row in change_rows}
-    values: dict[tuple[str, Measure], RunMeasure] = {}
-    for row in value_rows:
-        key = (row["run"], row["measure"])
-        values[key] = _read_value(row, changes.get(key))
-
-    names = [evaluation.name for evaluation in evaluations]
-    measures = dict.fromkeys(measure for _, measure in values)
+    summaries = [evaluation.summary() for evaluation in evaluations]
+    values = _read_values(summaries, _read_changes(differences))
     rows: dict[Measure, MeasureRow] = {}
-    for measure in measures:
-        by_run = [values.get((name, measure)) for name in names]
+    for measure, values_by_run in values.items():
+        by_run = [values_by_run.get(evaluation.name) for evaluation in evaluations]
         rows[measure] = MeasureRow(measure, by_run)
 
     headline = list_headline(evaluations[0].qrels)
     by_topic = _collect_topic_values(evaluations, headline)
+    records = [frame.to_dict("records") for frame in (*summaries, differences)]
     return MeasureTable(
         headline=[rows[measure] for measure in headline],
         rows=list(rows.values()),
         by_topic=by_topic,
         plots=_plot_measures(by_topic),
         coverage=_list_coverage(evaluations, headline),
-        notes=describe_intervals([*value_rows, *change_rows]),
+        notes=describe_intervals(chain.from_iterable(records)),
     )
+
+
+def _read_changes(differences: DataFrame) -> dict[tuple[str, Measure], Change]:
+    """Return the differences in the rows of `significance.compare`, by run and measure."""
+    rows = differences.to_dict("records")
+    return {(row["run"], row["measure"]): read_change(row) for row in rows}
+
+
+def _read_values(
+    summaries: Iterable[DataFrame], changes: Mapping[tuple[str, Measure], Change]
+) -> dict[Measure, dict[str, RunMeasure]]:
+    """Return the values in the rows of `Evaluation.summary`, by measure and run.
+
+    Args:
+        summaries: Rows of each run.
+        changes: Differences from the baseline, by run and measure.
+    """
+    values: dict[Measure, dict[str, RunMeasure]] = {}
+    for summary in summaries:
+        for row in summary.to_dict("records"):
+            name = row["run"]
+            measure = row["measure"]
+            values_of_measure = values.setdefault(measure, {})
+            values_of_measure[name] = _read_value(row, changes.get((name, measure)))
+    return values
 
 
 def read_change(row: Mapping[str, float]) -> Change:
@@ -202,23 +218,23 @@ def _read_value(row: Mapping[str, float], change: Change | None) -> RunMeasure:
 def _collect_topic_values(
     evaluations: Sequence[Evaluation], measures: Sequence[Measure]
 ) -> dict[Measure, list[dict[str, float]]]:
-    """Return the values by topic of each run, by measure.
-
-    Measures that a run lacks are left out.
-    """
+    """Return the values by topic of each run, by measure; without measures that a run lacks."""
     by_topic: dict[Measure, list[dict[str, float]]] = {}
     for measure in measures:
-        estimates = [evaluation.estimates.get(measure) for evaluation in evaluations]
-        values = [estimate.values_by_topic() for estimate in estimates if estimate is not None]
-        if len(values) == len(evaluations):
-            by_topic[measure] = values
+        if all(measure in evaluation.estimates for evaluation in evaluations):
+            estimates = [evaluation.estimates[measure] for evaluation in evaluations]
+            by_topic[measure] = [estimate.values_by_topic() for estimate in estimates]
     return by_topic
 
 
 def _plot_measures(by_topic: Mapping[Measure, list[dict[str, float]]]) -> list[TopicPlot]:
     """Return a plot for each measure with enough topics."""
-    plots = [TopicPlot(measure, plot_topics(values)) for measure, values in by_topic.items()]
-    return [plot for plot in plots if plot.topics]
+    plots: list[TopicPlot] = []
+    for measure, values in by_topic.items():
+        topics = plot_topics(values)
+        if topics:
+            plots.append(TopicPlot(measure, topics))
+    return plots
 
 
 def plot_topics(runs: Sequence[Mapping[str, float]]) -> list[PlottedTopic]:
@@ -234,8 +250,8 @@ def plot_topics(runs: Sequence[Mapping[str, float]]) -> list[PlottedTopic]:
     if len(topic_ids) < _MIN_PLOTTED:
         return []
 
-    first_run = runs[0]
-    ordered = sorted(topic_ids, key=lambda topic_id: -first_run.get(topic_id, _NO_VALUE))
+    first_values = {topic_id: runs[0].get(topic_id, _NO_VALUE) for topic_id in topic_ids}
+    ordered = sorted(topic_ids, key=lambda topic_id: -first_values[topic_id])
     return [_plot_topic(topic_id, runs) for topic_id in ordered]
 
 

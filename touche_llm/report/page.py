@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -187,21 +188,25 @@ def describe_run(
     config: Config, task: Task, stages: StageRecords, run: ParsedRun
 ) -> dict[str, str]:
     """Return the facts about a run, by name; empty ones are omitted."""
-    corpus = config.dataset or config.corpus or config.index
-    if corpus is None:
-        corpus = config.retriever.kind.describe(config.retriever_settings)
-
     facts = {
         "task": task.title,
         **join_texts(stages.finished.values(), FactGroup.SETUP),
         "ranked by": ", ".join(config.rank),
         "objective": config.criterion,
-        "corpus": "" if corpus is None else str(corpus),
+        "corpus": _describe_corpus(config),
         "topics": f"{len(run.rankings):,}",
         "lines": f"{count_lines(run):,}",
         "tag": config.tag,
     }
-    return {name: value for name, value in facts.items() if value}
+    return {name: text for name, text in facts.items() if text}
+
+
+def _describe_corpus(config: Config) -> str:
+    """Return where the documents of a run come from: a dataset, a file, an index, or the retriever."""
+    corpus = config.dataset or config.corpus or config.index
+    if corpus is None:
+        corpus = config.retriever.kind.describe(config.retriever_settings)
+    return "" if corpus is None else str(corpus)
 
 
 def count_lines(run: ParsedRun) -> int:
@@ -221,10 +226,7 @@ def list_confusion(run: ParsedRun, qrels: Qrels) -> list[list[int]]:
 
 
 def tabulate_costs(records: Sequence[StageRecord | None]) -> list[CostRow]:
-    """Return a row for each cost, with a column for each record.
-
-    A missing cost is a dash.
-    """
+    """Return a row for each cost, with a column for each record; a missing cost is a dash."""
     columns = [_list_costs(record) for record in records]
     labels = dict.fromkeys(label for column in columns for label in column)
 
@@ -245,26 +247,24 @@ def _list_costs(record: StageRecord | None) -> dict[str, str]:
 def compute_label_shares(
     runs: Mapping[str, ParsedRun], qrels: Qrels | None, labels: Iterable[str]
 ) -> list[LabelShares]:
-    """Return the share of each label in each run and by assessors.
-
-    Sets without labels are omitted.
+    """Return the share of each label in each run and by assessors, as far as they have labels.
 
     Args:
         runs: Runs by name.
         qrels: Judgments by assessors, if there are any.
         labels: Labels of the task.
     """
-    label_sets = {name: list(run.stances.values()) for name, run in runs.items()}
+    given_labels = {name: list(run.stances.values()) for name, run in runs.items()}
     if qrels is not None:
-        judged_topics = qrels.stances.values()
-        label_sets["assessors"] = [label for topic in judged_topics for label in topic.values()]
+        labels_by_topic = [judged.values() for judged in qrels.stances.values()]
+        given_labels["assessors"] = list(chain.from_iterable(labels_by_topic))
 
-    label_names = list(labels)
-    return [
-        _count_shares(name, given_labels, label_names)
-        for name, given_labels in label_sets.items()
-        if given_labels
-    ]
+    task_labels = list(labels)
+    shares: list[LabelShares] = []
+    for name, given in given_labels.items():
+        if given:
+            shares.append(_count_shares(name, given, task_labels))
+    return shares
 
 
 def _count_shares(name: str, given_labels: Sequence[str], labels: Sequence[str]) -> LabelShares:

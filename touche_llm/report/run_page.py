@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +16,7 @@ from touche_llm.data.records import Failure, Topic
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_judging, evaluate_run, list_headline
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, select_topics
-from touche_llm.evaluation.significance import compare
+from touche_llm.evaluation.significance import Estimate, compare
 from touche_llm.kinds.known import get_kind
 from touche_llm.report.agreement import AgreementSection, describe_agreement
 from touche_llm.report.measures import (
@@ -117,6 +117,24 @@ class FailureCount:
     requests: int
 
 
+@dataclass(frozen=True, slots=True)
+class FailureList:
+    """Failed requests of a run.
+
+    Attributes:
+        counts: Numbers of all of them.
+        first: First ones, shown with their completions.
+    """
+
+    counts: list[FailureCount]
+    first: list[Failure]
+
+    @property
+    def total(self) -> int:
+        """Number of all failed requests."""
+        return sum(count.requests for count in self.counts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage(Page):
     """The page of a run.
@@ -133,10 +151,8 @@ class RunPage(Page):
         agreement: Agreement of the judge with the assessors; None without common documents.
         stages: Finished stages.
         costs: Costs, with a column for each stage.
-        failure_counts: Numbers of failed requests.
-        failures: First failures, shown with their completions.
+        failures: Failed requests.
         aspects: Aspects by which the model and the assessors can be compared.
-        has_judge_ranks: Whether a document has a rank by judgment, before later steps.
     """
 
     template: ClassVar[str] = "run"
@@ -152,15 +168,14 @@ class RunPage(Page):
     agreement: AgreementSection | None
     stages: list[StageName]
     costs: list[CostRow]
-    failure_counts: list[FailureCount]
-    failures: list[Failure]
+    failures: FailureList
     aspects: list[str]
-    has_judge_ranks: bool
 
     @property
-    def failure_total(self) -> int:
-        """Number of all failed requests."""
-        return sum(count.requests for count in self.failure_counts)
+    def has_judge_ranks(self) -> bool:
+        """Whether a document with text has a rank by judgment, before later steps."""
+        documents = [document for topic in self.topics for document in topic.documents]
+        return any(document.row.judge is not None for document in documents)
 
 
 def gather_report(
@@ -184,56 +199,100 @@ def gather_report(
 
 
 def _make_page(opened: RunFolder, name: str, qrels: Qrels | None, top: int) -> RunPage:
-    """Return the page of an open run folder, with judgments of the run's topics."""
+    """Return the page of an open run folder.
+
+    Args:
+        opened: Folder of the run.
+        name: Name of the folder.
+        qrels: Judgments of the run's topics; None for none.
+        top: Number of documents of each topic that are shown with text.
+    """
     run = opened.run
     task = opened.task
     before = get_kind(task).before_judging
-    measured = None
-    agreement = None
-    if qrels is not None:
-        measured = measure_run(run, opened.first, qrels, before)
-        agreement = describe_agreement(opened.records.judgments, qrels, task)
-    notes = [*_describe_evaluation(opened, measured, qrels), *_note_gaps(opened)]
+    evaluation = _evaluate(opened, qrels, before)
 
     opened.check_documents(ranking[:top] for ranking in run.rankings.values())
-    topics = [_view_topic(opened, topic_id, qrels, measured, top) for topic_id in run.rankings]
-    shown_rows = [document.row for topic in topics for document in topic.documents]
-    aspects = dict.fromkeys(aspect for row in shown_rows for aspect in row.people)
+    topics: list[TopicView] = []
+    for topic_id in run.rankings:
+        scores = evaluation.list_scores(topic_id)
+        topics.append(_view_topic(opened, topic_id, qrels, scores, top))
 
-    failures = [failure for in_file in opened.failures.values() for failure in in_file]
     stages = opened.stages.finished
     return RunPage(
         task=task,
-        notes=notes + opened.notes,
+        notes=[*evaluation.notes, *_note_gaps(opened), *opened.notes],
         name=name,
         before=before,
         facts=describe_run(opened.config, task, opened.stages, run),
         topics=topics,
         anchors=make_anchors([topic.topic for topic in topics]),
-        marks=[
-            PlotMark(name=_RUN, sign="●", style="run"),
-            PlotMark(name=before, sign="○", style="first"),
-        ],
+        marks=_make_marks(before),
         stances=compute_label_shares({_RUN: run}, qrels, task.stances),
-        measured=measured,
-        agreement=agreement,
+        measured=evaluation.measured,
+        agreement=evaluation.agreement,
         stages=list(stages),
         costs=tabulate_costs(list(stages.values())),
-        failure_counts=_count_failures(opened.failures),
-        failures=failures[:_MAX_FAILURES],
-        aspects=list(aspects),
-        has_judge_ranks=any(row.judge is not None for row in shown_rows),
+        failures=_collect_failures(opened.failures),
+        aspects=_list_assessed_aspects(topics),
     )
 
 
-def _describe_evaluation(
-    opened: RunFolder, measured: MeasuredRun | None, qrels: Qrels | None
-) -> list[str]:
-    """Return the notes on the measures of a run, or that it has none."""
-    if measured is None or qrels is None:
-        return ["No qrels were given, so the run is not evaluated."]
+def _make_marks(before: str) -> list[PlotMark]:
+    """Return the marks in plots of a run and of its ranking before the judgments."""
+    return [
+        PlotMark(name=_RUN, sign="●", style="run"),
+        PlotMark(name=before, sign="○", style="first"),
+    ]
+
+
+def _list_assessed_aspects(topics: Iterable[TopicView]) -> list[str]:
+    """Return the aspects in which assessors judged a document that is shown with text."""
+    aspects: dict[str, None] = {}
+    for topic in topics:
+        for document in topic.documents:
+            aspects.update(dict.fromkeys(document.row.people))
+    return list(aspects)
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """Evaluation of a run and of its judge.
+
+    Attributes:
+        measured: Measures; None without qrels.
+        agreement: Agreement of the judge with the assessors; None without common documents.
+        notes: What readers should know about them.
+    """
+
+    measured: MeasuredRun | None
+    agreement: AgreementSection | None
+    notes: list[str]
+
+    def list_scores(self, topic_id: str) -> list[TopicScore]:
+        """Return the values of a topic by the headline measures; none without qrels."""
+        return [] if self.measured is None else _list_scores(topic_id, self.measured)
+
+
+def _evaluate(opened: RunFolder, qrels: Qrels | None, before: str) -> _Evaluation:
+    """Evaluate a run and its judge, if there are qrels.
+
+    Args:
+        opened: Folder of the run.
+        qrels: Judgments of the run's topics; None for none.
+        before: Name of the ranking before the judgments.
+    """
+    if qrels is None:
+        note = "No qrels were given, so the run is not evaluated."
+        return _Evaluation(measured=None, agreement=None, notes=[note])
+
+    measured = measure_run(opened.run, opened.first, qrels, before)
     fitted = describe_fitted("The run", opened.run, opened.config.fitted_on, qrels)
-    return [*measured.notes, *fitted]
+    return _Evaluation(
+        measured=measured,
+        agreement=describe_agreement(opened.records.judgments, qrels, opened.task),
+        notes=[*measured.notes, *fitted],
+    )
 
 
 def _note_gaps(opened: RunFolder) -> Iterator[str]:
@@ -242,39 +301,46 @@ def _note_gaps(opened: RunFolder) -> Iterator[str]:
     if missing:
         yield f"Topics without a line in the run: {', '.join(missing)}."
 
-    rank = opened.stages.rank
-    if rank is not None and rank.imputed_stances:
-        imputed = f"{rank.imputed_stances:,}"
+    rank_record = opened.stages.rank
+    if rank_record is not None and rank_record.imputed_stances:
+        imputed = f"{rank_record.imputed_stances:,}"
         yield f"Imputed stances, for lack of a usable answer: {imputed}. They are counted below."
 
     for record in opened.stages.finished.values():
-        for name, counts in record.labels.items():
+        for prompt, counts in record.labels.items():
             for problem in (*counts.list_problems(), *counts.describe_overruled()):
-                yield f"Prompt {name}: {problem}."
+                yield f"Prompt {prompt}: {problem}."
 
 
 def _view_topic(
     opened: RunFolder,
     topic_id: str,
     qrels: Qrels | None,
-    measured: MeasuredRun | None,
+    scores: list[TopicScore],
     top: int,
 ) -> TopicView:
-    """Return a topic with its documents; the first `top` of them have a text."""
+    """Return what the page shows of a topic.
+
+    Args:
+        opened: Folder of the run.
+        topic_id: Id of the topic.
+        qrels: Judgments by assessors; None for none.
+        scores: Values of the topic.
+        top: Number of documents that are shown with text.
+    """
     rows = opened.rows(topic_id, qrels)
-    shown_rows = rows[:_MAX_ROWS]
-    first_without_text = max(top, _MAX_ROWS)
+    shown = max(top, _MAX_ROWS)
     return TopicView(
         topic=opened.topics[topic_id],
-        scores=[] if measured is None else _list_scores(topic_id, measured),
+        scores=scores,
         documents=[opened.document(topic_id, row) for row in rows[:top]],
-        rows=shown_rows[top:],
-        omitted=len(rows[first_without_text:]),
+        rows=rows[top:shown],
+        omitted=len(rows[shown:]),
     )
 
 
 def _list_scores(topic_id: str, measured: MeasuredRun) -> list[TopicScore]:
-    """Return the values of a topic by the measures that run and first stage have."""
+    """Return the values of a topic by the headline measures that the run has for it."""
     scores: list[TopicScore] = []
     for measure, (run_values, first_values) in measured.by_topic.items():
         if topic_id in run_values:
@@ -287,13 +353,16 @@ def _list_scores(topic_id: str, measured: MeasuredRun) -> list[TopicScore]:
     return scores
 
 
-def _count_failures(failures: Mapping[str, Sequence[Failure]]) -> list[FailureCount]:
-    """Count the failures of each kind in each file."""
+def _collect_failures(failures_by_file: Mapping[str, Sequence[Failure]]) -> FailureList:
+    """Count all failures by kind and file, and list the first ones."""
     counts: list[FailureCount] = []
-    for file, in_file in failures.items():
-        for kind, requests in Counter(failure.kind for failure in in_file).items():
+    all_failures: list[Failure] = []
+    for file, failures in failures_by_file.items():
+        all_failures += failures
+        requests_by_kind = Counter(failure.kind for failure in failures)
+        for kind, requests in requests_by_kind.items():
             counts.append(FailureCount(kind=kind, file=file, requests=requests))
-    return counts
+    return FailureList(counts=counts, first=all_failures[:_MAX_FAILURES])
 
 
 def measure_run(
@@ -304,13 +373,13 @@ def measure_run(
     The first stage has no stances, so only the graded aspects have differences.
     """
     depth = max(len(ranking) for ranking in first_stage.rankings.values())
-    graded = replace(qrels, stances={})
     evaluation = evaluate_run(_RUN, run, qrels, depth)
-    first_evaluation = evaluate_run(first_stage_name, first_stage, graded, depth)
+    qrels_without_stances = replace(qrels, stances={})
+    first_evaluation = evaluate_run(first_stage_name, first_stage, qrels_without_stances, depth)
 
     differences = _compare_stages(evaluation, first_evaluation)
     table = tabulate_measures([evaluation, first_evaluation], differences)
-    judging = describe_judging(evaluation, first_evaluation)
+    judging_notes = describe_judging(evaluation, first_evaluation)
     return MeasuredRun(
         headline=_name_stages(table.headline),
         rows=_name_stages(table.rows),
@@ -318,27 +387,25 @@ def measure_run(
         plots=table.plots,
         coverage=table.coverage,
         confusion=list_confusion(run, qrels),
-        notes=[*evaluation.notes, *judging, *table.notes],
+        notes=[*evaluation.notes, *judging_notes, *table.notes],
     )
 
 
 def _compare_stages(run: Evaluation, first_stage: Evaluation) -> DataFrame:
-    """Compare a run with its first stage by nDCG@5, as `significance.compare` does."""
+    """Compare a run with its first stage by nDCG@5; the rows are those of `significance.compare`."""
     measures = list_headline(first_stage.qrels)
     if not measures:
         return DataFrame()
 
-    run_estimates = {measure: run.estimates[measure] for measure in measures}
-    first_estimates = {measure: first_stage.estimates[measure] for measure in measures}
-    estimates = {run.name: run_estimates, first_stage.name: first_estimates}
-    return compare(first_stage.name, estimates)
+    estimates_by_name: dict[str, dict[Measure, Estimate]] = {}
+    for evaluation in (run, first_stage):
+        estimates = {measure: evaluation.estimates[measure] for measure in measures}
+        estimates_by_name[evaluation.name] = estimates
+    return compare(first_stage.name, estimates_by_name)
 
 
 def _name_stages(rows: Sequence[MeasureRow]) -> list[StageMeasures]:
-    """Return the rows of a table with a run and its first stage.
-
-    The run has all measures.
-    """
+    """Return the rows of a table whose first column is a run, and whose second is its first stage."""
     named: list[StageMeasures] = []
     for row in rows:
         run, first_stage = row.runs

@@ -233,7 +233,7 @@ def test_probabilities_give_the_most_probable_label_the_expected_grade_and_a_bri
     found = measure_agreement(people, judge)
     assert found.confusion[2, 0] == 1
     assert found.estimates[AgreementName.MEAN_ERROR].value == pytest.approx(-0.5)
-    assert found.brier is not None
+    assert found.probabilities is not None
     expected = float(np.square(np.array(shares) - np.array([0, 0, 1, 0])).sum())
-    assert found.brier.score == pytest.approx(expected)
-    assert found.probability_documents == 1
+    assert found.probabilities.brier.score == pytest.approx(expected)
+    assert found.probabilities.documents == 1

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.errors import DataError
-from touche_llm.evaluation.intervals import SHARE, Array, Bounds, Formula
+from touche_llm.evaluation.intervals import SHARE, Array, Bounds
 from touche_llm.evaluation.judges.label_tables import (
     compute_accuracy,
     compute_auc,
@@ -19,7 +20,7 @@ from touche_llm.evaluation.judges.label_tables import (
     compute_quadratic_kappa,
     compute_spearman,
 )
-from touche_llm.evaluation.judges.labels import LabelSet
+from touche_llm.evaluation.judges.labels import DocumentKey, LabelSet
 from touche_llm.evaluation.judges.probabilities import (
     BrierParts,
     ReliabilityBin,
@@ -48,6 +49,21 @@ class AgreementName(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ProbabilityScores:
+    """Scores of the probabilities that a judge gives to labels.
+
+    Attributes:
+        brier: Brier score and its parts.
+        reliability: Bins of probabilities, with the share of true labels in each.
+        documents: Number of documents with probabilities.
+    """
+
+    brier: BrierParts
+    reliability: list[ReliabilityBin]
+    documents: int
+
+
+@dataclass(frozen=True, slots=True)
 class Agreement:
     """Agreement of a judge with people over the documents that both label.
 
@@ -59,9 +75,8 @@ class Agreement:
         estimates: Estimates by measure; without kappa and the mean error if the scales differ.
         error_by_grade: Mean error over the documents with each grade of people that occurs; empty
             if the scales differ.
-        brier: Brier score and its parts; None without probabilities of all labels of people.
-        reliability: Reliability of the probabilities, likewise.
-        probability_documents: Number of documents with probabilities.
+        probabilities: Scores of its probabilities; None without probabilities of all labels of
+            people.
     """
 
     judge: LabelSet
@@ -70,9 +85,7 @@ class Agreement:
     table: NDArray[np.int64]
     estimates: dict[AgreementName, Estimate]
     error_by_grade: dict[int, Estimate]
-    brier: BrierParts | None
-    reliability: list[ReliabilityBin]
-    probability_documents: int
+    probabilities: ProbabilityScores | None
 
     @property
     def aspect(self) -> str:
@@ -107,73 +120,77 @@ class JointLabels:
 
     Attributes:
         topics: Topics with such a document.
-        keys: Topic and document.
-        topic_places: Place of the topic in `topics`.
-        people: Place of people's label in their categories.
-        judge: Place of the judge's label in its categories.
+        documents: Topic and document ids.
+        topic_indices: Index of the topic in `topics`.
+        people: Index of people's label in their categories.
+        judge: Index of the judge's label in its categories.
         errors: Expected grade of the judge minus that of people; 0 for the stance.
     """
 
     topics: tuple[str, ...]
-    keys: list[tuple[str, str]]
-    topic_places: Indices
+    documents: list[DocumentKey]
+    topic_indices: Indices
     people: Indices
     judge: Indices
     errors: Array
 
 
-def join_labels(
-    people: LabelSet, judge: LabelSet, keys: Sequence[tuple[str, str]] | None = None
-) -> JointLabels:
-    """Join the labels of people and of a judge.
+def join_labels(people: LabelSet, judge: LabelSet, documents: Sequence[DocumentKey]) -> JointLabels:
+    """Join the labels that people and a judge give to documents.
 
     Args:
         people: Labels of people.
         judge: Labels of the judge.
-        keys: Documents to join, which both label; None for all of them.
+        documents: Topic and document ids; both label each of them.
     """
-    if keys is None:
-        keys = list_common_keys(people, [judge])
-    topics = tuple(dict.fromkeys(topic for topic, _ in keys))
-    places = {topic: place for place, topic in enumerate(topics)}
+    topics = tuple(dict.fromkeys(topic_id for topic_id, _ in documents))
+    index_of_topic = {topic_id: index for index, topic_id in enumerate(topics)}
+    topic_indices = [index_of_topic[topic_id] for topic_id, _ in documents]
     return JointLabels(
         topics=topics,
-        keys=list(keys),
-        topic_places=np.array([places[topic] for topic, _ in keys], dtype=np.intp),
-        people=_take_labels(people, keys),
-        judge=_take_labels(judge, keys),
-        errors=_take_grades(judge, keys) - _take_grades(people, keys),
+        documents=list(documents),
+        topic_indices=np.array(topic_indices, dtype=np.intp),
+        people=_take_labels(people, documents),
+        judge=_take_labels(judge, documents),
+        errors=_take_grades(judge, documents) - _take_grades(people, documents),
     )
 
 
-def list_common_keys(people: LabelSet, judges: Sequence[LabelSet]) -> list[tuple[str, str]]:
+def list_common_documents(people: LabelSet, judges: Sequence[LabelSet]) -> list[DocumentKey]:
     """Return the documents that people and all judges label, in people's order."""
-    keys: list[tuple[str, str]] = []
-    for topic, judged in people.labels.items():
-        labelled = [judge.labels.get(topic, {}) for judge in judges]
-        for document in judged:
-            if all(document in of_judge for of_judge in labelled):
-                keys.append((topic, document))
-    return keys
+    documents: list[DocumentKey] = []
+    for topic_id, labels_of_people in people.labels.items():
+        labels_of_judges = [judge.labels.get(topic_id, {}) for judge in judges]
+        for document_id in labels_of_people:
+            if all(document_id in labels for labels in labels_of_judges):
+                documents.append((topic_id, document_id))
+    return documents
 
 
-def _take_labels(labels: LabelSet, keys: Sequence[tuple[str, str]]) -> Indices:
-    places = [labels.labels[topic][document] for topic, document in keys]
-    return np.array(places, dtype=np.intp)
+def _take_labels(labels: LabelSet, documents: Iterable[DocumentKey]) -> Indices:
+    """Return the labels of documents, as indices in the categories."""
+    categories = [labels.labels[topic_id][document_id] for topic_id, document_id in documents]
+    return np.array(categories, dtype=np.intp)
 
 
-def _take_grades(labels: LabelSet, keys: Sequence[tuple[str, str]]) -> Array:
-    """Return the grades of documents; 0 for the stance."""
+def _take_grades(labels: LabelSet, documents: Sequence[DocumentKey]) -> Array:
+    """Return the expected grades of documents; 0 for the stance."""
     if labels.scale is None:
-        return np.zeros(len(keys))
-    return np.array([labels.grades[topic][document] for topic, document in keys], dtype=np.float64)
+        return np.zeros(len(documents))
+    grades = [labels.grades[topic_id][document_id] for topic_id, document_id in documents]
+    return np.array(grades, dtype=np.float64)
 
 
-def count_labels(joint: JointLabels, rows: int, columns: int) -> NDArray[np.int64]:
-    """Count documents by topic, label of people and label of the judge, (topics, rows, columns)."""
-    cells = (joint.topic_places * rows + joint.people) * columns + joint.judge
-    counts = np.bincount(cells, minlength=len(joint.topics) * rows * columns)
-    return counts.reshape(len(joint.topics), rows, columns)
+def count_labels(people: LabelSet, judge: LabelSet, joint: JointLabels) -> NDArray[np.int64]:
+    """Count the documents of each topic by both labels.
+
+    Returns:
+        Counts, of shape (topics, labels of people, labels of the judge).
+    """
+    shape = (len(joint.topics), len(people.categories), len(judge.categories))
+    counts = np.zeros(shape, dtype=np.int64)
+    np.add.at(counts, (joint.topic_indices, joint.people, joint.judge), 1)
+    return counts
 
 
 def measure_agreement(people: LabelSet, judge: LabelSet) -> Agreement:
@@ -182,32 +199,22 @@ def measure_agreement(people: LabelSet, judge: LabelSet) -> Agreement:
     Raises:
         DataError: There is no such document.
     """
-    joint = join_labels(people, judge)
-    if not joint.keys:
+    documents = list_common_documents(people, [judge])
+    if not documents:
         raise DataError(
             f"{judge.name}: no document is in the {people.aspect} qrels and has a label of the judge; give "
             "labels of the same topics and corpus"
         )
 
-    table = count_labels(joint, len(people.categories), len(judge.categories))
-    documents_with_probabilities = _list_with_probabilities(people, judge, joint)
-    brier = None
-    reliability: list[ReliabilityBin] = []
-    if documents_with_probabilities:
-        probabilities, truth = _stack_probabilities(people, judge, documents_with_probabilities)
-        brier = decompose_brier_score(probabilities, truth)
-        reliability = list_reliability(probabilities, truth)
-
+    joint = join_labels(people, judge, documents)
     return Agreement(
         judge=judge,
         people=people,
         topics=joint.topics,
-        table=table,
+        table=count_labels(people, judge, joint),
         estimates=estimate_agreement(people, judge, joint),
         error_by_grade=_estimate_errors_by_grade(people, judge, joint),
-        brier=brier,
-        reliability=reliability,
-        probability_documents=len(documents_with_probabilities),
+        probabilities=_score_probabilities(people, judge, documents),
     )
 
 
@@ -217,7 +224,8 @@ def estimate_agreement(
     """Estimate the measures of agreement; kappa and the mean error only of the same scale."""
     estimates = estimate_tables(people, judge, joint)
     if _have_same_scale(people, judge):
-        estimates[AgreementName.MEAN_ERROR] = _estimate_mean_error(people, joint)
+        all_documents = np.full(len(joint.documents), True)
+        estimates[AgreementName.MEAN_ERROR] = _estimate_mean_error(people, joint, all_documents)
     return estimates
 
 
@@ -230,127 +238,140 @@ def estimate_tables(
     people: LabelSet, judge: LabelSet, joint: JointLabels
 ) -> dict[AgreementName, Estimate]:
     """Estimate the measures that are computed from the table of labels."""
-    table = count_labels(joint, len(people.categories), len(judge.categories))
-    counts = table.reshape(len(joint.topics), -1).astype(np.float64)
-    formulas = choose_formulas(people, judge)
+    tables = count_labels(people, judge, joint).astype(np.float64)
+    topics, rows, columns = tables.shape
+    cells = tables.reshape(topics, rows * columns)
+
     estimates: dict[AgreementName, Estimate] = {}
-    for name, (formula, bounds) in formulas.items():
-        estimates[name] = Estimate(
+    for measure in choose_measures(people, judge):
+        estimates[measure.name] = Estimate(
             topics=joint.topics,
-            counts=counts,
-            formula=formula,
-            documents=len(joint.keys),
-            bounds=bounds,
+            counts=cells,
+            formula=partial(_compute_from_cells, measure.compute, (rows, columns)),
+            documents=len(joint.documents),
+            bounds=measure.bounds,
         )
     return estimates
 
 
-def choose_formulas(
-    people: LabelSet, judge: LabelSet
-) -> dict[AgreementName, tuple[Formula, Bounds]]:
-    """Return the formulas of the measures of a table, whose cells are flattened, and their bounds."""
-    rows = len(people.categories)
-    columns = len(judge.categories)
-    formulas: dict[AgreementName, tuple[Formula, Bounds]] = {}
-    is_same = people.categories == judge.categories
-    if is_same:
-        kappa = _on_tables(compute_kappa, rows, columns)
-        formulas[AgreementName.KAPPA] = (kappa, CORRELATION)
+def _compute_from_cells(
+    compute: Callable[[Array], Array], shape: tuple[int, int], cells: Array
+) -> Array:
+    """Compute a measure of tables of this shape, whose cells are in one axis, (…, cells) to (…)."""
+    tables = cells.reshape(*cells.shape[:-1], *shape)
+    return compute(tables)
+
+
+@dataclass(frozen=True, slots=True)
+class _TableMeasure:
+    """Measure that is computed from tables of people's labels and a judge's.
+
+    Attributes:
+        name: Name of the measure.
+        compute: Computes the values of tables, from (…, rows, columns) to (…).
+        bounds: Range of the values.
+    """
+
+    name: AgreementName
+    compute: Callable[[Array], Array]
+    bounds: Bounds
+
+
+def choose_measures(people: LabelSet, judge: LabelSet) -> list[_TableMeasure]:
+    """Choose the measures of a table of labels: those of stances, or those of grades.
+
+    Kappa is among them if the labels of people and of the judge are the same.
+    """
+    kappa = _TableMeasure(AgreementName.KAPPA, compute_kappa, CORRELATION)
+    has_same_labels = people.categories == judge.categories
+    measures = [kappa] if has_same_labels else []
+
     if people.scale is None:
-        macro_f1 = _on_tables(compute_macro_f1, rows, columns)
-        accuracy = _on_tables(compute_accuracy, rows, columns)
-        formulas[AgreementName.MACRO_F1] = (macro_f1, SHARE)
-        formulas[AgreementName.ACCURACY] = (accuracy, SHARE)
-        return formulas
+        measures.append(_TableMeasure(AgreementName.MACRO_F1, compute_macro_f1, SHARE))
+        measures.append(_TableMeasure(AgreementName.ACCURACY, compute_accuracy, SHARE))
+        return measures
 
-    if is_same:
-        quadratic = _on_tables(compute_quadratic_kappa, rows, columns)
-        formulas[AgreementName.QUADRATIC_KAPPA] = (quadratic, CORRELATION)
-    grades = people.scale.grades
-
-    def compute_auc_of_tables(tables: Array) -> Array:
-        return compute_auc(tables, grades, RELEVANT)
-
-    spearman = _on_tables(compute_spearman, rows, columns)
-    formulas[AgreementName.SPEARMAN] = (spearman, CORRELATION)
-    formulas[AgreementName.AUC] = (_on_tables(compute_auc_of_tables, rows, columns), SHARE)
-    return formulas
-
-
-def _on_tables(compute: Callable[[Array], Array], rows: int, columns: int) -> Formula:
-    """Return a formula of flattened tables, from (…, rows * columns) to (…)."""
-
-    def formula(cells: Array) -> Array:
-        return compute(cells.reshape(*cells.shape[:-1], rows, columns))
-
-    return formula
+    if has_same_labels:
+        quadratic = AgreementName.QUADRATIC_KAPPA
+        measures.append(_TableMeasure(quadratic, compute_quadratic_kappa, CORRELATION))
+    compute_auc_of_scale = partial(compute_auc, grades=people.scale.grades, threshold=RELEVANT)
+    measures.append(_TableMeasure(AgreementName.SPEARMAN, compute_spearman, CORRELATION))
+    measures.append(_TableMeasure(AgreementName.AUC, compute_auc_of_scale, SHARE))
+    return measures
 
 
 def _estimate_mean_error(
-    people: LabelSet, joint: JointLabels, is_counted: NDArray[np.bool_] | None = None
+    people: LabelSet, joint: JointLabels, is_counted: NDArray[np.bool_]
 ) -> Estimate:
     """Estimate the mean error of the expected grade, positive if the judge over-rates.
 
     Args:
         people: Labels of people.
         joint: Labels of documents.
-        is_counted: Whether each document counts; None if all do.
+        is_counted: Whether each document counts.
     """
-    if is_counted is None:
-        is_counted = np.ones(len(joint.keys), dtype=np.bool_)
-    places = joint.topic_places[is_counted]
-    sums = np.bincount(places, joint.errors[is_counted], minlength=len(joint.topics))
-    documents = np.bincount(places, minlength=len(joint.topics))
-    counts = np.stack([sums, documents.astype(np.float64)], axis=1)
-    has_documents = counts[:, 1] > 0.0
-    topics = tuple(
-        topic for topic, is_used in zip(joint.topics, has_documents, strict=True) if is_used
-    )
+    topic_indices = joint.topic_indices[is_counted]
+    errors = joint.errors[is_counted]
+    topic_count = len(joint.topics)
+    error_sums = np.bincount(topic_indices, weights=errors, minlength=topic_count)
+    document_counts = np.bincount(topic_indices, minlength=topic_count)
+
+    counts = np.column_stack([error_sums, document_counts]).astype(np.float64)
+    used_topics = np.flatnonzero(document_counts)
     return Estimate(
-        topics=topics,
-        counts=counts[has_documents],
+        topics=tuple(joint.topics[index] for index in used_topics),
+        counts=counts[used_topics],
         formula=ratio,
-        documents=len(places),
+        documents=len(errors),
         bounds=find_error_bounds(people),
     )
 
 
 def find_error_bounds(people: LabelSet) -> Bounds:
     """Return the range of errors of grades on the scale of people."""
-    places = len(people.categories) - 1
-    return Bounds(-float(places), float(places))
+    largest_error = float(len(people.categories) - 1)
+    return Bounds(-largest_error, largest_error)
 
 
 def _estimate_errors_by_grade(
     people: LabelSet, judge: LabelSet, joint: JointLabels
 ) -> dict[int, Estimate]:
-    """Estimate the mean error over the documents of each grade of people that occurs."""
+    """Estimate the mean error over the documents of each grade of people that occurs.
+
+    Empty if the scales differ.
+    """
     if people.scale is None or people.scale != judge.scale:
         return {}
+
     estimates: dict[int, Estimate] = {}
-    for place, grade in enumerate(people.scale.grades):
-        is_of_grade = joint.people == place
-        if is_of_grade.any():
-            estimates[grade] = _estimate_mean_error(people, joint, is_of_grade)
+    for category, grade in enumerate(people.scale.grades):
+        has_grade = joint.people == category
+        if has_grade.any():
+            estimates[grade] = _estimate_mean_error(people, joint, has_grade)
     return estimates
 
 
-def _list_with_probabilities(
-    people: LabelSet, judge: LabelSet, joint: JointLabels
-) -> list[tuple[str, str]]:
-    """Return the documents whose probabilities are of the labels of people."""
+def _score_probabilities(
+    people: LabelSet, judge: LabelSet, documents: Sequence[DocumentKey]
+) -> ProbabilityScores | None:
+    """Score the probabilities that a judge gives to the labels of people; None without any."""
     if judge.categories != people.categories:
-        return []
-    return [
-        (topic, document)
-        for topic, document in joint.keys
-        if document in judge.probabilities.get(topic, ())
-    ]
+        return None
 
+    scored: list[DocumentKey] = []
+    probabilities: list[tuple[float, ...]] = []
+    for topic_id, document_id in documents:
+        probabilities_of_topic = judge.probabilities.get(topic_id, {})
+        if document_id in probabilities_of_topic:
+            scored.append((topic_id, document_id))
+            probabilities.append(probabilities_of_topic[document_id])
+    if not scored:
+        return None
 
-def _stack_probabilities(
-    people: LabelSet, judge: LabelSet, keys: Sequence[tuple[str, str]]
-) -> tuple[Array, Indices]:
-    """Return the probabilities of documents, (documents, labels), and their true labels."""
-    rows = [judge.probabilities[topic][document] for topic, document in keys]
-    return np.array(rows, dtype=np.float64), _take_labels(people, keys)
+    stacked = np.array(probabilities, dtype=np.float64)
+    true_labels = _take_labels(people, scored)
+    return ProbabilityScores(
+        brier=decompose_brier_score(stacked, true_labels),
+        reliability=list_reliability(stacked, true_labels),
+        documents=len(scored),
+    )

@@ -9,16 +9,21 @@ from itertools import combinations
 
 import numpy as np
 
-from touche_llm.evaluation.intervals import Array, Formula
 from touche_llm.evaluation.judges.agreement import (
     AgreementName,
+    count_labels,
     estimate_tables,
     join_labels,
-    list_common_keys,
+    list_common_documents,
 )
-from touche_llm.evaluation.judges.labels import LabelSet
+from touche_llm.evaluation.judges.labels import DocumentKey, LabelSet
 from touche_llm.evaluation.randomisation import SwapSums, compute_p, sum_swapped
-from touche_llm.evaluation.significance import Estimate, compute_interval, correct_holm
+from touche_llm.evaluation.significance import (
+    Estimate,
+    compute_interval,
+    correct_holm,
+    subtract_estimates,
+)
 
 # Level of significance after Holm's correction.
 LEVEL = 0.05
@@ -69,91 +74,85 @@ def compare_judges(people: LabelSet, judges: Sequence[LabelSet]) -> list[JudgeDi
         Differences by measure and pair; only by measures that all judges have. Empty without
         common documents or for fewer than two judges.
     """
-    keys = list_common_keys(people, judges)
-    if len(judges) < 2 or not keys:
+    documents = list_common_documents(people, judges)
+    if len(judges) < 2 or not documents:
         return []
 
-    estimates: dict[str, Mapping[AgreementName, Estimate]] = {}
-    sums: dict[str, SwapSums] = {}
-    for judge in judges:
-        joint = join_labels(people, judge, keys)
-        of_judge = estimate_tables(people, judge, joint)
-        estimates[judge.name] = of_judge
-        # All measures of a judge are computed from the same table of labels.
-        any_estimate = next(iter(of_judge.values()))
-        sums[judge.name] = sum_swapped(any_estimate.counts)
-
+    measured_judges = [_measure_judge(people, judge, documents) for judge in judges]
     differences: list[JudgeDifference] = []
-    for measure in _choose_measures(list(estimates.values())):
-        of_measure = {name: of_judge[measure] for name, of_judge in estimates.items()}
-        differences += _compare_by_measure(measure, of_measure, sums)
+    for measure in _choose_measures(measured_judges):
+        differences += _compare_by_measure(measure, measured_judges)
     return differences
 
 
-def _choose_measures(
-    estimates: Sequence[Mapping[AgreementName, Estimate]],
-) -> list[AgreementName]:
+@dataclass(frozen=True, slots=True)
+class _MeasuredJudge:
+    """Agreement of a judge with people over the documents that all judges label.
+
+    Attributes:
+        name: Name of the judge.
+        estimates: Estimates by measure, all computed from the same table of labels.
+        swap_sums: Sums of the table's cells for the tests of pairs.
+    """
+
+    name: str
+    estimates: Mapping[AgreementName, Estimate]
+    swap_sums: SwapSums
+
+
+def _measure_judge(
+    people: LabelSet, judge: LabelSet, documents: Sequence[DocumentKey]
+) -> _MeasuredJudge:
+    """Measure the agreement of a judge with people over documents that both label."""
+    joint = join_labels(people, judge, documents)
+    tables = count_labels(people, judge, joint).astype(np.float64)
+    cells = tables.reshape(len(joint.topics), -1)
+    return _MeasuredJudge(
+        name=judge.name,
+        estimates=estimate_tables(people, judge, joint),
+        swap_sums=sum_swapped(cells),
+    )
+
+
+def _choose_measures(judges: Sequence[_MeasuredJudge]) -> list[AgreementName]:
     """Return the measures to compare judges by, which all of them have."""
-    measures = [
-        measure for measure in _COMPARED if all(measure in of_judge for of_judge in estimates)
-    ]
+    measures: list[AgreementName] = []
+    for measure in _COMPARED:
+        if all(measure in judge.estimates for judge in judges):
+            measures.append(measure)
     return measures or [_COMPARED_BY_ORDER]
 
 
 def _compare_by_measure(
-    measure: AgreementName, estimates: Mapping[str, Estimate], sums: Mapping[str, SwapSums]
+    measure: AgreementName, judges: Sequence[_MeasuredJudge]
 ) -> list[JudgeDifference]:
     """Compare all pairs of judges by one measure, with Holm's correction over the pairs."""
-    differences: list[JudgeDifference] = []
-    for pair in combinations(estimates, 2):
-        difference = _compare_pair(measure=measure, pair=pair, estimates=estimates, sums=sums)
-        differences.append(difference)
+    pairs = combinations(judges, 2)
+    differences = [_compare_pair(measure, judge, other) for judge, other in pairs]
+
     corrected = correct_holm(np.array([difference.p for difference in differences]))
     return [
-        replace(difference, p_holm=p)
-        for difference, p in zip(differences, corrected.tolist(), strict=True)
+        replace(difference, p_holm=p_holm)
+        for difference, p_holm in zip(differences, corrected.tolist(), strict=True)
     ]
 
 
 def _compare_pair(
-    measure: AgreementName,
-    pair: tuple[str, str],
-    estimates: Mapping[str, Estimate],
-    sums: Mapping[str, SwapSums],
+    measure: AgreementName, judge: _MeasuredJudge, other: _MeasuredJudge
 ) -> JudgeDifference:
-    """Compare two judges by a measure, without correction."""
-    judge, other = pair
-    difference = subtract_estimates(estimates[judge], estimates[other])
+    """Compare two judges by a measure; p is not corrected yet."""
+    estimate = judge.estimates[measure]
+    difference = subtract_estimates(estimate, other.estimates[measure])
     low, high = compute_interval(difference)
     return JudgeDifference(
-        judge=judge,
-        other=other,
+        judge=judge.name,
+        other=other.name,
         measure=measure,
         difference=difference.value,
         low=low,
         high=high,
-        p=compute_p(estimates[judge].formula, sums[judge], sums[other]),
+        p=compute_p(estimate.formula, judge.swap_sums, other.swap_sums),
         p_holm=math.nan,
         documents=difference.n,
         topics=len(difference.topics),
     )
-
-
-def subtract_estimates(one: Estimate, other: Estimate) -> Estimate:
-    """Return the estimate of the difference of two estimates over the same topics."""
-    return Estimate(
-        topics=one.topics,
-        counts=np.concatenate([one.counts, other.counts], axis=1),
-        formula=_subtract_formulas(one.formula, other.formula, one.counts.shape[1]),
-        documents=one.documents,
-        bounds=one.bounds_of_difference,
-    )
-
-
-def _subtract_formulas(one: Formula, other: Formula, width: int) -> Formula:
-    """Return the formula of a difference, whose first `width` counts are those of the first."""
-
-    def difference(joined: Array) -> Array:
-        return np.asarray(one(joined[..., :width]) - other(joined[..., width:]))
-
-    return difference

@@ -66,55 +66,97 @@ def compute_brier_score(probabilities: Array, truth: NDArray[np.intp]) -> float:
 
 
 def decompose_brier_score(probabilities: Array, truth: NDArray[np.intp]) -> BrierParts:
-    """Decompose the Brier score of one document or more over `BINS` bins; parts add up over labels.
+    """Decompose the Brier score of one document or more over `BINS` bins.
+
+    Each part is the sum over the labels.
 
     Args:
         probabilities: Of shape (documents, labels).
         truth: Index of the true label of each document.
     """
     outcomes = _one_hot(probabilities, truth)
-    documents, labels = probabilities.shape
     base_rates = outcomes.mean(axis=0)
+
     reliability = 0.0
     resolution = 0.0
-    for label in range(labels):
-        bins = _assign_bins(probabilities[:, label])
-        counts = np.bincount(bins, minlength=BINS).astype(np.float64)
-        used = counts > 0.0
-        mean_probabilities = np.bincount(bins, probabilities[:, label], BINS)[used] / counts[used]
-        shares = np.bincount(bins, outcomes[:, label], BINS)[used] / counts[used]
-        weights = counts[used] / documents
-        reliability += float((weights * np.square(mean_probabilities - shares)).sum())
-        resolution += float((weights * np.square(shares - base_rates[label])).sum())
+    for label, base_rate in enumerate(base_rates):
+        bins = _bin_documents(probabilities[:, label], outcomes[:, label])
+        calibration_errors = np.square(bins.mean_probabilities - bins.true_shares)
+        differences_of_bins = np.square(bins.true_shares - base_rate)
+        reliability += float((bins.weights * calibration_errors).sum())
+        resolution += float((bins.weights * differences_of_bins).sum())
 
     score = compute_brier_score(probabilities, truth)
     uncertainty = float((base_rates * (1.0 - base_rates)).sum())
+    explained = reliability - resolution + uncertainty
     return BrierParts(
         score=score,
         reliability=reliability,
         resolution=resolution,
         uncertainty=uncertainty,
-        within_bins=score - (reliability - resolution + uncertainty),
+        within_bins=score - explained,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _DocumentBins:
+    """Documents by the bin of the probability of one label; an entry for each bin that has any.
+
+    Attributes:
+        weights: Share of all documents.
+        mean_probabilities: Mean probability of the label.
+        true_shares: Share of the bin's documents for which the label is true.
+    """
+
+    weights: Array
+    mean_probabilities: Array
+    true_shares: Array
+
+
+def _bin_documents(probabilities: Array, outcomes: Array) -> _DocumentBins:
+    """Return the bins of documents by the probability of one label.
+
+    Args:
+        probabilities: Probability of the label, of shape (documents,).
+        outcomes: 1 for documents for which it is true, and 0 for the others.
+    """
+    bins = _assign_bins(probabilities)
+    counts = np.bincount(bins, minlength=BINS).astype(np.float64)
+    probability_sums = np.bincount(bins, weights=probabilities, minlength=BINS)
+    outcome_sums = np.bincount(bins, weights=outcomes, minlength=BINS)
+
+    is_used = counts > 0.0
+    used_counts = counts[is_used]
+    return _DocumentBins(
+        weights=used_counts / len(probabilities),
+        mean_probabilities=probability_sums[is_used] / used_counts,
+        true_shares=outcome_sums[is_used] / used_counts,
     )
 
 
 def list_reliability(probabilities: Array, truth: NDArray[np.intp]) -> list[ReliabilityBin]:
-    """Return the bins with at least one probability, in ascending order; arguments as above."""
+    """Return the bins with at least one probability, in ascending order.
+
+    Args:
+        probabilities: Of shape (documents, labels).
+        truth: Index of the true label of each document.
+    """
     outcomes = _one_hot(probabilities, truth).ravel()
-    flat = probabilities.ravel()
-    bins = _assign_bins(flat)
-    rows: list[ReliabilityBin] = []
-    for place in np.unique(bins).tolist():
-        is_in_bin = bins == place
-        row = ReliabilityBin(
-            low=place / BINS,
-            high=(place + 1) / BINS,
+    flat_probabilities = probabilities.ravel()
+    bins = _assign_bins(flat_probabilities)
+
+    reliability: list[ReliabilityBin] = []
+    for index in np.unique(bins).tolist():
+        is_in_bin = bins == index
+        bin_ = ReliabilityBin(
+            low=index / BINS,
+            high=(index + 1) / BINS,
             count=int(is_in_bin.sum()),
-            mean=float(flat[is_in_bin].mean()),
+            mean=float(flat_probabilities[is_in_bin].mean()),
             share=float(outcomes[is_in_bin].mean()),
         )
-        rows.append(row)
-    return rows
+        reliability.append(bin_)
+    return reliability
 
 
 def _assign_bins(probabilities: Array) -> NDArray[np.intp]:

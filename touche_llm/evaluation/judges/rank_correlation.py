@@ -28,9 +28,11 @@ def compute_kendall_tau(values: Sequence[float], others: Sequence[float]) -> flo
 def compute_tau_ap(values: Sequence[float], truth: Sequence[float]) -> float:
     """Compute the AP correlation of an order with the true one (E. Yilmaz et al., SIGIR 2008).
 
-    tau_ap weighs errors at the top more than tau. Systems with the same value have no order; the
-    result is then the mean over all their orders, tau_AP,a of J. Urbano and M. Marrero, The
-    treatment of ties in AP correlation, ICTIR 2017.
+    tau_ap weighs errors at the top more than tau. At each rank but the first, it compares the
+    system with those above it: 1 if all are truly better, -1 if all are truly worse. The result is
+    the mean over these ranks. Systems with the same value have no order; the result is then the
+    mean over all their orders, tau_AP,a of J. Urbano and M. Marrero, The treatment of ties in AP
+    correlation, ICTIR 2017.
 
     Args:
         values: Value of each system, the higher the better.
@@ -43,19 +45,34 @@ def compute_tau_ap(values: Sequence[float], truth: Sequence[float]) -> float:
     if systems < 2:
         return math.nan
 
-    signs = _compare_pairs(values)
+    value_array = np.array(values)
     true_signs = _compare_pairs(truth)
     total = 0.0
-    for value in np.unique(np.array(values)):
-        group = np.flatnonzero(np.array(values) == value)
-        is_above = signs[group[0]] < 0.0
-        count_above = int(is_above.sum())
-        # Systems above that are truly better, minus those that are truly worse, for each of the group.
-        agreements = -true_signs[np.ix_(group, np.flatnonzero(is_above))].sum(axis=1)
-        places_above = count_above + np.arange(len(group), dtype=np.float64)
-        weights = 1.0 / places_above[places_above > 0.0]
-        total += float(agreements.mean()) * float(weights.sum())
+    for value in np.unique(value_array):
+        above = np.flatnonzero(value_array > value)
+        tied = np.flatnonzero(value_array == value)
+        # Of shape (tied, above): 1 where the system above is truly better, -1 where it is worse.
+        comparisons = -true_signs[np.ix_(tied, above)]
+        total += _sum_over_tied_ranks(comparisons)
     return total / (systems - 1)
+
+
+def _sum_over_tied_ranks(comparisons: Array) -> float:
+    """Sum the mean comparison with the systems above over the ranks that tied systems share.
+
+    Each of the tied systems is as likely as the others at each of these ranks. At the second rank
+    one of them is above as well, and so on; over all orders these comparisons cancel out.
+
+    Args:
+        comparisons: Comparison of each tied system with each system of a higher value, 1 if the
+            latter is truly better, of shape (tied, above).
+    """
+    tied_count, above_count = comparisons.shape
+    sum_at_each_rank = float(comparisons.sum(axis=1).mean())
+    # The number of systems above each of the ranks, by which the sum there is divided.
+    systems_above = above_count + np.arange(tied_count, dtype=np.float64)
+    weights = 1.0 / systems_above[systems_above > 0.0]
+    return sum_at_each_rank * float(weights.sum())
 
 
 def _compare_pairs(values: Sequence[float]) -> Array:

@@ -67,14 +67,20 @@ class _RowMaker:
     topics: int
 
     def make(self, part: str, measure: str, value: float) -> AgreementRow:
-        """Make a row without an interval and p."""
+        """Make a row with a value, whose other figures are missing.
+
+        Args:
+            part: Part of the study, see `AgreementRow`.
+            measure: What is measured.
+            value: Value of the measure.
+        """
         return AgreementRow(
             part=part,
             aspect=self.aspect,
             judge=self.judge,
             other=None,
             system=None,
-            measure=measure,
+            measure=str(measure),
             label=None,
             judge_label=None,
             value=value,
@@ -87,7 +93,7 @@ class _RowMaker:
 
 
 def list_agreement_rows(agreement: Agreement) -> Iterator[AgreementRow]:
-    """Yield the figures of a judge in one aspect."""
+    """Yield a row for each figure about the agreement of a judge with people in one aspect."""
     maker = _RowMaker(
         aspect=agreement.aspect,
         judge=agreement.judge.name,
@@ -95,11 +101,14 @@ def list_agreement_rows(agreement: Agreement) -> Iterator[AgreementRow]:
         topics=len(agreement.topics),
     )
     for name, estimate in agreement.estimates.items():
-        yield _add_estimate(maker.make("agreement", str(name), estimate.value), estimate)
+        row = maker.make("agreement", name, estimate.value)
+        yield _add_estimate(row, estimate)
+
     for grade, estimate in agreement.error_by_grade.items():
-        row = maker.make("error by grade", str(AgreementName.MEAN_ERROR), estimate.value)
+        row = maker.make("error by grade", AgreementName.MEAN_ERROR, estimate.value)
         row["label"] = str(grade)
         yield _add_estimate(row, estimate)
+
     yield from _list_cells(agreement, maker)
     yield from _list_probabilities(agreement, maker)
 
@@ -118,34 +127,39 @@ def _add_estimate(row: AgreementRow, estimate: Estimate) -> AgreementRow:
 
 def _list_cells(agreement: Agreement, maker: _RowMaker) -> Iterator[AgreementRow]:
     """Yield the number of documents with each pair of labels."""
-    for label, counts in zip(
-        agreement.people.categories, agreement.confusion.tolist(), strict=True
-    ):
-        for judge_label, count in zip(agreement.judge.categories, counts, strict=True):
+    labels = agreement.people.categories
+    judge_labels = agreement.judge.categories
+    table = agreement.confusion.tolist()
+    for label, counts in zip(labels, table, strict=True):
+        for judge_label, count in zip(judge_labels, counts, strict=True):
             row = maker.make("table", "documents", count)
             yield {**row, "label": label, "judge_label": judge_label}
 
 
 def _list_probabilities(agreement: Agreement, maker: _RowMaker) -> Iterator[AgreementRow]:
     """Yield the Brier score, its parts and the reliability table; nothing without probabilities."""
-    if agreement.brier is None:
+    scores = agreement.probabilities
+    if scores is None:
         return
-    brier = agreement.brier
+
     parts = {
-        "Brier score": brier.score,
-        "reliability": brier.reliability,
-        "resolution": brier.resolution,
-        "uncertainty": brier.uncertainty,
-        "within bins": brier.within_bins,
+        "Brier score": scores.brier.score,
+        "reliability": scores.brier.reliability,
+        "resolution": scores.brier.resolution,
+        "uncertainty": scores.brier.uncertainty,
+        "within bins": scores.brier.within_bins,
     }
     for name, value in parts.items():
         row = maker.make("probabilities", name, value)
-        yield {**row, "documents": agreement.probability_documents}
-    for bin_ in agreement.reliability:
-        for name, value in (("probability", bin_.mean), ("share of true labels", bin_.share)):
-            row = maker.make("reliability", name, value)
-            # The number of probabilities, several for each document.
-            yield {**row, "label": f"{bin_.low:.1f}", "documents": bin_.count}
+        yield {**row, "documents": scores.documents}
+
+    for bin_ in scores.reliability:
+        label = f"{bin_.low:.1f}"
+        mean = maker.make("reliability", "probability", bin_.mean)
+        share = maker.make("reliability", "share of true labels", bin_.share)
+        # The number of probabilities, several for each document.
+        yield {**mean, "label": label, "documents": bin_.count}
+        yield {**share, "label": label, "documents": bin_.count}
 
 
 def make_difference_row(aspect: str, difference: JudgeDifference) -> AgreementRow:
@@ -167,7 +181,7 @@ def make_difference_row(aspect: str, difference: JudgeDifference) -> AgreementRo
 
 
 def list_order_rows(order: SystemOrder) -> Iterator[AgreementRow]:
-    """Yield the figures of an order of systems."""
+    """Yield a row for each figure about the order in which a judge ranks systems."""
     maker = _RowMaker(
         aspect=order.aspect,
         judge=order.judge,
@@ -175,16 +189,17 @@ def list_order_rows(order: SystemOrder) -> Iterator[AgreementRow]:
         topics=order.topics,
     )
     measure = order.measure.short_text
-    for system in order.by_people:
-        by_people = maker.make("system", measure, order.by_people[system])
-        yield {**by_people, "system": system, "label": "people"}
+    for system, value in order.by_people.items():
+        by_people = maker.make("system", measure, value)
         by_judge = maker.make("system", measure, order.by_judge[system])
+        yield {**by_people, "system": system, "label": "people"}
         yield {**by_judge, "system": system, "label": "judge"}
 
     yield maker.make("order", "tau", order.tau)
     yield maker.make("order", "tau_ap", order.tau_ap)
     for outcome in PairOutcome:
         yield maker.make("order", f"pairs: {outcome}", order.count_pairs(outcome))
+
     for pair in order.pairs:
         yield from _list_pair_rows(pair, measure, maker)
     for bias in order.biases:
@@ -210,14 +225,17 @@ class _PairNames(TypedDict):
 def _list_bias_rows(bias: SystemBias, maker: _RowMaker) -> Iterator[AgreementRow]:
     """Yield the errors of a judge on a system's documents, on the others, and their difference."""
     own = maker.make("favour", "mean error", bias.own_error)
-    yield {**own, "system": bias.system, "label": "own documents", "documents": bias.documents}
+    own["system"] = bias.system
+    own["label"] = "own documents"
+    own["documents"] = bias.documents
+    yield own
+
     others = maker.make("favour", "mean error", bias.other_error)
-    yield {
-        **others,
-        "system": bias.system,
-        "label": "other documents",
-        "documents": bias.other_documents,
-    }
+    others["system"] = bias.system
+    others["label"] = "other documents"
+    others["documents"] = bias.other_documents
+    yield others
+
     difference = maker.make("favour", "mean error", bias.difference)
     yield {
         **difference,

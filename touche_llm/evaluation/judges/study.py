@@ -84,7 +84,7 @@ def study_judges(
     """Measure the agreement of judges with people, aspect by aspect.
 
     Args:
-        people: Labels of people, one for each aspect.
+        people: Labels of people, one set for each aspect.
         judges: Labels of judges, each in an aspect of people.
         systems: Systems to rank by the grades of people and of each judge; two or more, or none.
         measures: Measure of the systems by graded aspect.
@@ -94,15 +94,15 @@ def study_judges(
     """
     all_judges = list(judges)
     studies: list[AspectStudy] = []
-    for of_people in people:
-        of_aspect = [judge for judge in all_judges if judge.aspect == of_people.aspect]
-        if of_aspect:
-            studies.append(_study_aspect(of_people, of_aspect, systems, measures))
+    for people_labels in people:
+        judge_labels = [judge for judge in all_judges if judge.aspect == people_labels.aspect]
+        if judge_labels:
+            studies.append(_study_aspect(people_labels, judge_labels, systems, measures))
 
     notes: list[str] = []
     interval_notes: list[str] = []
     for study in studies:
-        notes += _describe_aspect(study)
+        notes += _describe_labels(study)
         interval_notes += _describe_topics(study)
     return JudgeStudy(studies, notes, list(dict.fromkeys(interval_notes)))
 
@@ -113,18 +113,17 @@ def _study_aspect(
     systems: Mapping[str, ParsedRun],
     measures: Mapping[str, Measure],
 ) -> AspectStudy:
-    """Measure the agreement of judges with people in one aspect."""
-    ordered = sorted(judges, key=lambda judge: not judge.is_people)
+    """Measure the agreement of judges, other people among them, with people in one aspect."""
+    second_assessors = [judge for judge in judges if judge.is_people]
+    models = [judge for judge in judges if not judge.is_people]
+    ordered = second_assessors + models
     agreements = [measure_agreement(people, judge) for judge in ordered]
-
-    models = [judge for judge in ordered if not judge.is_people]
     differences = compare_judges(people, models)
+
     orders: list[SystemOrder] = []
     if systems and people.scale is not None:
         measure = measures[people.aspect]
-        for judge in ordered:
-            order = compare_orders(people=people, judge=judge, systems=systems, measure=measure)
-            orders.append(order)
+        orders = [compare_orders(people, judge, systems, measure) for judge in ordered]
     return AspectStudy(
         people=people,
         agreements=agreements,
@@ -133,27 +132,36 @@ def _study_aspect(
     )
 
 
-def _describe_aspect(study: AspectStudy) -> list[str]:
+def _describe_labels(study: AspectStudy) -> list[str]:
     """Return notes on labels that are left out or missing, on scales, and on missing differences."""
     notes: list[str] = []
     for agreement in study.agreements:
-        judge = agreement.judge
-        if judge.left_out:
-            notes.append(f"{judge.name}: labels outside the scale, left out: {judge.left_out:,}")
-        if agreement.unlabelled:
-            notes.append(
-                f"{judge.name}: {study.aspect}: documents of the qrels without a label of the judge: "
-                f"{agreement.unlabelled:,}"
-            )
-        if not agreement.has_same_scale:
-            notes.append(
-                f"{judge.name}: {study.aspect}: its scale is {judge.scale} and that of the qrels {study.people.scale}, "
-                "and the task maps neither to the other (`qrels_mapping`), so there is no kappa and no mean error"
-            )
-    has_models = sum(not agreement.judge.is_people for agreement in study.agreements) > 1
-    if has_models and not study.differences:
+        notes += _describe_labels_of_judge(agreement)
+
+    models = [agreement for agreement in study.agreements if not agreement.judge.is_people]
+    if len(models) > 1 and not study.differences:
         notes.append(
             f"{study.aspect}: no document has a label of all judges, so they are not compared"
+        )
+    return notes
+
+
+def _describe_labels_of_judge(agreement: Agreement) -> list[str]:
+    """Return notes on labels of a judge that are left out or missing, and on its scale."""
+    judge = agreement.judge
+    notes: list[str] = []
+    if judge.left_out:
+        notes.append(f"{judge.name}: labels outside the scale, left out: {judge.left_out:,}")
+    if agreement.unlabelled:
+        notes.append(
+            f"{judge.name}: {agreement.aspect}: documents of the qrels without a label of the judge: "
+            f"{agreement.unlabelled:,}"
+        )
+    if not agreement.has_same_scale:
+        notes.append(
+            f"{judge.name}: {agreement.aspect}: its scale is {judge.scale} and that of the qrels "
+            f"{agreement.people.scale}, and the task maps neither to the other (`qrels_mapping`), so there is no "
+            "kappa and no mean error"
         )
     return notes
 
@@ -180,39 +188,49 @@ def describe_findings(study: AspectStudy) -> list[str]:
 
 
 def _describe_rating(agreement: Agreement) -> list[str]:
-    """Return a sentence if the interval of the mean error does not contain 0."""
+    """Return a sentence if a judge grades significantly higher or lower than people.
+
+    That is, if the 95 % interval of its mean error does not contain 0.
+    """
     estimate = agreement.estimates.get(AgreementName.MEAN_ERROR)
     if estimate is None:
         return []
     low, high = compute_interval(estimate)
     if math.isnan(low) or low <= 0.0 <= high:
         return []
+
     verb = "over-rates" if estimate.value > 0.0 else "under-rates"
-    return [
-        f"{agreement.judge.name}: {verb} by {abs(estimate.value):.2f} grades ({low:+.2f} to {high:+.2f})"
-    ]
+    size = f"{abs(estimate.value):.2f} grades ({low:+.2f} to {high:+.2f})"
+    return [f"{agreement.judge.name}: {verb} by {size}"]
 
 
 def _describe_order(order: SystemOrder) -> list[str]:
-    """Return a sentence on the pairs of systems that people's grades decide, and on reversed ones."""
-    both = order.count_pairs(PairOutcome.BOTH)
+    """Return a sentence on the pairs of systems that differ significantly by people's grades."""
+    decided_alike = order.count_pairs(PairOutcome.BOTH)
     reversed_pairs = order.count_pairs(PairOutcome.REVERSED)
-    decided = both + reversed_pairs + order.count_pairs(PairOutcome.PEOPLE)
-    if decided == 0:
+    undecided_by_judge = order.count_pairs(PairOutcome.PEOPLE)
+    decided_by_people = decided_alike + reversed_pairs + undecided_by_judge
+    if decided_by_people == 0:
         return [f"{order.judge}: no two systems differ significantly by people's grades"]
     return [
-        f"{order.judge}: decides {both} of {decided} pairs as people do, reverses {reversed_pairs}"
+        f"{order.judge}: decides {decided_alike} of {decided_by_people} pairs as people do, reverses {reversed_pairs}"
     ]
 
 
 def _describe_favours(order: SystemOrder) -> list[str]:
-    """Return a sentence with the systems whose documents the judge grades higher, and one with the lower ones."""
-    significant = [bias for bias in order.biases if bias.is_significant]
-    favoured = [bias for bias in significant if bias.difference > 0.0]
-    disfavoured = [bias for bias in significant if bias.difference < 0.0]
+    """Return a sentence on the systems whose documents a judge grades too high, and one on too low."""
+    favoured: list[str] = []
+    disfavoured: list[str] = []
+    for bias in order.biases:
+        text = f"{bias.system} ({bias.difference:+.2f})"
+        if bias.is_significant and bias.difference > 0.0:
+            favoured.append(text)
+        if bias.is_significant and bias.difference < 0.0:
+            disfavoured.append(text)
+
     findings: list[str] = []
-    for verb, biases in (("favours", favoured), ("disfavours", disfavoured)):
-        if biases:
-            names = ", ".join(f"{bias.system} ({bias.difference:+.2f})" for bias in biases)
-            findings.append(f"{order.judge}: {verb} {names}")
+    if favoured:
+        findings.append(f"{order.judge}: favours {', '.join(favoured)}")
+    if disfavoured:
+        findings.append(f"{order.judge}: disfavours {', '.join(disfavoured)}")
     return findings
