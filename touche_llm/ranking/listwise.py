@@ -51,22 +51,25 @@ class Listwise(ComparingMethod):
         return self.window
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
-        """Rank the documents in one pass of the windows.
+        """Rank two or more documents with a window that slides from the last ones to the first.
 
         A window without any answer keeps its order.
         """
         order = list(documents)
         end = len(order)
-        while end > 1:
+        start = end
+        while start > 0:
             start = max(0, end - self.window)
             order[start:end] = await self._order_window(order[start:end], start, comparer)
-            end = 0 if start == 0 else end - self.stride
+            end -= self.stride
         return score_positions(order)
 
     async def _order_window(
         self, documents: Sequence[str], start: int, comparer: Comparer
     ) -> Sequence[str]:
-        """Return the documents of a window in their new order.
+        """Return the documents of a window in the central order of several answers.
+
+        Each answer but the first is about another shuffle, since models favour places in a prompt.
 
         Args:
             documents: Documents in their present order, which the first request shows.
@@ -77,7 +80,8 @@ class Listwise(ComparingMethod):
         shown_orders = [list(documents)]
         for number in range(1, self.shuffles):
             shuffled = list(documents)
-            comparer.make_random(self.seed, window_name, number).shuffle(shuffled)
+            generator = comparer.make_random(self.seed, window_name, number)
+            generator.shuffle(shuffled)
             shown_orders.append(shuffled)
 
         answers = await comparer.run_all(comparer.order, shown_orders)
