@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from touche_llm.evaluation.significance import describe_intervals
 from touche_llm.judging.objects import find_objects
 from touche_llm.judging.requests import Requester, TopicDocument, make_requester
 from touche_llm.llm.counts import Counts
+from touche_llm.llm.model import ModelClient
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
     Access,
@@ -115,7 +117,10 @@ class PromptComparison:
 
 
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
-    """Judge one sample with several prompts and compare each with human judgments; nDCG@5 chooses.
+    """Judge one sample with several prompts, and measure each by human judgments.
+
+    The sample is in two parts: the prompt with the best nDCG@5 is chosen on one, and confirmed on
+    the held-out one.
 
     Args:
         inputs: Prompts, human judgments and the plan of the sample.
@@ -130,29 +135,21 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
             sample is too small.
     """
     config = inputs.config
+    notes = _Notes(progress)
     with RunContext(config, progress) as context:
-        notes = _Notes(progress)
-        work = await _prepare(context, inputs, notes)
+        work = await _prepare_work(context, inputs, notes)
         check_log(_find_log(config))
-        opening = open_client(
-            config.engine,
-            config.sampling,
-            config.cache,
-            schemas=list_schemas(variant.prompt for variant in work.variants),
-            progress=progress,
-        )
-        async with opening as model:
+        async with _open_model(config, work.variants, progress) as model:
             requester = make_requester(model)
             named = await _find_objects(context, work, requester, notes)
             judge = _PartJudge(context, inputs.qrels, named.work, requester)
 
-            parts = [await judge.measure("choice", named.work.first_part, work.variants)]
-            confirmation = await _confirm(judge, parts[0].measures)
-            earlier_accesses: list[Access] | None = None
-            if confirmation is not None:
-                parts.append(confirmation)
-                earlier_accesses = _note_accesses(confirmation, config, notes)
+            choice = await judge.measure("choice", named.work.first_part, work.variants)
+            confirmation = await _confirm(judge, choice.measures)
+            earlier_accesses = _note_accesses(confirmation, config, notes)
             report_known_failures(progress, model, Counts())
+
+        parts = [part for part in (choice, confirmation) if part is not None]
         texts = _read_texts(context, parts)
 
     measures = [part.measures for part in parts]
@@ -171,6 +168,19 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
     )
 
 
+def _open_model(
+    config: Config, variants: Iterable[Variant], progress: Progress
+) -> AbstractAsyncContextManager[ModelClient]:
+    """Open the client of the model that judges, with the schemas of the variants' answers."""
+    return open_client(
+        config.engine,
+        config.sampling,
+        config.cache,
+        schemas=list_schemas(variant.prompt for variant in variants),
+        progress=progress,
+    )
+
+
 async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> DryRun:
     """Estimate the requests on the topics to choose on; nothing is sent, and no access recorded.
 
@@ -185,24 +195,20 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
             sample is too small.
     """
     config = inputs.config
-    result = DryRun()
-    # Answers that an earlier variant requests are known to the later ones.
-    answered: set[str] = set()
-    known = 0
-    failed = 0
+    notes = _Notes(progress)
     with RunContext(config, progress) as context:
-        notes = _Notes(progress)
-        work = await _prepare(context, inputs, notes)
+        work = await _prepare_work(context, inputs, notes)
         context.progress = ForwardedProgress(progress, "dry run")
         part = work.first_part
+        estimate = DryRun(known={part: 0}, failed={part: 0})
+        # Answers that an earlier variant requests are known to the later ones.
+        answered: set[str] = set()
 
         engine = DryRunEngine(answered=answered)
         async with open_dry_client(config, engine) as model:
             named = await _find_objects(context, work, make_requester(model), notes)
-            result.context = find_context(config, model)
-        _add_costs(result, "objects", engine)
-        known += model.counts.cache_hits + engine.repeated
-        failed += model.counts.known_failures
+        _add_costs(estimate, "objects", engine)
+        _add_known(estimate, part, model, engine)
 
         for variant in work.variants:
             engine = DryRunEngine(answered=answered)
@@ -210,19 +216,22 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
                 requester = make_requester(model)
                 judge = _PartJudge(context, inputs.qrels, named.work, requester)
                 await judge.judge(part, [variant])
-                result.context = find_context(config, model)
-            _add_costs(result, part, engine)
-            known += model.counts.cache_hits + engine.repeated
-            failed += model.counts.known_failures
-        result.known[part] = known
-        result.failed[part] = failed
-    return result
+            _add_costs(estimate, part, engine)
+            _add_known(estimate, part, model, engine)
+        estimate.context = find_context(config, model)
+    return estimate
 
 
-def _add_costs(result: DryRun, stage: str, engine: DryRunEngine) -> None:
+def _add_costs(estimate: DryRun, stage: str, engine: DryRunEngine) -> None:
     """Add the requests that a dry engine recorded."""
     for prompt, usage in engine.usage.items():
-        result.costs.append(Cost(stage, prompt, usage))
+        estimate.costs.append(Cost(stage, prompt, usage))
+
+
+def _add_known(estimate: DryRun, part: str, model: ModelClient, engine: DryRunEngine) -> None:
+    """Count the requests of a part that need not be sent, and those that failed before."""
+    estimate.known[part] += model.counts.cache_hits + engine.repeated
+    estimate.failed[part] += model.counts.known_failures
 
 
 class _Notes:
@@ -285,14 +294,14 @@ class _Work:
         """
         topic_ids = {topic.id for topic in topics}
         samples: dict[str, list[Sampled]] = {}
-        for name, sample in self.samples.items():
-            samples[name] = [document for document in sample if document.topic_id in topic_ids]
+        for part, sample in self.samples.items():
+            samples[part] = [document for document in sample if document.topic_id in topic_ids]
         check_parts(samples)
         return replace(self, topics=topics, samples=samples)
 
 
-async def _prepare(context: RunContext, inputs: ComparisonInputs, notes: _Notes) -> _Work:
-    """Load the variants, draw the sample and divide it.
+async def _prepare_work(context: RunContext, inputs: ComparisonInputs, notes: _Notes) -> _Work:
+    """Load the prompts to compare, and draw a sample of judged documents.
 
     Raises:
         DataError: None of the judged documents is in the corpus.
@@ -306,27 +315,37 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs, notes: _Notes)
 
     await _fetch_judged(context, grades)
     sample = choose_sample(inputs.plan, grades, context.topics, context.corpus.documents)
-    topics = _select_topics(context.topics, sample.parts)
-    objects_prompt = _load_objects_prompt(context, topics)
+    sampled_topics = _select_topics(context.topics, sample.parts)
+    objects_prompt = _load_objects_prompt(context, sampled_topics)
+    _check_examples(context, variants, objects_prompt, sampled_topics)
 
+    judged_parts = dict(sample.parts)
+    if not inputs.plan.confirm:
+        judged_parts.pop(HOLD_OUT, None)
+    check_parts(judged_parts)
+    for note in sample.notes:
+        notes.add(note)
+
+    return _Work(
+        variants=variants,
+        objects_prompt=objects_prompt,
+        topics=_select_topics(sampled_topics, judged_parts),
+        samples=judged_parts,
+    )
+
+
+def _check_examples(
+    context: RunContext,
+    variants: Iterable[Variant],
+    objects_prompt: Prompt | None,
+    topics: list[Topic],
+) -> None:
+    """Raise UsageError if a prompt shows the model an example from the topics it is measured on."""
     prompts = [variant.prompt for variant in variants]
     if objects_prompt is not None:
         prompts.append(objects_prompt)
     for prompt in prompts:
         check_examples(prompt, topics, context.config.topics, context.progress.warn)
-
-    samples = dict(sample.parts)
-    if not inputs.plan.confirm:
-        samples.pop(HOLD_OUT, None)
-    check_parts(samples)
-    for note in sample.notes:
-        notes.add(note)
-    return _Work(
-        variants=variants,
-        objects_prompt=objects_prompt,
-        topics=_select_topics(topics, samples),
-        samples=samples,
-    )
 
 
 def _find_grades(qrels: Qrels, task: Task) -> Grades:
@@ -352,11 +371,16 @@ async def _fetch_judged(context: RunContext, grades: Grades) -> None:
 
 
 def _load_objects_prompt(context: RunContext, topics: Iterable[Topic]) -> Prompt | None:
-    """Load the prompt that finds objects; None if each topic names its own or none are needed."""
+    """Load the prompt that finds the two objects which a topic compares.
+
+    None if each topic names its own, or the task needs none.
+    """
     task = context.task
+    needs_objects = task.objects_answer is not None
     lacks_objects = any(topic.objects is None for topic in topics)
-    if task.objects_answer is None or not lacks_objects:
+    if not needs_objects or not lacks_objects:
         return None
+
     prompts = context.config.prompts
     return load(task, purposes_of(task)["objects"], prompts.objects, prompts.folder)
 
@@ -398,18 +422,23 @@ async def _find_objects(
         outcomes = await find_objects(work.topics, work.objects_prompt, requester, done)
     requester.client.raise_on_misses()
 
-    topics = add_objects(work.topics, outcomes.results)
-    lost = [topic.id for topic in topics if topic.objects is None]
-    if lost:
+    named_topics: list[Topic] = []
+    unnamed_ids: list[str] = []
+    for topic in add_objects(work.topics, outcomes.results):
+        if topic.objects is None:
+            unnamed_ids.append(topic.id)
+        else:
+            named_topics.append(topic)
+
+    if unnamed_ids:
         notes.add(
-            f"topics left out, since the model found no two objects in their titles: {shorten(lost)}"
+            f"topics left out, since the model found no two objects in their titles: {shorten(unnamed_ids)}"
         )
-    named = [topic for topic in topics if topic.objects is not None]
-    if not named:
+    if not named_topics:
         raise DataError(
             "the model found no two objects in the title of any topic; name them in <objects>"
         )
-    return _NamedWork(work.restrict_to(named), outcomes.failures)
+    return _NamedWork(work.restrict_to(named_topics), outcomes.failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +475,7 @@ class _PartJudge:
     requester: Requester
 
     async def judge(self, part: str, variants: Sequence[Variant]) -> dict[str, VariantJudgments]:
-        """Judge a part with each variant.
+        """Judge the documents of a part with each variant, and return the judgments by variant.
 
         Raises:
             EngineError: The engine failed, or the labels of no answer can be read.
@@ -458,55 +487,67 @@ class _PartJudge:
             judgments[variant.name] = await judge_variant(
                 self.context, variant, documents, self.requester
             )
-        self.requester.client.raise_on_misses()
-        self.requester.client.labels.raise_on_unread()
+
+        client = self.requester.client
+        client.raise_on_misses()
+        client.labels.raise_on_unread()
         return judgments
 
     async def measure(self, kind: Kind, part: str, variants: Sequence[Variant]) -> _MeasuredPart:
-        """Judge a part and measure it; the access is logged before any measure is known.
+        """Judge a part with each variant, and measure the judgments.
+
+        The access to the topics is logged before any measure is known, since measures prove less
+        the more prompts have been tried on the same topics.
 
         Raises:
             EngineError: The engine failed, or the labels of no answer can be read.
             ReplayMiss: The cache of a replay lacks an answer.
         """
         config = self.context.config
-        variant_judgments = await self.judge(part, variants)
+        judged = await self.judge(part, variants)
 
         prompts = [variant.prompt.label for variant in variants]
         access = Access(kind=kind, topics=self.work.list_titles(part), prompts=prompts)
-        earlier = record_access(_find_log(config), access)
+        earlier_accesses = record_access(_find_log(config), access)
 
+        judgments = {name: variant_judged.judgments for name, variant_judged in judged.items()}
         measures = measure_part(
             name=part,
             sample=self.work.samples[part],
-            judgments={name: judged.judgments for name, judged in variant_judgments.items()},
+            judgments=judgments,
             qrels=self.qrels,
             weights=config.weights,
             task=self.context.task,
         )
-        return _MeasuredPart(measures, variant_judgments, prompts, earlier)
+        return _MeasuredPart(measures, judged, prompts, earlier_accesses)
 
 
 async def _confirm(judge: _PartJudge, choice: PartMeasures) -> _MeasuredPart | None:
-    """Judge the held-out topics with the first variant and the best.
+    """Judge and measure the held-out topics with the first variant and the best.
 
-    Returns:
-        Measures; None if the topics are not to be judged, or the first variant is the best.
+    None if no held-out topics are to be judged, or the first variant is the best.
     """
-    if not judge.work.samples.get(HOLD_OUT):
-        return None
-
-    baseline = judge.work.variants[0]
     winner_name = choose_winner(choice)
-    if winner_name == baseline.name:
+    has_held_out = bool(judge.work.samples.get(HOLD_OUT))
+    if not has_held_out or winner_name == choice.baseline:
         return None
 
-    winner = next(variant for variant in judge.work.variants if variant.name == winner_name)
+    variants = judge.work.variants
+    baseline = variants[0]
+    winner = next(variant for variant in variants if variant.name == winner_name)
     return await judge.measure("confirmation", HOLD_OUT, [baseline, winner])
 
 
-def _note_accesses(confirmation: _MeasuredPart, config: Config, notes: _Notes) -> list[Access]:
-    """Note earlier accesses to held-out topics; return those that weaken the confirmation."""
+def _note_accesses(
+    confirmation: _MeasuredPart | None, config: Config, notes: _Notes
+) -> list[Access] | None:
+    """Note earlier accesses to held-out topics; return those that weaken the confirmation.
+
+    None if nothing was confirmed.
+    """
+    if confirmation is None:
+        return None
+
     _, winner_prompt = confirmation.prompts
     counted = select_counted(confirmation.earlier, winner_prompt)
     notes.add(f"{_find_log(config)}: {describe_accesses(confirmation.earlier, counted)}")
@@ -514,11 +555,11 @@ def _note_accesses(confirmation: _MeasuredPart, config: Config, notes: _Notes) -
 
 
 def _note_intervals(parts: Iterable[PartMeasures], notes: _Notes) -> None:
-    """Note which differences have no interval, or one that may not hold."""
-    rows: list[Mapping[str, Any]] = []
+    """Note which confidence intervals of differences are missing or unreliable."""
+    differences: list[Mapping[str, Any]] = []
     for part in parts:
-        rows.extend(part.differences.values())
-    for note in describe_intervals(rows):
+        differences.extend(part.differences.values())
+    for note in describe_intervals(differences):
         notes.add(note)
 
 
@@ -529,11 +570,12 @@ def _find_log(config: Config) -> Path:
 
 def _read_texts(context: RunContext, parts: Iterable[_MeasuredPart]) -> dict[str, str]:
     """Return the texts of the sampled documents, by id."""
+    documents = context.corpus.documents
     texts: dict[str, str] = {}
     for part in parts:
-        for document in part.measures.sample:
-            document_id = document.document_id
-            texts[document_id] = context.corpus.documents.get(document_id).text
+        for sampled in part.measures.sample:
+            document = documents.get(sampled.document_id)
+            texts[sampled.document_id] = document.text
     return texts
 
 
