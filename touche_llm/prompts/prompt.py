@@ -307,7 +307,7 @@ class Prompt:
         # A template is a program of its author: any exception that it raises is an error in the
         # template.
         except Exception as error:
-            place = self.files.place(error)
+            place = self.files.find_place(error)
             raise PromptError(
                 f"{self.path}: block {role}: {place}{type(error).__name__}: {error}"
             ) from error
