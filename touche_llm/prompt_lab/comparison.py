@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,7 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
     notes = _Notes(progress)
     with RunContext(config, progress) as context:
         work = await _prepare_work(context, inputs, notes)
+        # A malformed log is an error before any request is sent.
         check_log(_find_log(config))
         async with _open_model(config, work.variants, progress) as model:
             requester = make_requester(model)
@@ -147,7 +148,7 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
             choice = await judge.measure("choice", named.work.first_part, work.variants)
             confirmation = await _confirm(judge, choice.measures)
             earlier_accesses = _note_accesses(confirmation, config, notes)
-            report_known_failures(progress, model, Counts())
+            report_known_failures(progress, model, before=Counts())
 
         parts = [part for part in (choice, confirmation) if part is not None]
         texts = _read_texts(context, parts)
@@ -194,44 +195,49 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
         UsageError: A prompt does not judge documents or has an example from the sample, or the
             sample is too small.
     """
-    config = inputs.config
     notes = _Notes(progress)
-    with RunContext(config, progress) as context:
+    with RunContext(inputs.config, progress) as context:
         work = await _prepare_work(context, inputs, notes)
         context.progress = ForwardedProgress(progress, "dry run")
         part = work.first_part
-        estimate = DryRun(known={part: 0}, failed={part: 0})
-        # Answers that an earlier variant requests are known to the later ones.
-        answered: set[str] = set()
+        estimate = _Estimate(inputs.config, part)
 
-        engine = DryRunEngine(answered=answered)
-        async with open_dry_client(config, engine) as model:
-            named = await _find_objects(context, work, make_requester(model), notes)
-        _add_costs(estimate, "objects", engine)
-        _add_known(estimate, part, model, engine)
-
+        async with estimate.open_requester("objects") as requester:
+            named = await _find_objects(context, work, requester, notes)
         for variant in work.variants:
-            engine = DryRunEngine(answered=answered)
-            async with open_dry_client(config, engine) as model:
-                requester = make_requester(model)
+            async with estimate.open_requester(part) as requester:
                 judge = _PartJudge(context, inputs.qrels, named.work, requester)
                 await judge.judge(part, [variant])
-            _add_costs(estimate, part, engine)
-            _add_known(estimate, part, model, engine)
-        estimate.context = find_context(config, model)
-    return estimate
+    return estimate.dry_run
 
 
-def _add_costs(estimate: DryRun, stage: str, engine: DryRunEngine) -> None:
-    """Add the requests that a dry engine recorded."""
-    for prompt, usage in engine.usage.items():
-        estimate.costs.append(Cost(stage, prompt, usage))
+class _Estimate:
+    """Estimate of a comparison, which collects the requests of its stages.
 
+    Attributes:
+        dry_run: Requests so far.
+    """
 
-def _add_known(estimate: DryRun, part: str, model: ModelClient, engine: DryRunEngine) -> None:
-    """Count the requests of a part that need not be sent, and those that failed before."""
-    estimate.known[part] += model.counts.cache_hits + engine.repeated
-    estimate.failed[part] += model.counts.known_failures
+    def __init__(self, config: Config, part: str) -> None:
+        """Begin without requests about a part of the sample."""
+        self.dry_run = DryRun(known={part: 0}, failed={part: 0})
+        self._config = config
+        self._part = part
+        # Answers that an earlier variant requests are known to the later ones.
+        self._answered: set[str] = set()
+
+    @asynccontextmanager
+    async def open_requester(self, stage: str) -> AsyncIterator[Requester]:
+        """Open a requester that sends nothing, and add its requests to a stage."""
+        engine = DryRunEngine(answered=self._answered)
+        async with open_dry_client(self._config, engine) as model:
+            yield make_requester(model)
+
+        self.dry_run.context = find_context(self._config, model)
+        self.dry_run.known[self._part] += model.counts.cache_hits + engine.repeated
+        self.dry_run.failed[self._part] += model.counts.known_failures
+        for prompt, usage in engine.usage.items():
+            self.dry_run.costs.append(Cost(stage, prompt, usage))
 
 
 class _Notes:
@@ -422,9 +428,20 @@ async def _find_objects(
         outcomes = await find_objects(work.topics, work.objects_prompt, requester, done)
     requester.client.raise_on_misses()
 
+    topics = add_objects(work.topics, outcomes.results)
+    named_topics = _leave_out_unnamed(topics, notes)
+    return _NamedWork(work.restrict_to(named_topics), outcomes.failures)
+
+
+def _leave_out_unnamed(topics: Iterable[Topic], notes: _Notes) -> list[Topic]:
+    """Return the topics with objects, and note which ones are left out.
+
+    Raises:
+        DataError: No topic has objects.
+    """
     named_topics: list[Topic] = []
     unnamed_ids: list[str] = []
-    for topic in add_objects(work.topics, outcomes.results):
+    for topic in topics:
         if topic.objects is None:
             unnamed_ids.append(topic.id)
         else:
@@ -438,7 +455,7 @@ async def _find_objects(
         raise DataError(
             "the model found no two objects in the title of any topic; name them in <objects>"
         )
-    return _NamedWork(work.restrict_to(named_topics), outcomes.failures)
+    return named_topics
 
 
 @dataclass(frozen=True, slots=True)

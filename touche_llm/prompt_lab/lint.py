@@ -323,8 +323,8 @@ class _Renderer:
         elif self.purpose.question is not None:
             ids = ("a",)
 
-        has_objects = self.task.objects_answer is None or topic.objects is not None
-        if ids and not has_objects:
+        lacks_objects = self.task.objects_answer is not None and topic.objects is None
+        if ids and lacks_objects:
             topic = replace(topic, objects=("x", "y"))
         return Subject(self.task, self.purpose, topic, ids, Texts("x"))
 

@@ -210,9 +210,9 @@ async def make_subject(
     )
     subject.check()
 
+    lacks_objects = run.task.objects_answer is not None and topic.objects is None
     is_about_documents = purpose.question is not None
-    has_objects = run.task.objects_answer is None or topic.objects is not None
-    if has_objects or not is_about_documents:
+    if not lacks_objects or not is_about_documents:
         return subject
 
     objects = await _request_missing_objects(run, topic, requester)
@@ -307,6 +307,7 @@ async def ask(prompt: Prompt, subject: Subject, requester: Requester) -> list[Tr
         trials_by_field.append(await _send_prompt(field_prompt, subject, requester))
 
     trials: list[Trial] = []
+    # The trials of each document, one for each field.
     for document_trials in zip(*trials_by_field, strict=True):
         trials.extend(document_trials)
 

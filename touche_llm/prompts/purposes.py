@@ -400,14 +400,15 @@ def find_prompts(tasks: Iterable[Task], folder: Path | None = None) -> list[Cata
 
 def _find_task_prompts(task: Task, folder: Path | None) -> list[CatalogEntry]:
     """Return the entries of a task by name; templates of `folder` replace the task's own."""
-    names = _list_task_prompts(task)
+    task_names = _list_task_prompts(task)
+    folder_names: list[str] = []
     if folder is not None:
-        folder_names = set(_list_prompts(folder / task.name))
-        names |= folder_names
-        if not folder_names:
-            # The folder may have templates of other tasks alone.
-            folder = None
-    return [find_prompt(task, name, folder) for name in sorted(names)]
+        folder_names = _list_prompts(folder / task.name)
+
+    # The folder may have templates of other tasks alone.
+    used_folder = folder if folder_names else None
+    names = task_names.union(folder_names)
+    return [find_prompt(task, name, used_folder) for name in sorted(names)]
 
 
 def _list_task_prompts(task: Task) -> set[str]:

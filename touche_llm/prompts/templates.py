@@ -179,7 +179,7 @@ class TemplateFiles:
         self.text = text
         self.texts = {name: file.text for name, file in self._files.items() if name != path.name}
         self.used = self._find_used_variables(set(variables))
-        # When the template is rendered, its references lead to the checked files alone.
+        # References can only lead to the checked files when the template is rendered.
         self._environment.loader = _TemplateLoader(self._files)
 
     def render(self, role: str, variables: Mapping[str, Any]) -> str:
@@ -248,9 +248,9 @@ class TemplateFiles:
         try:
             tree = environment.parse(_blank_front_matter(text), name, str(path))
             references = _list_references(tree, path)
+            # All text that the file inserts is made safe, also that of its filters and calls.
             _BlockFinalizer().visit(tree)
             _copy_definitions(tree)
-            # The two have added nodes.
             tree.set_environment(environment)
             code = environment.compile(tree, name, str(path))
         except TemplateSyntaxError as error:
@@ -311,10 +311,11 @@ class TemplateFiles:
         used: set[str] = set()
         for file in self._files.values():
             names = meta.find_undeclared_variables(file.tree)
-            # An included or imported file may also see what the files that name it assign.
+            undefined = names - variables
             is_included = file not in self._chain
-            defined = variables | assigned if is_included else variables
-            undefined = names - defined
+            if is_included:
+                # It also sees what the files that include it assign.
+                undefined -= assigned
             if undefined:
                 known = ", ".join(sorted(variables))
                 raise PromptError(

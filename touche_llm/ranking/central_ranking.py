@@ -12,15 +12,14 @@ Above = Mapping[str, Mapping[str, int]]
 def find_central_ranking(rankings: Sequence[Sequence[str]]) -> list[str]:
     """Find a ranking that disagrees with the given rankings of the same documents on few pairs.
 
-    The ranking with the fewest disagreements (Kemeny) is NP-hard to find. So orders are improved by
-    moves of single documents, and the best result is returned. They start from the mean ranks
-    (Borda) and from each given ranking, none of which can therefore be better; so there are at most
-    twice the fewest disagreements.
+    The best such ranking (Kemeny) is NP-hard to find. So several orders are improved by moves of
+    single documents, and the best result is returned: the mean ranks (Borda) and each of the given
+    rankings. As none of these is better, it has at most twice the fewest disagreements.
     """
     above = _count_above(rankings)
     starts = [_rank_by_mean_rank(rankings[0], above), *rankings]
-    optima = [_find_local_optimum(start, above) for start in starts]
-    return min(optima, key=lambda order: _count_disagreements(order, above))
+    improved = [_find_local_optimum(start, above) for start in starts]
+    return min(improved, key=lambda order: _count_disagreements(order, above))
 
 
 def _rank_by_mean_rank(documents: Sequence[str], above: Above) -> list[str]:
@@ -77,7 +76,9 @@ def _move_to_best_place(document: str, order: Sequence[str], above: Above) -> li
 
 
 def _count_disagreements_by_place(document: str, others: Sequence[str], above: Above) -> list[int]:
-    """Count the pairs of a document and another one on which rankings disagree with an order.
+    """Count the disagreements of rankings with an order, for each place of a document in it.
+
+    Only the pairs of the document with another one are counted.
 
     Args:
         document: Document to place among the others.
@@ -85,13 +86,15 @@ def _count_disagreements_by_place(document: str, others: Sequence[str], above: A
         above: For each two documents, how many rankings have the first above the second.
 
     Returns:
-        Number of disagreements for each place of the document, from above all others to below.
+        Numbers for the places from above all others to below them.
     """
+    # Above all others, each ranking that has one of them above the document disagrees.
     count = sum(above[other][document] for other in others)
     counts = [count]
     for other in others:
-        # The next place is below this one.
-        count -= above[other][document]
-        count += above[document][other]
+        # At the next place, the other one is above the document.
+        agreeing = above[other][document]
+        disagreeing = above[document][other]
+        count += disagreeing - agreeing
         counts.append(count)
     return counts

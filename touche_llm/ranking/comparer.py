@@ -410,15 +410,14 @@ class Comparer:
             return prompt_tokens
 
         equal_share = (available_tokens - prompt_tokens) // document_count - _SEAM
-        max_tokens = min(self.document_tokens, equal_share)
-        if max_tokens < _MIN_TOKENS:
+        if equal_share < _MIN_TOKENS:
             raise PromptError(
                 f"prompt {without_texts.origin.prompt}, topic {self.topic.id}: the prompt needs {prompt_tokens} "
-                f"tokens without the documents, which leaves {max(max_tokens, 0)} for each of {document_count}; give a "
-                "longer context (`engine.context`, or serve the model with one), shorten the prompt, or let "
+                f"tokens without the documents, which leaves {max(equal_share, 0)} for each of {document_count}; give "
+                "a longer context (`engine.context`, or serve the model with one), shorten the prompt, or let "
                 f"{self.step} compare fewer at a time"
             )
-        return max_tokens
+        return min(self.document_tokens, equal_share)
 
     async def _find_shown_document(
         self, kind: ComparisonKind, document_id: str, max_tokens: int

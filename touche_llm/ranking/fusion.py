@@ -114,13 +114,16 @@ class FusionSettings(FusionFormula, CombiningMethod):
     ) -> list[ScoredDocument]:
         """Fuse the rankings of documents by the first stage and the steps so far.
 
+        To interpolate scores, a document needs one in each ranking that has a weight; documents
+        that lack one are left out.
+
         Args:
             documents: Documents to fuse.
             earlier: Rankings, the latest first, since it breaks ties.
 
         Returns:
-            Fused documents, without those that lack a score to interpolate; none if there is no
-            document or no weight, as for a topic that could not be compared.
+            Fused documents; none if there is no document or no weight, as for a topic that could
+            not be compared.
         """
         fusable = set(documents)
         for named in earlier:

@@ -56,13 +56,22 @@ class Listwise(ComparingMethod):
         A window without any answer keeps its order.
         """
         order = list(documents)
-        end = len(order)
-        start = end
-        while start > 0:
-            start = max(0, end - self.window)
-            order[start:end] = await self._order_window(order[start:end], start, comparer)
-            end -= self.stride
+        for window in self._list_windows(len(order)):
+            shown = order[window.start : window.stop]
+            ordered = await self._order_window(shown, window.start, comparer)
+            order[window.start : window.stop] = ordered
         return score_positions(order)
+
+    def _list_windows(self, document_count: int) -> list[range]:
+        """Return the places of each window, the last places first."""
+        windows: list[range] = []
+        end = document_count
+        while True:
+            start = max(0, end - self.window)
+            windows.append(range(start, end))
+            if start == 0:
+                return windows
+            end -= self.stride
 
     async def _order_window(
         self, documents: Sequence[str], start: int, comparer: Comparer

@@ -72,7 +72,7 @@ class _Pass:
         self.number = number
         self._previous = previous
         loop = asyncio.get_running_loop()
-        # By place: done once the pass has compared the documents at the place and above it.
+        # For each place, whether the pass has compared the documents at the place and above it.
         self._compared: list[asyncio.Future[None]] = [
             loop.create_future() for _ in range(place_count)
         ]
@@ -123,7 +123,7 @@ class _BubbleSort:
     async def run_pass(self, one_pass: _Pass) -> None:
         """Compare neighbours from the last place up to those that earlier passes have filled.
 
-        A document is compared only when the previous pass is done with the place above it.
+        A document is compared only after the previous pass has put the one above it in place.
         """
         last_place = len(self.order) - 1
         try:

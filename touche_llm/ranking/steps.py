@@ -159,8 +159,7 @@ def parse_steps(texts: Sequence[str]) -> tuple[Step, ...]:
             `judge` is not the first step.
     """
     if not texts:
-        # Raises the error of an unknown step, which lists the known ones.
-        _parse("")
+        raise ValueError(_describe_unknown_step(""))
 
     steps = tuple(_parse(text) for text in texts)
     later_names = [step.name for step in steps[1:]]
@@ -182,10 +181,7 @@ def _parse(text: str) -> Step:
 
     name, _, depth = text.strip().partition(":")
     if name not in STEPS:
-        raise ValueError(
-            f"{text!r:.80}: no such step; write {JUDGE}, or with a number of documents, as pairwise:10, one of "
-            f"{', '.join(STEPS)}"
-        )
+        raise ValueError(_describe_unknown_step(text))
 
     max_depth = STEPS[name].max_depth
     is_number = re.fullmatch("[0-9]{1,4}", depth) is not None
@@ -194,6 +190,14 @@ def _parse(text: str) -> Step:
             f"{text!r:.80}: needs the number of documents to rank, from 2 to {max_depth}, as {name}:10"
         )
     return Step(name, int(depth))
+
+
+def _describe_unknown_step(text: str) -> str:
+    """Return the error for a text that names no step, with the known ones."""
+    return (
+        f"{text!r:.80}: no such step; write {JUDGE}, or with a number of documents, as pairwise:10, one of "
+        f"{', '.join(STEPS)}"
+    )
 
 
 def list_comparison_kinds(steps: Sequence[Step]) -> tuple[ComparisonKind, ...]:
