@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -46,37 +47,42 @@ def fuse(rankings: Sequence[WeightedRanking], formula: FusionFormula) -> list[Sc
     weights = [weighted.weight / largest_weight for weighted in rankings]
     total_weight = math.fsum(weights)
 
-    weighted_values: dict[str, list[float]] = {}
-    first_ranks: dict[str, int] = {}
+    weighted_values: defaultdict[str, list[float]] = defaultdict(list)
     for weighted, weight in zip(rankings, weights, strict=True):
-        values = _compute_values(weighted.ranking, formula)
-        for rank, (document_id, value) in enumerate(values.items(), start=1):
-            weighted_values.setdefault(document_id, []).append(weight * value)
-            first_ranks.setdefault(document_id, rank)
+        values = _list_values(weighted.ranking, formula)
+        for scored, value in zip(weighted.ranking, values, strict=True):
+            weighted_values[scored.document_id].append(weight * value)
 
     fused: list[ScoredDocument] = []
     for document_id, terms in weighted_values.items():
         # fsum is exact, so ties of the formula are ties here, whatever the order of the rankings.
-        fused.append(ScoredDocument(document_id, math.fsum(terms) / total_weight))
+        score = math.fsum(terms) / total_weight
+        fused.append(ScoredDocument(document_id, score))
 
-    # Full ties stay in the order of the rankings, since the sort is stable.
+    # Documents with equal scores and ranks stay in the order of the rankings that have them first.
+    first_ranks = _find_first_ranks(rankings)
     return sorted(fused, key=lambda scored: (-scored.score, first_ranks[scored.document_id]))
 
 
-def _compute_values(ranking: Ranked, formula: FusionFormula) -> dict[str, float]:
-    """Return the value of each document of a ranking, from 0 to 1, best first.
+def _find_first_ranks(rankings: Sequence[WeightedRanking]) -> dict[str, int]:
+    """Return the rank of each document in the first ranking that has it."""
+    first_ranks: dict[str, int] = {}
+    for weighted in reversed(rankings):
+        for rank, scored in enumerate(weighted.ranking, start=1):
+            first_ranks[scored.document_id] = rank
+    return first_ranks
+
+
+def _list_values(ranking: Ranked, formula: FusionFormula) -> list[float]:
+    """Return the values of a ranking's documents, from 0 to 1, best first.
 
     With `rrf` (reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009), the value is 1/(k
     + rank), divided by that of rank 1. With `interpolation`, it is the score, scaled to 0..1 within
     the ranking; 1 if all are equal.
     """
     if formula.method == "interpolation":
-        values = scale_scores(ranking)
-    else:
-        values = [(formula.k + 1) / (formula.k + rank) for rank in range(1, len(ranking) + 1)]
-
-    documents = [scored.document_id for scored in ranking]
-    return dict(zip(documents, values, strict=True))
+        return scale_scores(ranking)
+    return [(formula.k + 1) / (formula.k + rank) for rank in range(1, len(ranking) + 1)]
 
 
 def fuse_candidates(

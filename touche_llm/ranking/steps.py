@@ -113,17 +113,7 @@ STEPS: Mapping[str, RankingStep] = {step.name: step for step in _list_steps()}
 
 def _make_settings_type() -> type[BaseRankingSettings]:
     """Return the type of the settings, which has a section for each step, named like the step."""
-    sections: dict[str, tuple[object, RankingMethod]] = {}
-    for step in STEPS.values():
-        # A step that scores has a server of its own.
-        trust = Trust.ACTS if issubclass(step.method, ScoringMethod) else Trust.DATA
-
-        # Settings of steps decide which documents are compared, and in which orders. A comparison
-        # of the same documents in the same order is the same request, whichever step sends it.
-        annotation = Annotated[step.method, AnswerKey.STAYS_OUT, trust]  # type: ignore[name-defined]
-        default_settings = step.method()
-        sections[step.name] = (annotation, default_settings)
-
+    sections = {step.name: _make_section(step) for step in STEPS.values()}
     # The types of the sections are made at run time, so that mypy knows none.
     return create_model(  # type: ignore[no-any-return, call-overload]
         "RankingSettings",
@@ -132,6 +122,19 @@ def _make_settings_type() -> type[BaseRankingSettings]:
         __module__=__name__,
         **sections,
     )
+
+
+def _make_section(step: RankingStep) -> tuple[object, RankingMethod]:
+    """Return the type and the default of the settings of a step, as `create_model` takes them."""
+    trust = Trust.DATA
+    if issubclass(step.method, ScoringMethod):
+        # It has a server of its own.
+        trust = Trust.ACTS
+
+    # Settings of steps decide which documents are compared, and in which orders. A comparison of
+    # the same documents in the same order is the same request, whichever step sends it.
+    annotation = Annotated[step.method, AnswerKey.STAYS_OUT, trust]  # type: ignore[name-defined]
+    return annotation, step.method()
 
 
 if TYPE_CHECKING:
