@@ -96,6 +96,8 @@ def _make_judgment(
 ) -> Judgment:
     """Return the judgment of a document by the replies about it."""
     readings = _merge_readings(replies)
+    has_probabilities = have_probabilities(readings.values())
+
     grades: dict[str, float] = {}
     for name, reading in readings.items():
         if name in question.grades:
@@ -111,7 +113,7 @@ def _make_judgment(
         grades=grades,
         stance=stance,
         readings=readings,
-        source="probabilities" if have_probabilities(readings.values()) else "value",
+        source="probabilities" if has_probabilities else "value",
         cut=_find_shortest(replies),
         prompt=prompt.label,
         answer_keys=[reply.key for reply in replies],
