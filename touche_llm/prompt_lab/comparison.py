@@ -119,8 +119,8 @@ class PromptComparison:
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
     """Judge one sample with several prompts, and measure each by human judgments.
 
-    The sample is in two parts: the prompt with the best nDCG@5 is chosen on one, and confirmed on
-    the held-out one.
+    The prompt with the best nDCG@5 is chosen on one part of the sample; another part, which is held
+    out, can confirm the choice.
 
     Args:
         inputs: Prompts, human judgments and the plan of the sample.
@@ -144,16 +144,11 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
             requester = make_requester(model)
             named = await _find_objects(context, work, requester, notes)
             judge = _PartJudge(context, inputs.qrels, named.work, requester)
-
-            choice = await judge.measure("choice", named.work.first_part, work.variants)
-            confirmation = await _confirm(judge, choice.measures)
-            earlier_accesses = _note_accesses(confirmation, config, notes)
+            measured = await _choose_and_confirm(judge, notes)
             report_known_failures(progress, model, before=Counts())
+        texts = _read_texts(context, measured.parts)
 
-        parts = [part for part in (choice, confirmation) if part is not None]
-        texts = _read_texts(context, parts)
-
-    measures = [part.measures for part in parts]
+    measures = [part.measures for part in measured.parts]
     _note_intervals(measures, notes)
     return PromptComparison(
         task=context.task,
@@ -161,11 +156,11 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
         topics=named.work.topics,
         model=model.engine_info.model,
         parts=measures,
-        judged=_index_judgments(parts),
+        judged=_index_judgments(measured.parts),
         object_failures=named.failures,
         texts=texts,
         notes=notes.texts,
-        earlier_accesses=earlier_accesses,
+        earlier_accesses=measured.earlier_accesses,
     )
 
 
@@ -539,32 +534,41 @@ class _PartJudge:
         return _MeasuredPart(measures, judged, prompts, earlier_accesses)
 
 
-async def _confirm(judge: _PartJudge, choice: PartMeasures) -> _MeasuredPart | None:
-    """Judge and measure the held-out topics with the first variant and the best.
+@dataclass(frozen=True, slots=True)
+class _MeasuredSample:
+    """Judgments and measures of the parts of a sample.
 
-    None if no held-out topics are to be judged, or the first variant is the best.
+    Attributes:
+        parts: The part to choose on, then the held-out one if it was judged.
+        earlier_accesses: Accesses that weaken a confirmation; None if none was tried.
     """
-    winner_name = choose_winner(choice)
-    has_held_out = bool(judge.work.samples.get(HOLD_OUT))
-    if not has_held_out or winner_name == choice.baseline:
-        return None
 
+    parts: list[_MeasuredPart]
+    earlier_accesses: list[Access] | None
+
+
+async def _choose_and_confirm(judge: _PartJudge, notes: _Notes) -> _MeasuredSample:
+    """Measure all variants on one part, and the first and the best on the held-out part.
+
+    The held-out part is left out if it is not to be judged, or if the first variant is the best.
+    """
     variants = judge.work.variants
+    choice = await judge.measure("choice", judge.work.first_part, variants)
+
+    winner_name = choose_winner(choice.measures)
+    has_held_out = bool(judge.work.samples.get(HOLD_OUT))
+    if not has_held_out or winner_name == choice.measures.baseline:
+        return _MeasuredSample([choice], earlier_accesses=None)
+
     baseline = variants[0]
     winner = next(variant for variant in variants if variant.name == winner_name)
-    return await judge.measure("confirmation", HOLD_OUT, [baseline, winner])
+    confirmation = await judge.measure("confirmation", HOLD_OUT, [baseline, winner])
+    earlier_accesses = _note_accesses(confirmation, judge.context.config, notes)
+    return _MeasuredSample([choice, confirmation], earlier_accesses)
 
 
-def _note_accesses(
-    confirmation: _MeasuredPart | None, config: Config, notes: _Notes
-) -> list[Access] | None:
-    """Note earlier accesses to held-out topics; return those that weaken the confirmation.
-
-    None if nothing was confirmed.
-    """
-    if confirmation is None:
-        return None
-
+def _note_accesses(confirmation: _MeasuredPart, config: Config, notes: _Notes) -> list[Access]:
+    """Note earlier accesses to held-out topics; return those that weaken the confirmation."""
     _, winner_prompt = confirmation.prompts
     counted = select_counted(confirmation.earlier, winner_prompt)
     notes.add(f"{_find_log(config)}: {describe_accesses(confirmation.earlier, counted)}")

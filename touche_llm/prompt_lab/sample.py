@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -180,12 +180,9 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
 
     pool: Grades = {}
     for topic_id in topic_ids:
-        known_grades = dict(grades.get(topic_id, {}))
-        for document in unknown & known_grades.keys():
-            del known_grades[document]
+        known_grades = _leave_out(unknown, grades.get(topic_id, {}))
         if known_grades:
             pool[topic_id] = known_grades
-
     if not pool:
         raise DataError(
             f"none of the {len(judged):,} documents judged for topics {shorten(topic_ids, 5)} is in the corpus; give "
@@ -202,6 +199,11 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
             f"judged documents that are not in the corpus: {len(missing):,} of {len(judged):,}"
         )
     return JudgedPool(pool, notes)
+
+
+def _leave_out(documents: Set[str], grades: Mapping[str, float]) -> dict[str, float]:
+    """Return the grades of all other documents."""
+    return {document: grade for document, grade in grades.items() if document not in documents}
 
 
 @dataclass(frozen=True, slots=True)
