@@ -154,6 +154,8 @@ class _Sharing:
 async def _measure_sharing(renderer: _Renderer) -> _Sharing:
     """Render a prompt with different texts, and compare the messages.
 
+    What they have in common at the start, a server's prefix cache holds for the next request.
+
     Raises:
         PromptError: The prompt cannot be rendered with one of the texts.
     """

@@ -280,6 +280,7 @@ async def open_offline(config: Config) -> AsyncIterator[OfflineBuilders]:
 
     They read the answers that the cache has, and store none.
     """
+    # Answers are looked up whatever the run does with its cache.
     cache = config.cache.model_copy(update={"mode": CacheMode.REUSE}).read_only
     open_with_answers = partial(open_client, config.engine, config.sampling, cache)
     async with (

@@ -262,10 +262,11 @@ def build_best_answer(documents: int) -> type[AnswerModel]:
 def build_order_answer(documents: int) -> type[AnswerModel]:
     """Build the answer model that orders `documents` documents, each label once: `C > A > B`."""
     labels = LABELS[:documents]
+    pattern = f"^{_match_orders(labels)}$"
     # Runs before the pattern, whose error could not name the wrong labels.
-    check = BeforeValidator(partial(_require_each_label, labels))
-    text: Any = Annotated[str, check, Field(pattern=f"^{_match_orders(labels)}$")]
-    return create_model("Order", __base__=AnswerModel, order=(text, ...))
+    check_labels = BeforeValidator(partial(_require_each_label, labels))
+    order_type: Any = Annotated[str, check_labels, Field(pattern=pattern)]
+    return create_model("Order", __base__=AnswerModel, order=(order_type, ...))
 
 
 def _match_orders(labels: str) -> str:

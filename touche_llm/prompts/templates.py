@@ -185,8 +185,8 @@ class TemplateFiles:
     def render(self, role: str, variables: Mapping[str, Any]) -> str:
         """Render the block `role`; errors of the template are raised as Jinja raises them.
 
-        Of the blocks with one name, that of the template itself is rendered, which may insert the
-        one of the file that it extends with `super()`.
+        Of the blocks with one name, that of the template itself is rendered. With `super()` it may
+        insert the next one: that of the file that the template extends.
         """
         template, *bases = self._chain
         context = template.template.new_context(dict(variables))

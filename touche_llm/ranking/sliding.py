@@ -71,8 +71,9 @@ class _Pass:
         """Prepare a pass that follows behind the previous one, in the running event loop."""
         self.number = number
         self._previous = previous
-        loop = asyncio.get_running_loop()
+
         # For each place, whether the pass has compared the documents at the place and above it.
+        loop = asyncio.get_running_loop()
         self._compared: list[asyncio.Future[None]] = [
             loop.create_future() for _ in range(place_count)
         ]
