@@ -16,7 +16,7 @@ from touche_llm.tasks.questions import Question
 
 
 def compute_expected_grade(reading: Reading) -> float:
-    """Return the mean of the grades under their probabilities.
+    """Return the expected grade: the mean of the grades, weighted with their probabilities.
 
     Args:
         reading: Reading of a field whose labels are integers.
@@ -30,11 +30,12 @@ def compute_expected_grade(reading: Reading) -> float:
     probabilities: dict[int, float] = {}
     for label, probability in reading.probabilities.items():
         probabilities[int(label)] = probability
-
     mean = math.fsum([grade * probability for grade, probability in probabilities.items()])
+
     # Rounded probabilities can add up to slightly more or less than 1.
-    mean = max(mean, float(min(probabilities)))
-    mean = min(mean, float(max(probabilities)))
+    lowest_grade = float(min(probabilities))
+    highest_grade = float(max(probabilities))
+    mean = min(max(mean, lowest_grade), highest_grade)
     return round_nine_digits(mean)
 
 
@@ -90,11 +91,10 @@ class _AllowedValues:
 
     def list_problems(self, judgment: Judgment) -> list[str]:
         """Return the grades and labels of a judgment that are not allowed, in words."""
-        problems = [
-            f"{aspect} {grade:g}"
-            for aspect, grade in judgment.grades.items()
-            if not self._has_grade(aspect, grade)
-        ]
+        problems: list[str] = []
+        for aspect, grade in judgment.grades.items():
+            if not self._has_grade(aspect, grade):
+                problems.append(f"{aspect} {grade:g}")
 
         stances = self.labels.get("stance", [NO_STANCE_COLUMN])
         if judgment.stance not in stances:
@@ -136,9 +136,10 @@ def combine_grades(
         values[FIRST_STAGE] = first_stage
 
     total_weight = sum(weights[name] for name in values)
-    if not total_weight:
+    if total_weight == 0:
         return 0.0
-    return sum(weights[name] * value for name, value in values.items()) / total_weight
+    weighted_sum = sum(weights[name] * value for name, value in values.items())
+    return weighted_sum / total_weight
 
 
 def mean_off_label_mass(judgments: Iterable[Judgment]) -> float | None:

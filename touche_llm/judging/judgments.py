@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 from touche_llm.data.records import Cut, Judgment, Reading
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
@@ -16,7 +15,13 @@ from touche_llm.judging.replies import (
     list_thought_keys,
     send_requests,
 )
-from touche_llm.judging.requests import DocumentRequest, Done, Requester, TopicDocument
+from touche_llm.judging.requests import (
+    DocumentRequest,
+    Done,
+    Requester,
+    TopicDocument,
+    group_by_topic,
+)
 from touche_llm.llm.label_probabilities import have_probabilities
 from touche_llm.llm.label_statistics import get_most_probable
 from touche_llm.prompts.prompt import Prompt
@@ -75,13 +80,11 @@ def _list_requests(work: Sequence[TopicDocument], prompt: Prompt) -> list[Docume
     A server's prefix cache then holds what they share.
     """
     requests: list[DocumentRequest] = []
-    for _, group in groupby(work, key=lambda document: document.topic.id):
-        topic_documents = list(group)
+    for documents in group_by_topic(work):
         for request_prompt in prompt.request_prompts:
-            requests += [
-                DocumentRequest(document.topic, document.document_id, request_prompt)
-                for document in topic_documents
-            ]
+            for document in documents:
+                request = DocumentRequest(document.topic, document.document_id, request_prompt)
+                requests.append(request)
     return requests
 
 
@@ -93,6 +96,8 @@ def _make_judgment(
 ) -> Judgment:
     """Return the judgment of a document by the replies about it."""
     readings = _merge_readings(replies)
+    has_probabilities = have_probabilities(readings.values())
+
     grades: dict[str, float] = {}
     for name, reading in readings.items():
         if name in question.grades:
@@ -108,7 +113,7 @@ def _make_judgment(
         grades=grades,
         stance=stance,
         readings=readings,
-        source="probabilities" if have_probabilities(readings.values()) else "value",
+        source="probabilities" if has_probabilities else "value",
         cut=_find_shortest(replies),
         prompt=prompt.label,
         answer_keys=[reply.key for reply in replies],

@@ -18,11 +18,11 @@ from touche_llm.prompts.prompt import Prompt
 async def find_objects(
     topics: Iterable[Topic], prompt: Prompt, requester: Requester, done: Done
 ) -> Outcomes[Objects]:
-    """Request the two objects in the titles of topics that name none.
+    """Request the two objects that topics compare, as tea and coffee, if they name none.
 
     Args:
         topics: Topics with or without objects.
-        prompt: Prompt that finds objects.
+        prompt: Prompt that finds objects in a title.
         requester: Client of the model, and the builder of its requests.
         done: Called after each request.
 
@@ -42,7 +42,10 @@ async def find_objects(
 async def _find_objects(
     topic: Topic, *, prompt: Prompt, requester: Requester, done: Done
 ) -> Objects | Failure | None:
-    """Return the objects of a topic or the failure to find them, or None for a replay miss."""
+    """Return the objects of a topic, or the failure to find them.
+
+    None if answers are replayed from a cache that lacks this one.
+    """
     result = await request_objects(topic, prompt, requester)
     done()
     if not isinstance(result, AnsweredRequest):
@@ -53,14 +56,15 @@ async def _find_objects(
 async def request_objects(
     topic: Topic, prompt: Prompt, requester: Requester
 ) -> AnsweredRequest[AnswerModel] | UnansweredRequest:
-    """Request the objects in the title of a topic.
+    """Request the two objects that the title of a topic compares.
 
     Raises:
         DataError: No two objects can be in the title.
         EngineError: The engine failed.
     """
+    # The prompt shows no document.
     answer_model = prompt.answer_for(topic, 0)
-    request = requester.builder.build(prompt, answer_model, topic, None)
+    request = requester.builder.build(prompt, answer_model, topic, document_id=None)
     return await requester.client.request(request, answer_model)
 
 

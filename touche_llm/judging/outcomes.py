@@ -24,7 +24,10 @@ class Outcomes(Generic[ResultT]):
 
 
 def separate_failures(outcomes: Iterable[ResultT | Failure | None]) -> Outcomes[ResultT]:
-    """Separate results from failures; None, the outcome of a replay miss, is left out."""
+    """Separate results from failures.
+
+    None is left out: the outcome of a request whose answer is replayed from a cache that lacks it.
+    """
     results: list[ResultT] = []
     failures: list[Failure] = []
     for outcome in outcomes:

@@ -57,7 +57,10 @@ async def find_queries(
 async def _find_queries(
     topic: Topic, *, prompt: Prompt, requester: Requester, done: Done
 ) -> Queries | Failure | None:
-    """Return the queries for a topic or the failure to find them, or None for a replay miss."""
+    """Return the queries for a topic, or the failure to find them.
+
+    None if answers are replayed from a cache that lacks this one.
+    """
     result = await request_queries(topic, prompt, requester)
     done()
     if not isinstance(result, AnsweredRequest):
@@ -78,5 +81,5 @@ async def request_queries(
     # In the worst case each character is a token.
     max_query_tokens = MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
     builder = requester.builder.add_max_tokens(max_query_tokens)
-    request = builder.build(prompt, AlternativeQueries, topic, None)
+    request = builder.build(prompt, AlternativeQueries, topic, document_id=None)
     return await requester.client.request(request, AlternativeQueries)

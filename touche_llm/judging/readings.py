@@ -18,12 +18,12 @@ def count_labels(
     result: AnsweredRequest[AnswerModel],
     readings: Mapping[str, Reading],
 ) -> None:
-    """Count an answer among those whose labels are to be read from log-probabilities.
+    """Count whether the labels of an answer could be read from its log-probabilities.
 
-    Nothing is counted if the requests ask for no log-probabilities.
+    Nothing is counted if none were requested.
 
     Args:
-        requester: Client of the model, and the builder of its requests, whose client has the counts.
+        requester: Client of the model, which has the counts, and the builder of its requests.
         origin: Prompt, topic and documents of the request.
         result: Answer.
         readings: Readings of the answer's labels, by field.
@@ -34,10 +34,11 @@ def count_labels(
     if requester.builder.sampling.top_logprobs == 0:
         return
 
+    counts = requester.client.labels
     if have_probabilities(result.readings.values()):
-        requester.client.labels.add_read(origin, readings)
+        counts.add_read(origin, readings)
     else:
-        requester.client.labels.add_unread(origin, describe_unread(result))
+        counts.add_unread(origin, describe_unread(result))
 
 
 def describe_unread(result: AnsweredRequest[AnswerModel]) -> str:

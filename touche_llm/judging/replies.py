@@ -90,7 +90,10 @@ async def _send_request(
     requester: Requester,
     done: Done,
 ) -> DocumentReply | Failure | None:
-    """Send one request; return its reply or failure, or None for a replay miss."""
+    """Send one request; return its reply or failure.
+
+    None if answers are replayed from a cache that lacks this one.
+    """
     result, cut = await request_answer(request, documents, question, requester)
     done()
     if not isinstance(result, AnsweredRequest):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 
 from touche_llm.data.records import Failure, Topic
 from touche_llm.llm.answer_schema import AnswerModel, build_schema, count_alternatives
@@ -35,6 +36,12 @@ class TopicDocument:
     def key(self) -> tuple[str, str]:
         """Topic id and document id."""
         return self.topic.id, self.document_id
+
+
+def group_by_topic(documents: Iterable[TopicDocument]) -> list[list[TopicDocument]]:
+    """Return the groups of adjacent documents that have the same topic."""
+    groups = groupby(documents, key=lambda document: document.topic.id)
+    return [list(topic_documents) for _, topic_documents in groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +96,20 @@ class RequestBuilder:
         """
         messages = prompt.render(topic=topic, **variables)
         schema = build_schema(answer, prompt.header.form)
-        alternatives = min(self.sampling.top_logprobs, count_alternatives(schema))
 
+        # More alternatives per token than there are labels would be of no use.
+        top_logprobs = min(self.sampling.top_logprobs, count_alternatives(schema))
+        sampling = replace(self.sampling, top_logprobs=top_logprobs)
+
+        chat_template_kwargs = self.chat_template_kwargs
         thinking = self.thinking.think_for(prompt.header.answer)
-        if thinking is None:
-            chat_template_kwargs = self.chat_template_kwargs
-        else:
+        if thinking is not None:
             chat_template_kwargs = self.thinking.chat_template_kwargs
 
         return Request(
             messages=place_system_message(messages, self.system_message),
             schema=schema,
-            sampling=replace(self.sampling, top_logprobs=alternatives),
+            sampling=sampling,
             model=self.model,
             revision=self.revision,
             chat_template_kwargs=chat_template_kwargs,
@@ -130,7 +139,7 @@ class Requester:
 
 
 def make_requester(client: ModelClient) -> Requester:
-    """Return a client with the builder of its requests, which has the client's settings."""
+    """Return a client with a builder of requests that have the client's model and settings."""
     settings = client.sampling
     sampling = Sampling(
         temperature=settings.temperature,
@@ -163,7 +172,7 @@ async def request_answer(
     question: Question,
     requester: Requester,
 ) -> DocumentResult[AnswerModel]:
-    """Request the answer to a question about one document.
+    """Request the answer to a question about one document, truncated until the request fits.
 
     The template gets `topic`, the question's own variables and `document`.
 
@@ -177,40 +186,56 @@ async def request_answer(
         EngineError: The engine failed.
         PromptError: The prompt is invalid, or leaves no room for the document.
     """
-    prompt = request.prompt
-    answer = prompt.answer_for(request.topic, 1)
     rendered = question.render(request.topic, documents.get(request.document_id))
-    # All but the document, which is shortened until the request fits.
+    answer_model = request.prompt.answer_for(request.topic, 1)
     build_request = partial(
-        requester.builder.build,
-        prompt,
-        answer,
-        request.topic,
-        request.document_id,
-        **rendered.variables,
+        _build_document_request,
+        request=request,
+        answer_model=answer_model,
+        variables=rendered.variables,
+        builder=requester.builder,
     )
     return await requester.client.request_truncated(
-        lambda text: build_request(document=text),
+        build_request,
         sanitize_document(rendered),
-        answer,
+        answer_model,
+    )
+
+
+def _build_document_request(
+    text: str,
+    *,
+    request: DocumentRequest,
+    answer_model: type[AnswerModel],
+    variables: Mapping[str, object],
+    builder: RequestBuilder,
+) -> Request:
+    """Build a request about a document that shows `text` of it."""
+    return builder.build(
+        request.prompt,
+        answer_model,
+        request.topic,
+        request.document_id,
+        document=text,
+        **variables,
     )
 
 
 def make_failure(
     topic: Topic, document_id: str | None, prompt: Prompt, unanswered: UnansweredRequest
 ) -> Failure | None:
-    """Return the failure record of a request about a topic, or about documents for it.
+    """Return the record of a failed request about a topic, or about documents for it.
 
-    None for a replay miss.
+    None if no request failed: answers are replayed from a cache that lacks this one.
     """
     if isinstance(unanswered, UncachedRequest):
         return None
 
-    attempts = unanswered.attempts
+    last_attempt = unanswered.attempts[-1]
     return Failure(
         topic_id=topic.id,
         document_id=document_id,
-        kind=attempts[-1].kind,
+        kind=last_attempt.kind,
         prompt=prompt.label,
-        attempts=attempts,
+        attempts=unanswered.attempts,
     )

@@ -61,31 +61,37 @@ class Judgments:
         judge prompt; `source` says whether they come from probabilities.
         """
         task = self.candidates.task
+        aspects = task.question.grades
         stance_columns: list[str] = []
         if task.stances:
-            stance_columns = ["stance", *(f"p_{label}" for label in task.stances)]
-        columns = ("topic", "document", *task.question.grades, *stance_columns, "source")
+            probability_columns = [f"p_{label}" for label in task.stances]
+            stance_columns = ["stance", *probability_columns]
 
         rows: list[tuple[object, ...]] = []
         for judgment in self.judgments:
-            grades = [judgment.grades.get(aspect) for aspect in task.question.grades]
-            stance = _list_stance_values(judgment, task)
-            rows.append(
-                (judgment.topic_id, judgment.document_id, *grades, *stance, judgment.source)
+            row = (
+                judgment.topic_id,
+                judgment.document_id,
+                *(judgment.grades.get(aspect) for aspect in aspects),
+                *_list_stance_values(judgment, task),
+                judgment.source,
             )
-        return make_frame(rows, columns)
+            rows.append(row)
+        return make_frame(rows, ("topic", "document", *aspects, *stance_columns, "source"))
 
 
 def _list_stance_values(judgment: Judgment, task: Task) -> list[object]:
-    """Return the stance of a judgment and the probability of each label of the task.
+    """Return the stance of a judgment, followed by the probability of each label of the task.
 
     Empty if the task has no stances; None for a probability that the model did not give.
     """
     if not task.stances:
         return []
 
-    probabilities: Mapping[str, float] = {}
+    probability_by_label: Mapping[str, float] = {}
     reading = judgment.readings.get("stance")
     if reading is not None and reading.probabilities is not None:
-        probabilities = reading.probabilities
-    return [judgment.stance, *(probabilities.get(label) for label in task.stances)]
+        probability_by_label = reading.probabilities
+
+    probabilities = [probability_by_label.get(label) for label in task.stances]
+    return [judgment.stance, *probabilities]

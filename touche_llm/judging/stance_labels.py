@@ -79,7 +79,7 @@ class StanceSettings(Section):
 def choose_stance(
     probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task
 ) -> str:
-    """Choose the label of a document, as `choose_stances` does for many.
+    """Choose the label of a document by the rule of `choose_stances`.
 
     Args:
         probabilities: Probability of each label of the task, not all 0.
@@ -98,17 +98,16 @@ def choose_stances(
 ) -> NDArray[np.intp]:
     """Choose the labels of many documents, for many thresholds at once.
 
-    The labels of `task.no_stances` are tried in their order. A label with a threshold is chosen if
+    The labels that take no side are tried one after the other. One with a threshold is chosen if
     its share of the probability of all labels not yet ruled out reaches the threshold, and is ruled
-    out otherwise; a label without a threshold stays in. Of the remaining labels the most probable
-    is chosen, of equal ones the first in `task.stances`. Without thresholds that is the most
-    probable label of all. The rule is our own.
+    out otherwise. If none is chosen, it is the most probable of the remaining labels, the first of
+    equal ones. The rule is our own.
 
     Args:
         probabilities: Array (documents, labels), with labels in the order of `task.stances`.
         thresholds: Numbers, or arrays that are broadcast against (documents,), such as one of shape
             (thresholds, 1).
-        task: Task with the labels.
+        task: Task with the labels, and the order in which they are tried (`no_stances`).
 
     Returns:
         Indices of the labels in `task.stances`, of the broadcast shape, (documents,) if all
@@ -125,8 +124,9 @@ def choose_stances(
         if label not in thresholds:
             continue
         index = task.stances.index(label)
-        bound = thresholds[label] * remaining.sum(axis=1)
-        reached_by_label[index] = remaining[:, index] >= bound
+        min_probability = thresholds[label] * remaining.sum(axis=1)
+        reached_by_label[index] = remaining[:, index] >= min_probability
+        # Ruled out where it does not reach the threshold, so it counts for none of the next labels.
         remaining[:, index] = 0.0
 
     # A label that is ruled out must not win even if all remaining labels have probability 0.
@@ -190,11 +190,12 @@ def choose_label(
         return _apply_thresholds(_read_stance_answer(reading, task), thresholds, task)
 
     if judgment is not None:
-        # Thresholds belong to one prompt: the judge prompt only if the stance prompt is not used.
+        judged = _read_judge_answer(judgment)
         uses_stance_prompt = settings is not None and settings.depth > 0
         if uses_stance_prompt:
-            thresholds = {}
-        return _apply_thresholds(_read_judge_answer(judgment), thresholds, task)
+            # Then the thresholds belong to the stance prompt.
+            return judged
+        return _apply_thresholds(judged, thresholds, task)
 
     if task.unknown_stance is None:
         return None

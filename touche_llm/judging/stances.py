@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from statistics import fmean
 
 from touche_llm.data.records import StanceReading, Topic
@@ -15,7 +14,13 @@ from touche_llm.judging.replies import (
     list_thought_keys,
     send_requests,
 )
-from touche_llm.judging.requests import DocumentRequest, Requester, Stage, TopicDocument
+from touche_llm.judging.requests import (
+    DocumentRequest,
+    Requester,
+    Stage,
+    TopicDocument,
+    group_by_topic,
+)
 from touche_llm.llm.label_probabilities import have_probabilities
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.retrieval.corpus import Documents
@@ -70,12 +75,11 @@ class StanceJudge:
                 done=done,
             )
 
-        topics = {document.topic.id: document.topic for document in work}
+        document_by_key = {document.key: document for document in work}
         stances: list[StanceReading] = []
         for key, document_replies in group_replies(replies.results).items():
-            topic_id, document_id = key
-            document = TopicDocument(topics[topic_id], document_id)
-            stances.append(self._average_replies(document, document_replies))
+            stance = self._average_replies(document_by_key[key], document_replies)
+            stances.append(stance)
         return Outcomes(stances, replies.failures)
 
     def _list_requests(self, work: Iterable[TopicDocument]) -> list[DocumentRequest]:
@@ -84,19 +88,22 @@ class StanceJudge:
         Prompts begin with the objects, which a server's prefix cache then shares.
         """
         requests: list[DocumentRequest] = []
-        for _, group in groupby(work, key=lambda document: document.topic.id):
-            topic_documents = list(group)
-            for topic in self._list_orders(topic_documents[0].topic):
-                requests += [
-                    DocumentRequest(topic, document.document_id, self.prompt)
-                    for document in topic_documents
-                ]
+        for documents in group_by_topic(work):
+            topic = documents[0].topic
+            for ordered_topic in self._list_orders(topic):
+                for document in documents:
+                    request = DocumentRequest(ordered_topic, document.document_id, self.prompt)
+                    requests.append(request)
         return requests
 
     def _list_orders(self, topic: Topic) -> list[Topic]:
         """Return the topic, and the topic with reversed objects if both orders are requested."""
-        if not self.has_both_orders or not self.task.swapped_stances or topic.objects is None:
+        has_stance_for_objects = bool(self.task.swapped_stances)
+        if not self.has_both_orders or not has_stance_for_objects:
             return [topic]
+        if topic.objects is None:
+            return [topic]
+
         first, second = topic.objects
         return [topic, replace(topic, objects=(second, first))]
 
@@ -108,11 +115,14 @@ class StanceJudge:
         Unless all replies have probabilities, their answered labels count as certain.
         """
         readings = [reply.readings["stance"] for reply in replies]
-        is_certain = not have_probabilities(readings)
+        has_probabilities = have_probabilities(readings)
 
         distributions: list[Mapping[str, float]] = []
         for reply, reading in zip(replies, readings, strict=True):
-            distribution = {reading.label: 1.0} if is_certain else reading.shares
+            distribution: Mapping[str, float] = {reading.label: 1.0}
+            if has_probabilities:
+                distribution = reading.shares
+
             has_reversed_objects = reply.request.topic.objects != document.topic.objects
             if has_reversed_objects:
                 distribution = _exchange_labels(distribution, self.task.swapped_stances)
@@ -122,7 +132,7 @@ class StanceJudge:
             topic_id=document.topic.id,
             document_id=document.document_id,
             probabilities=_average_distributions(distributions, self.task.stances),
-            source="value" if is_certain else "probabilities",
+            source="probabilities" if has_probabilities else "value",
             orders=len(replies),
             prompt=self.prompt.label,
             answer_keys=[reply.key for reply in replies],
@@ -133,15 +143,16 @@ class StanceJudge:
 def _exchange_labels(
     distribution: Mapping[str, float], counterparts: Mapping[str, str]
 ) -> dict[str, float]:
-    """Return a distribution in which each label has the probability of its counterpart, if any.
+    """Return a distribution in which the labels of each pair of counterparts are exchanged.
 
     Args:
         distribution: Probabilities by label.
-        counterparts: Pairs of labels to exchange, in both directions.
+        counterparts: Counterpart of each label that has one, as FIRST of SECOND and the reverse.
     """
     exchanged: dict[str, float] = {}
     for label, probability in distribution.items():
-        exchanged[counterparts.get(label, label)] = probability
+        counterpart = counterparts.get(label, label)
+        exchanged[counterpart] = probability
     return exchanged
 
 

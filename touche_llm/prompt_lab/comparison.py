@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from touche_llm.evaluation.significance import describe_intervals
 from touche_llm.judging.objects import find_objects
 from touche_llm.judging.requests import Requester, TopicDocument, make_requester
 from touche_llm.llm.counts import Counts
+from touche_llm.llm.model import ModelClient
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
     Access,
@@ -115,7 +117,10 @@ class PromptComparison:
 
 
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
-    """Judge one sample with several prompts and compare each with human judgments; nDCG@5 chooses.
+    """Judge one sample with several prompts, and measure each by human judgments.
+
+    The prompt with the best nDCG@5 is chosen on one part of the sample; another part, which is held
+    out, can confirm the choice.
 
     Args:
         inputs: Prompts, human judgments and the plan of the sample.
@@ -130,32 +135,20 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
             sample is too small.
     """
     config = inputs.config
+    notes = _Notes(progress)
     with RunContext(config, progress) as context:
-        notes = _Notes(progress)
-        work = await _prepare(context, inputs, notes)
+        work = await _prepare_work(context, inputs, notes)
+        # A malformed log is an error before any request is sent.
         check_log(_find_log(config))
-        opening = open_client(
-            config.engine,
-            config.sampling,
-            config.cache,
-            schemas=list_schemas(variant.prompt for variant in work.variants),
-            progress=progress,
-        )
-        async with opening as model:
+        async with _open_model(config, work.variants, progress) as model:
             requester = make_requester(model)
             named = await _find_objects(context, work, requester, notes)
             judge = _PartJudge(context, inputs.qrels, named.work, requester)
+            measured = await _choose_and_confirm(judge, notes)
+            report_known_failures(progress, model, before=Counts())
+        texts = _read_texts(context, measured.parts)
 
-            parts = [await judge.measure("choice", named.work.first_part, work.variants)]
-            confirmation = await _confirm(judge, parts[0].measures)
-            earlier_accesses: list[Access] | None = None
-            if confirmation is not None:
-                parts.append(confirmation)
-                earlier_accesses = _note_accesses(confirmation, config, notes)
-            report_known_failures(progress, model, Counts())
-        texts = _read_texts(context, parts)
-
-    measures = [part.measures for part in parts]
+    measures = [part.measures for part in measured.parts]
     _note_intervals(measures, notes)
     return PromptComparison(
         task=context.task,
@@ -163,11 +156,24 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
         topics=named.work.topics,
         model=model.engine_info.model,
         parts=measures,
-        judged=_index_judgments(parts),
+        judged=_index_judgments(measured.parts),
         object_failures=named.failures,
         texts=texts,
         notes=notes.texts,
-        earlier_accesses=earlier_accesses,
+        earlier_accesses=measured.earlier_accesses,
+    )
+
+
+def _open_model(
+    config: Config, variants: Iterable[Variant], progress: Progress
+) -> AbstractAsyncContextManager[ModelClient]:
+    """Open the client of the model that judges, with the schemas of the variants' answers."""
+    return open_client(
+        config.engine,
+        config.sampling,
+        config.cache,
+        schemas=list_schemas(variant.prompt for variant in variants),
+        progress=progress,
     )
 
 
@@ -184,45 +190,49 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
         UsageError: A prompt does not judge documents or has an example from the sample, or the
             sample is too small.
     """
-    config = inputs.config
-    result = DryRun()
-    # Answers that an earlier variant requests are known to the later ones.
-    answered: set[str] = set()
-    known = 0
-    failed = 0
-    with RunContext(config, progress) as context:
-        notes = _Notes(progress)
-        work = await _prepare(context, inputs, notes)
+    notes = _Notes(progress)
+    with RunContext(inputs.config, progress) as context:
+        work = await _prepare_work(context, inputs, notes)
         context.progress = ForwardedProgress(progress, "dry run")
         part = work.first_part
+        estimate = _Estimate(inputs.config, part)
 
-        engine = DryRunEngine(answered=answered)
-        async with open_dry_client(config, engine) as model:
-            named = await _find_objects(context, work, make_requester(model), notes)
-            result.context = find_context(config, model)
-        _add_costs(result, "objects", engine)
-        known += model.counts.cache_hits + engine.repeated
-        failed += model.counts.known_failures
-
+        async with estimate.open_requester("objects") as requester:
+            named = await _find_objects(context, work, requester, notes)
         for variant in work.variants:
-            engine = DryRunEngine(answered=answered)
-            async with open_dry_client(config, engine) as model:
-                requester = make_requester(model)
+            async with estimate.open_requester(part) as requester:
                 judge = _PartJudge(context, inputs.qrels, named.work, requester)
                 await judge.judge(part, [variant])
-                result.context = find_context(config, model)
-            _add_costs(result, part, engine)
-            known += model.counts.cache_hits + engine.repeated
-            failed += model.counts.known_failures
-        result.known[part] = known
-        result.failed[part] = failed
-    return result
+    return estimate.dry_run
 
 
-def _add_costs(result: DryRun, stage: str, engine: DryRunEngine) -> None:
-    """Add the requests that a dry engine recorded."""
-    for prompt, usage in engine.usage.items():
-        result.costs.append(Cost(stage, prompt, usage))
+class _Estimate:
+    """Estimate of a comparison, which collects the requests of its stages.
+
+    Attributes:
+        dry_run: Requests so far.
+    """
+
+    def __init__(self, config: Config, part: str) -> None:
+        """Begin without requests about a part of the sample."""
+        self.dry_run = DryRun(known={part: 0}, failed={part: 0})
+        self._config = config
+        self._part = part
+        # Answers that an earlier variant requests are known to the later ones.
+        self._answered: set[str] = set()
+
+    @asynccontextmanager
+    async def open_requester(self, stage: str) -> AsyncIterator[Requester]:
+        """Open a requester that sends nothing, and add its requests to a stage."""
+        engine = DryRunEngine(answered=self._answered)
+        async with open_dry_client(self._config, engine) as model:
+            yield make_requester(model)
+
+        self.dry_run.context = find_context(self._config, model)
+        self.dry_run.known[self._part] += model.counts.cache_hits + engine.repeated
+        self.dry_run.failed[self._part] += model.counts.known_failures
+        for prompt, usage in engine.usage.items():
+            self.dry_run.costs.append(Cost(stage, prompt, usage))
 
 
 class _Notes:
@@ -285,14 +295,14 @@ class _Work:
         """
         topic_ids = {topic.id for topic in topics}
         samples: dict[str, list[Sampled]] = {}
-        for name, sample in self.samples.items():
-            samples[name] = [document for document in sample if document.topic_id in topic_ids]
+        for part, sample in self.samples.items():
+            samples[part] = [document for document in sample if document.topic_id in topic_ids]
         check_parts(samples)
         return replace(self, topics=topics, samples=samples)
 
 
-async def _prepare(context: RunContext, inputs: ComparisonInputs, notes: _Notes) -> _Work:
-    """Load the variants, draw the sample and divide it.
+async def _prepare_work(context: RunContext, inputs: ComparisonInputs, notes: _Notes) -> _Work:
+    """Load the prompts to compare, and draw a sample of judged documents.
 
     Raises:
         DataError: None of the judged documents is in the corpus.
@@ -306,27 +316,37 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs, notes: _Notes)
 
     await _fetch_judged(context, grades)
     sample = choose_sample(inputs.plan, grades, context.topics, context.corpus.documents)
-    topics = _select_topics(context.topics, sample.parts)
-    objects_prompt = _load_objects_prompt(context, topics)
+    sampled_topics = _select_topics(context.topics, sample.parts)
+    objects_prompt = _load_objects_prompt(context, sampled_topics)
+    _check_examples(context, variants, objects_prompt, sampled_topics)
 
+    judged_parts = dict(sample.parts)
+    if not inputs.plan.confirm:
+        judged_parts.pop(HOLD_OUT, None)
+    check_parts(judged_parts)
+    for note in sample.notes:
+        notes.add(note)
+
+    return _Work(
+        variants=variants,
+        objects_prompt=objects_prompt,
+        topics=_select_topics(sampled_topics, judged_parts),
+        samples=judged_parts,
+    )
+
+
+def _check_examples(
+    context: RunContext,
+    variants: Iterable[Variant],
+    objects_prompt: Prompt | None,
+    topics: list[Topic],
+) -> None:
+    """Raise UsageError if a prompt shows the model an example from the topics it is measured on."""
     prompts = [variant.prompt for variant in variants]
     if objects_prompt is not None:
         prompts.append(objects_prompt)
     for prompt in prompts:
         check_examples(prompt, topics, context.config.topics, context.progress.warn)
-
-    samples = dict(sample.parts)
-    if not inputs.plan.confirm:
-        samples.pop(HOLD_OUT, None)
-    check_parts(samples)
-    for note in sample.notes:
-        notes.add(note)
-    return _Work(
-        variants=variants,
-        objects_prompt=objects_prompt,
-        topics=_select_topics(topics, samples),
-        samples=samples,
-    )
 
 
 def _find_grades(qrels: Qrels, task: Task) -> Grades:
@@ -352,11 +372,16 @@ async def _fetch_judged(context: RunContext, grades: Grades) -> None:
 
 
 def _load_objects_prompt(context: RunContext, topics: Iterable[Topic]) -> Prompt | None:
-    """Load the prompt that finds objects; None if each topic names its own or none are needed."""
+    """Load the prompt that finds the two objects which a topic compares.
+
+    None if each topic names its own, or the task needs none.
+    """
     task = context.task
+    needs_objects = task.objects_answer is not None
     lacks_objects = any(topic.objects is None for topic in topics)
-    if task.objects_answer is None or not lacks_objects:
+    if not needs_objects or not lacks_objects:
         return None
+
     prompts = context.config.prompts
     return load(task, purposes_of(task)["objects"], prompts.objects, prompts.folder)
 
@@ -399,17 +424,33 @@ async def _find_objects(
     requester.client.raise_on_misses()
 
     topics = add_objects(work.topics, outcomes.results)
-    lost = [topic.id for topic in topics if topic.objects is None]
-    if lost:
+    named_topics = _leave_out_unnamed(topics, notes)
+    return _NamedWork(work.restrict_to(named_topics), outcomes.failures)
+
+
+def _leave_out_unnamed(topics: Iterable[Topic], notes: _Notes) -> list[Topic]:
+    """Return the topics with objects, and note which ones are left out.
+
+    Raises:
+        DataError: No topic has objects.
+    """
+    named_topics: list[Topic] = []
+    unnamed_ids: list[str] = []
+    for topic in topics:
+        if topic.objects is None:
+            unnamed_ids.append(topic.id)
+        else:
+            named_topics.append(topic)
+
+    if unnamed_ids:
         notes.add(
-            f"topics left out, since the model found no two objects in their titles: {shorten(lost)}"
+            f"topics left out, since the model found no two objects in their titles: {shorten(unnamed_ids)}"
         )
-    named = [topic for topic in topics if topic.objects is not None]
-    if not named:
+    if not named_topics:
         raise DataError(
             "the model found no two objects in the title of any topic; name them in <objects>"
         )
-    return _NamedWork(work.restrict_to(named), outcomes.failures)
+    return named_topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +487,7 @@ class _PartJudge:
     requester: Requester
 
     async def judge(self, part: str, variants: Sequence[Variant]) -> dict[str, VariantJudgments]:
-        """Judge a part with each variant.
+        """Judge the documents of a part with each variant, and return the judgments by variant.
 
         Raises:
             EngineError: The engine failed, or the labels of no answer can be read.
@@ -458,51 +499,72 @@ class _PartJudge:
             judgments[variant.name] = await judge_variant(
                 self.context, variant, documents, self.requester
             )
-        self.requester.client.raise_on_misses()
-        self.requester.client.labels.raise_on_unread()
+
+        client = self.requester.client
+        client.raise_on_misses()
+        client.labels.raise_on_unread()
         return judgments
 
     async def measure(self, kind: Kind, part: str, variants: Sequence[Variant]) -> _MeasuredPart:
-        """Judge a part and measure it; the access is logged before any measure is known.
+        """Judge a part with each variant, and measure the judgments.
+
+        The access to the topics is logged before any measure is known, since measures prove less
+        the more prompts have been tried on the same topics.
 
         Raises:
             EngineError: The engine failed, or the labels of no answer can be read.
             ReplayMiss: The cache of a replay lacks an answer.
         """
         config = self.context.config
-        variant_judgments = await self.judge(part, variants)
+        judged = await self.judge(part, variants)
 
         prompts = [variant.prompt.label for variant in variants]
         access = Access(kind=kind, topics=self.work.list_titles(part), prompts=prompts)
-        earlier = record_access(_find_log(config), access)
+        earlier_accesses = record_access(_find_log(config), access)
 
+        judgments = {name: variant_judged.judgments for name, variant_judged in judged.items()}
         measures = measure_part(
             name=part,
             sample=self.work.samples[part],
-            judgments={name: judged.judgments for name, judged in variant_judgments.items()},
+            judgments=judgments,
             qrels=self.qrels,
             weights=config.weights,
             task=self.context.task,
         )
-        return _MeasuredPart(measures, variant_judgments, prompts, earlier)
+        return _MeasuredPart(measures, judged, prompts, earlier_accesses)
 
 
-async def _confirm(judge: _PartJudge, choice: PartMeasures) -> _MeasuredPart | None:
-    """Judge the held-out topics with the first variant and the best.
+@dataclass(frozen=True, slots=True)
+class _MeasuredSample:
+    """Judgments and measures of the parts of a sample.
 
-    Returns:
-        Measures; None if the topics are not to be judged, or the first variant is the best.
+    Attributes:
+        parts: The part to choose on, then the held-out one if it was judged.
+        earlier_accesses: Accesses that weaken a confirmation; None if none was tried.
     """
-    if not judge.work.samples.get(HOLD_OUT):
-        return None
 
-    baseline = judge.work.variants[0]
-    winner_name = choose_winner(choice)
-    if winner_name == baseline.name:
-        return None
+    parts: list[_MeasuredPart]
+    earlier_accesses: list[Access] | None
 
-    winner = next(variant for variant in judge.work.variants if variant.name == winner_name)
-    return await judge.measure("confirmation", HOLD_OUT, [baseline, winner])
+
+async def _choose_and_confirm(judge: _PartJudge, notes: _Notes) -> _MeasuredSample:
+    """Measure all variants on one part, and the first and the best on the held-out part.
+
+    The held-out part is left out if it is not to be judged, or if the first variant is the best.
+    """
+    variants = judge.work.variants
+    choice = await judge.measure("choice", judge.work.first_part, variants)
+
+    winner_name = choose_winner(choice.measures)
+    has_held_out = bool(judge.work.samples.get(HOLD_OUT))
+    if not has_held_out or winner_name == choice.measures.baseline:
+        return _MeasuredSample([choice], earlier_accesses=None)
+
+    baseline = variants[0]
+    winner = next(variant for variant in variants if variant.name == winner_name)
+    confirmation = await judge.measure("confirmation", HOLD_OUT, [baseline, winner])
+    earlier_accesses = _note_accesses(confirmation, judge.context.config, notes)
+    return _MeasuredSample([choice, confirmation], earlier_accesses)
 
 
 def _note_accesses(confirmation: _MeasuredPart, config: Config, notes: _Notes) -> list[Access]:
@@ -514,11 +576,11 @@ def _note_accesses(confirmation: _MeasuredPart, config: Config, notes: _Notes) -
 
 
 def _note_intervals(parts: Iterable[PartMeasures], notes: _Notes) -> None:
-    """Note which differences have no interval, or one that may not hold."""
-    rows: list[Mapping[str, Any]] = []
+    """Note which confidence intervals of differences are missing or unreliable."""
+    differences: list[Mapping[str, Any]] = []
     for part in parts:
-        rows.extend(part.differences.values())
-    for note in describe_intervals(rows):
+        differences.extend(part.differences.values())
+    for note in describe_intervals(differences):
         notes.add(note)
 
 
@@ -529,11 +591,12 @@ def _find_log(config: Config) -> Path:
 
 def _read_texts(context: RunContext, parts: Iterable[_MeasuredPart]) -> dict[str, str]:
     """Return the texts of the sampled documents, by id."""
+    documents = context.corpus.documents
     texts: dict[str, str] = {}
     for part in parts:
-        for document in part.measures.sample:
-            document_id = document.document_id
-            texts[document_id] = context.corpus.documents.get(document_id).text
+        for sampled in part.measures.sample:
+            document = documents.get(sampled.document_id)
+            texts[sampled.document_id] = document.text
     return texts
 
 

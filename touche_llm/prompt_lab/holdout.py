@@ -62,7 +62,8 @@ def find_half(title: str) -> str:
         return published[name]
 
     first_byte = hashlib.sha256(name.encode()).digest()[0]
-    return HOLD_OUT if first_byte >= 128 else CHOICE
+    is_in_upper_half = first_byte >= 128
+    return HOLD_OUT if is_in_upper_half else CHOICE
 
 
 class Access(Model):
@@ -129,11 +130,15 @@ def record_access(path: Path, access: Access) -> list[Access]:
     """
     check_log(path)
     logged = read_accesses(path)
-    is_logged = any(past.model_copy(update={"time": access.time}) == access for past in logged)
     always_counts = access.kind in ("choice", "confirmation")
-    if always_counts or not is_logged:
+    if always_counts or not _is_repeated(access, logged):
         write_records(path, [*logged, access])
     return [past for past in logged if _share_topic(past, access)]
+
+
+def _is_repeated(access: Access, logged: Iterable[Access]) -> bool:
+    """Return whether a logged access differs from this one in its time alone."""
+    return any(past.model_copy(update={"time": access.time}) == access for past in logged)
 
 
 def _share_topic(one: Access, other: Access) -> bool:
@@ -170,10 +175,10 @@ def record_trial(
         prompt: Label of the prompt.
         warn: Called with a warning if the topic is held out, or the trial cannot be logged.
     """
-    judged = set(qrels.stances.get(topic.id, {}))
-    for grades in qrels.grades.values():
-        judged.update(grades.get(topic.id, {}))
-    if judged.isdisjoint(documents):
+    judged_documents = set(qrels.stances.get(topic.id, {}))
+    for aspect_grades in qrels.grades.values():
+        judged_documents.update(aspect_grades.get(topic.id, {}))
+    if judged_documents.isdisjoint(documents):
         return
 
     if find_half(topic.title) == HOLD_OUT:
@@ -197,43 +202,61 @@ def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
 
 
 def _record_evaluation(directory: RunDirectory, word: UserWord, qrels: Qrels) -> None:
-    """Log the evaluation of a run; nothing if it has no prompts or no judged topics."""
-    # Each label once.
-    prompts = list(dict.fromkeys(directory.read_metadata().stages.prompts.values()))
-    judged_topics = {*qrels.stances}.union(*qrels.grades.values())
-    judged = judged_topics & read_run(directory.run_file).rankings.keys()
-    if not prompts or not judged:
+    """Log the evaluation of a run; nothing if it has no prompts or no judged topics.
+
+    Raises:
+        DataError: A file of the run is invalid, or its topics cannot be found.
+    """
+    prompts = directory.read_metadata().stages.prompts.values()
+    judged_topics = _list_judged_topics(directory, qrels)
+    if not prompts or not judged_topics:
         return
 
     loaded = directory.read_with_origins(word)
     if loaded.unused is not None and loaded.is_without("topics"):
         raise DataError(loaded.unused.describe_input("topics"))
+
     config = loaded.config
-    titles = [topic.title for topic in read_topics(config.topics) if topic.id in judged]
+    titles = [topic.title for topic in read_topics(config.topics) if topic.id in judged_topics]
     if not titles:
         raise DataError(
             f"{config.topics}: has none of the judged topics; restore the topics of the run"
         )
-    run = f"{shorten_path(directory.path)}@{sha256(directory.run_file)[:_HASH_DIGITS]}"
-    access = Access(kind="evaluation", topics=titles, prompts=prompts, run=run)
+
+    run_hash = sha256(directory.run_file)[:_HASH_DIGITS]
+    access = Access(
+        kind="evaluation",
+        topics=titles,
+        prompts=list(dict.fromkeys(prompts)),
+        run=f"{shorten_path(directory.path)}@{run_hash}",
+    )
     record_access(access_log(config.cache.file), access)
+
+
+def _list_judged_topics(directory: RunDirectory, qrels: Qrels) -> set[str]:
+    """Return the topics of a run that have human judgments, by id."""
+    judged_topics = set(qrels.stances)
+    for aspect_grades in qrels.grades.values():
+        judged_topics.update(aspect_grades)
+    return judged_topics & read_run(directory.run_file).rankings.keys()
 
 
 def select_counted(earlier: Iterable[Access], winner: str) -> list[Access]:
     """Return the accesses that weaken the confirmation of a prompt.
 
-    Only evaluations of runs with other prompts do not. A prompt of the same name is an earlier
+    All do but evaluations of runs with other prompts. A prompt of the same name is an earlier
     wording.
 
     Args:
         earlier: Accesses to the topics of the confirmation.
         winner: Label of the prompt.
     """
-    name = _get_name(winner)
+    winner_name = _get_name(winner)
     counted: list[Access] = []
     for access in earlier:
         names = [_get_name(label) for label in access.prompts]
-        if access.kind != "evaluation" or name in names:
+        is_of_other_prompts = access.kind == "evaluation" and winner_name not in names
+        if not is_of_other_prompts:
             counted.append(access)
     return counted
 

@@ -16,8 +16,9 @@ from touche_llm.prompt_lab.trial import (
     Subject,
     Texts,
     ask,
+    change_documents,
+    change_topic,
     count_common,
-    make_other_subject,
     open_dry_requester,
 )
 from touche_llm.prompts.prompt import Prompt, Purpose
@@ -92,22 +93,42 @@ async def check(
     except PromptError as error:
         return CheckedPrompt([Finding("error", str(error))])
 
-    result = CheckedPrompt(shared=sharing.by_all)
-    for topic in topics or [_INVENTED_TOPIC]:
-        try:
-            tokens = await renderer.count_tokens(topic)
-        except (PromptError, DataError) as error:
-            result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
-        else:
-            result.tokens = max(tokens, result.tokens or 0)
-
+    rendered = await _render_topics(renderer, topics or [_INVENTED_TOPIC])
     # The messages between are few-shot examples.
-    text = f"{sharing.messages[0].content}\n{sharing.messages[-1].content}"
-    result.findings += _check_labels(prompt, renderer.make_subject(_PLAIN), text)
-    result.findings += [Finding("warning", problem) for problem in list_copyable_answers(prompt)]
-    result.findings += _check_variables(purpose, prompt)
-    result.findings += _check_order(sharing)
-    return result
+    instructions = f"{sharing.messages[0].content}\n{sharing.messages[-1].content}"
+    findings = [
+        *rendered.findings,
+        *_check_answer(prompt, renderer.make_subject(_PLAIN), instructions),
+        *_check_copyable_answers(prompt),
+        *_check_variables(purpose, prompt),
+        *_check_order(sharing),
+    ]
+    return CheckedPrompt(findings, rendered.max_tokens, sharing.by_all)
+
+
+@dataclass(frozen=True, slots=True)
+class _RenderedTopics:
+    """Result of rendering a prompt for several topics.
+
+    Attributes:
+        findings: Errors of topics that it cannot be rendered for.
+        max_tokens: Estimated tokens of the longest prompt; None if none could be rendered.
+    """
+
+    findings: list[Finding]
+    max_tokens: int | None
+
+
+async def _render_topics(renderer: _Renderer, topics: Iterable[Topic]) -> _RenderedTopics:
+    """Render a prompt for several topics."""
+    findings: list[Finding] = []
+    token_counts: list[int] = []
+    for topic in topics:
+        try:
+            token_counts.append(await renderer.count_tokens(topic))
+        except (PromptError, DataError) as error:
+            findings.append(Finding("error", f"topic {topic.id}: {error}"))
+    return _RenderedTopics(findings, max(token_counts, default=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,32 +145,45 @@ class _Sharing:
     by_all: int
     by_topic: int
 
+    @property
+    def chars(self) -> int:
+        """Number of characters of the messages."""
+        return _count_chars(self.messages)
+
 
 async def _measure_sharing(renderer: _Renderer) -> _Sharing:
     """Render a prompt with different texts, and compare the messages.
+
+    What they have in common at the start, a server's prefix cache holds for the next request.
 
     Raises:
         PromptError: The prompt cannot be rendered with one of the texts.
     """
     plain = renderer.make_subject(_PLAIN)
     messages = await renderer.render(plain)
-    await renderer.render(
-        renderer.make_subject(_BARE), location="a topic with nothing but a title: "
-    )
 
-    location = "with other texts: "
-    other_topic = replace(make_other_subject(plain, topic=True), documents=plain.documents)
-    by_all = count_common(messages, await renderer.render(other_topic, location))
-    other_documents = make_other_subject(plain, topic=False)
-    by_topic = count_common(messages, await renderer.render(other_documents, location))
+    # Every prompt has to work for a topic with nothing but a title.
+    bare = renderer.make_subject(_BARE)
+    await renderer.render(bare, location="a topic with nothing but a title: ")
+
+    other_topic = await renderer.render(change_topic(plain), location="with other texts: ")
+    other_documents = await renderer.render(change_documents(plain), location="with other texts: ")
+    shared_by_all = count_common(messages, other_topic)
+    shared_by_topic = count_common(messages, other_documents)
     if not plain.ids:
-        by_topic = by_all
-    return _Sharing(messages, by_all, by_topic)
+        # Without documents there is only one request for the topic.
+        shared_by_topic = shared_by_all
+    return _Sharing(messages, shared_by_all, shared_by_topic)
 
 
 def _count_chars(messages: Messages) -> int:
     """Return the number of characters of a chat."""
     return sum(len(message.content) for message in messages)
+
+
+def _check_copyable_answers(prompt: Prompt) -> list[Finding]:
+    """Check that a prompt shows no complete answer."""
+    return [Finding("warning", problem) for problem in list_copyable_answers(prompt)]
 
 
 def _check_variables(purpose: Purpose, prompt: Prompt) -> Iterator[Finding]:
@@ -158,75 +192,97 @@ def _check_variables(purpose: Purpose, prompt: Prompt) -> Iterator[Finding]:
         yield Finding("warning", f"does not use the variable {name!r}, so its text is never sent")
 
 
-def _check_order(sharing: _Sharing) -> Iterator[Finding]:
-    """Check that topic and documents follow what all requests share, in this order."""
-    chars = _count_chars(sharing.messages)
-    if sharing.by_all == chars:
-        yield Finding("error", "does not show the topic: neither title, description nor narrative")
-        return
-    if sharing.by_topic == chars:
-        yield Finding("error", "does not show the document")
-        return
+def _check_order(sharing: _Sharing) -> list[Finding]:
+    """Check that a prompt shows the topic and then the document, after what all requests share."""
+    if sharing.by_all == sharing.chars:
+        problem = "does not show the topic: neither title, description nor narrative"
+        return [Finding("error", problem)]
+    if sharing.by_topic == sharing.chars:
+        return [Finding("error", "does not show the document")]
+    if _is_in_order(sharing):
+        return []
 
-    chars_behind = chars - sharing.by_all
-    max_chars_behind = max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * chars)
+    unshared = sharing.chars - min(sharing.by_all, sharing.by_topic)
+    problem = (
+        f"{unshared:,} of {sharing.chars:,} characters of the prompt itself come after the start of the topic or the "
+        "document, where a server's prefix cache does not hold them; put the instructions first, then the topic, "
+        "and the document last"
+    )
+    return [Finding("warning", problem)]
+
+
+def _is_in_order(sharing: _Sharing) -> bool:
+    """Return whether instructions come first, then the topic, and the document last."""
     is_document_first = sharing.by_topic < sharing.by_all
-    if is_document_first or chars_behind > max_chars_behind:
-        unshared = chars - min(sharing.by_all, sharing.by_topic)
-        yield Finding(
-            "warning",
-            f"{unshared:,} of {chars:,} characters of the prompt itself come after the start of the topic or the "
-            "document, where a server's prefix cache does not hold them; put the instructions first, then the topic, "
-            "and the document last",
-        )
+    if is_document_first:
+        return False
+
+    # Field names and a last line may follow the topic.
+    chars_behind = sharing.chars - sharing.by_all
+    return chars_behind <= max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * sharing.chars)
 
 
-def _check_labels(prompt: Prompt, subject: Subject, text: str) -> Iterator[Finding]:
-    """Check that a text names the fields and labels of the answer, and no other scale."""
+def _check_answer(prompt: Prompt, subject: Subject, instructions: str) -> Iterator[Finding]:
+    """Check that instructions name the fields and labels of the answer, and no other scale."""
     answer = prompt.answer_for(subject.topic, len(subject.ids))
     labels = get_labels(answer)
-    ranges = _find_ranges(text)
-    yield from _check_fields(answer.model_fields, prompt.header.form, text)
-    yield from _check_scales(labels, ranges)
+    yield from _check_fields(answer.model_fields, prompt.header.form, instructions)
+    yield from _check_scales(labels, instructions)
 
     # The labels of objects are words of the topic.
-    if subject.purpose.depends_on == "topic":
-        return
-    for name, allowed in labels.items():
-        if _find_scale(allowed) in ranges:
+    if subject.purpose.depends_on != "topic":
+        yield from _check_labels(labels, instructions)
+
+
+def _check_labels(
+    labels: Mapping[str, Sequence[int | str]], instructions: str
+) -> Iterator[Finding]:
+    """Check that instructions name the labels of each field, or their scale, as `0 to 3`."""
+    ranges = _find_ranges(instructions)
+    for field_name, field_labels in labels.items():
+        if _find_scale(field_labels) in ranges:
             continue
-        names = [str(label) for label in allowed]
-        missing = [label for label in names if not _has_word(text, label)]
+
+        names = [str(label) for label in field_labels]
+        missing = [name for name in names if not _has_word(instructions, name)]
         if missing:
-            problem = f"{name}: the answer can be {', '.join(names)}, but the text does not name"
+            problem = (
+                f"{field_name}: the answer can be {', '.join(names)}, but the text does not name"
+            )
             yield Finding("error", f"{problem} {', '.join(missing)}")
 
 
-def _check_fields(names: Iterable[str], form: AnswerForm, text: str) -> Iterator[Finding]:
-    """Check that a text names the fields of the answer."""
+def _check_fields(names: Iterable[str], form: AnswerForm, instructions: str) -> Iterator[Finding]:
+    """Check that instructions name the fields of the answer."""
     # Answers of the other forms have no names; their fields may be described in other words.
     level: Level = "error" if form is AnswerForm.OBJECT else "warning"
     for name in names:
-        if not _has_word(text, name):
+        if not _has_word(instructions, name):
             yield Finding(level, f"the answer's field {name!r} is not named in the text")
 
 
 def _check_scales(
-    labels: Mapping[str, Sequence[int | str]], ranges: Mapping[tuple[int, int], str]
+    labels: Mapping[str, Sequence[int | str]], instructions: str
 ) -> Iterator[Finding]:
-    """Check that a text with grades has no range that is not their scale."""
-    scales: set[tuple[int, int]] = set()
-    for allowed in labels.values():
-        scale = _find_scale(allowed)
-        if scale is not None:
-            scales.add(scale)
-
+    """Check that instructions for grades have no range of numbers but the scales of the grades."""
+    scales = _list_scales(labels)
+    ranges = _find_ranges(instructions)
     other_ranges = [text for scale, text in ranges.items() if scale not in scales]
     if scales and other_ranges:
-        known = ", ".join(f"{lowest} to {highest}" for lowest, highest in sorted(scales))
+        known = ", ".join(f"{lowest} to {highest}" for lowest, highest in scales)
         yield Finding(
             "warning", f"the text has the range {other_ranges[0]!r}, but grades are {known}"
         )
+
+
+def _list_scales(labels: Mapping[str, Sequence[int | str]]) -> list[tuple[int, int]]:
+    """Return the different scales of the fields with grades, sorted."""
+    scales: set[tuple[int, int]] = set()
+    for field_labels in labels.values():
+        scale = _find_scale(field_labels)
+        if scale is not None:
+            scales.add(scale)
+    return sorted(scales)
 
 
 def _find_scale(labels: Sequence[int | str]) -> tuple[int, int] | None:
@@ -238,10 +294,15 @@ def _find_scale(labels: Sequence[int | str]) -> tuple[int, int] | None:
 
 
 def _find_ranges(text: str) -> dict[tuple[int, int], str]:
-    """Return the ranges of numbers in a text, as it writes them, by lowest and highest number."""
+    """Return the ranges of numbers in a text, as it writes them, by lowest and highest number.
+
+    For "grades from 0 to 3", this is `{(0, 3): "0 to 3"}`.
+    """
     ranges: dict[tuple[int, int], str] = {}
     for found in _RANGE.finditer(text):
-        ranges[int(found[1]), int(found[2])] = found[0]
+        lowest = int(found[1])
+        highest = int(found[2])
+        ranges[lowest, highest] = found[0]
     return ranges
 
 
@@ -254,14 +315,18 @@ class _Renderer:
     prompt: Prompt
 
     def make_subject(self, topic: Topic) -> Subject:
-        """Return a topic with as many documents as the prompt needs, and with objects if needed."""
+        """Return a topic with as many invented documents as the prompt needs.
+
+        If the prompt compares two objects that the topic does not name, they are invented too.
+        """
         ids: tuple[str, ...] = ()
         if self.purpose.depends_on == "documents":
             ids = ("a", "b")
         elif self.purpose.question is not None:
             ids = ("a",)
 
-        if ids and self.task.objects_answer is not None and topic.objects is None:
+        lacks_objects = self.task.objects_answer is not None and topic.objects is None
+        if ids and lacks_objects:
             topic = replace(topic, objects=("x", "y"))
         return Subject(self.task, self.purpose, topic, ids, Texts("x"))
 
@@ -280,7 +345,8 @@ class _Renderer:
                 trials = await ask(self.prompt, subject, requester)
         except PromptError as error:
             raise PromptError(f"{location}{error}") from error
-        return trials[0].messages
+        first_trial = trials[0]
+        return first_trial.messages
 
     async def count_tokens(self, topic: Topic) -> int:
         """Return the estimated tokens of the prompt for a topic.

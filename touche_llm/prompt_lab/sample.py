@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -69,21 +69,27 @@ def draw_sample(pool: Grades, size: int) -> list[Sampled]:
         Documents, in the order of the topics, and within a topic in one that is independent of the
         grade.
     """
-    topics = _draw_topics(pool, size)
-    sizes = divide_evenly(size, {topic: len(pool[topic]) for topic in topics})
+    drawn_topics = _draw_topics(pool, size)
+    size_by_topic = divide_evenly(size, {topic: len(pool[topic]) for topic in drawn_topics})
+
     sample: list[Sampled] = []
-    for topic in pool:
-        if topic in sizes:
-            sample += _draw_documents(topic, pool[topic], sizes[topic])
+    for topic, grades in pool.items():
+        if topic in size_by_topic:
+            sample += _draw_documents(topic, grades, size_by_topic[topic])
     return sample
 
 
 def _draw_topics(pool: Grades, size: int) -> list[str]:
     """Draw topics until a number of documents is reached, those with enough documents first."""
+    preferred_first = sorted(
+        pool,
+        key=lambda topic: (_is_poor(pool[topic]), _hash_names(topic)),
+    )
     topics: list[str] = []
     left = size
-    for topic in sorted(pool, key=lambda topic: (_is_poor(pool[topic]), _hash_names(topic))):
+    for topic in preferred_first:
         needed = min(MIN_TOPIC_DOCUMENTS, len(pool[topic]))
+        # At least one topic is drawn, however few documents are wanted.
         if topics and needed > left:
             break
         topics.append(topic)
@@ -98,14 +104,18 @@ def _is_poor(grades: Mapping[str, float]) -> bool:
 
 def _draw_documents(topic: str, grades: Mapping[str, float], size: int) -> list[Sampled]:
     """Draw documents of a topic, evenly over whole grades as far as available."""
-    available = Counter(sorted(map(round_grade, grades.values())))
-    left_by_level = divide_evenly(size, available)
+    count_by_grade = Counter(sorted(map(round_grade, grades.values())))
+    left_by_grade = divide_evenly(size, count_by_grade)
 
+    in_random_order = sorted(
+        grades,
+        key=lambda document: (_hash_names(topic, document), document),
+    )
     sample: list[Sampled] = []
-    for document in sorted(grades, key=lambda document: (_hash_names(topic, document), document)):
-        level = round_grade(grades[document])
-        if left_by_level[level] > 0:
-            left_by_level[level] -= 1
+    for document in in_random_order:
+        whole_grade = round_grade(grades[document])
+        if left_by_grade[whole_grade] > 0:
+            left_by_grade[whole_grade] -= 1
             sample.append(Sampled(topic, document, grades[document]))
     return sample
 
@@ -117,6 +127,8 @@ def _hash_names(*names: str) -> bytes:
 
 def divide_evenly(size: int, limits: Mapping[NameT, int]) -> dict[NameT, int]:
     """Divide a number as evenly as possible into shares.
+
+    For example, 10 with the limits 2, 9 and 9 is divided into 2, 4 and 4.
 
     Args:
         size: Number to divide; less is divided if the limits are reached.
@@ -130,7 +142,8 @@ def divide_evenly(size: int, limits: Mapping[NameT, int]) -> dict[NameT, int]:
     # Those with the lowest limits come first, so that the others share what they leave.
     for name in sorted(limits, key=limits.__getitem__):
         names_left = len(limits) - len(shares)
-        shares[name] = min(limits[name], left // names_left)
+        even_share = left // names_left
+        shares[name] = min(limits[name], even_share)
         left -= shares[name]
     return shares
 
@@ -163,17 +176,13 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
     judged: list[str] = []
     for topic_id in topic_ids:
         judged.extend(grades.get(topic_id, {}))
-
     unknown = set(documents.find_unknown(judged))
+
     pool: Grades = {}
     for topic_id in topic_ids:
-        topic_grades = {
-            document: grade
-            for document, grade in grades.get(topic_id, {}).items()
-            if document not in unknown
-        }
-        if topic_grades:
-            pool[topic_id] = topic_grades
+        known_grades = _leave_out(unknown, grades.get(topic_id, {}))
+        if known_grades:
+            pool[topic_id] = known_grades
     if not pool:
         raise DataError(
             f"none of the {len(judged):,} documents judged for topics {shorten(topic_ids, 5)} is in the corpus; give "
@@ -184,10 +193,17 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
     lacking = [topic_id for topic_id in topic_ids if topic_id not in pool]
     if lacking:
         notes.append(f"topics without a judged document in the corpus: {shorten(lacking)}")
-    missing = sum(document in unknown for document in judged)
-    if missing > 0:
-        notes.append(f"judged documents that are not in the corpus: {missing:,} of {len(judged):,}")
+    missing = [document for document in judged if document in unknown]
+    if missing:
+        notes.append(
+            f"judged documents that are not in the corpus: {len(missing):,} of {len(judged):,}"
+        )
     return JudgedPool(pool, notes)
+
+
+def _leave_out(documents: Set[str], grades: Mapping[str, float]) -> dict[str, float]:
+    """Return the grades of all other documents."""
+    return {document: grade for document, grade in grades.items() if document not in documents}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,26 +237,28 @@ def choose_sample(
     if plan.confirm and plan.split == ALL:
         raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give half")
 
-    pool = select_judged(grades, topics, documents)
-    pools = _divide_pool(pool.grades, topics, plan)
-    sizes = divide_evenly(plan.size, {name: _count_documents(part) for name, part in pools.items()})
-    parts = {name: draw_sample(part, sizes[name]) for name, part in pools.items()}
+    judged = select_judged(grades, topics, documents)
+    pools = _divide_pool(judged.grades, topics, plan)
+    available = {part: _count_documents(pool) for part, pool in pools.items()}
+    sizes = divide_evenly(plan.size, available)
+    parts = {part: draw_sample(pool, sizes[part]) for part, pool in pools.items()}
 
-    notes = [*pool.notes, *_describe_size(plan, pool.grades, parts)]
+    notes = [*judged.notes, *_describe_size(plan, judged.grades, parts)]
     if HOLD_OUT in parts:
         notes.append(_describe_halves(parts))
     return DrawnSample(parts, notes)
 
 
 def _divide_pool(pool: Grades, topics: Iterable[Topic], plan: Plan) -> dict[str, Grades]:
-    """Return the grades of each part, by its name."""
+    """Return the grades of each part, by its name: all, or two halves of the topics."""
     if plan.split == ALL:
         return {ALL: pool}
 
-    halves = {topic.id: find_half(topic.title) for topic in topics}
+    half_by_topic = {topic.id: find_half(topic.title) for topic in topics}
     pools: dict[str, Grades] = {CHOICE: {}, HOLD_OUT: {}}
     for topic_id, topic_grades in pool.items():
-        pools[halves[topic_id]][topic_id] = topic_grades
+        half = half_by_topic[topic_id]
+        pools[half][topic_id] = topic_grades
     return pools
 
 
@@ -254,23 +272,24 @@ def _list_topics(sample: Iterable[Sampled]) -> list[str]:
     return list(dict.fromkeys(document.topic_id for document in sample))
 
 
-def _describe_size(
-    plan: Plan, pool: Grades, parts: Mapping[str, Sequence[Sampled]]
-) -> Iterator[str]:
-    """Yield a note if topics are left out, or fewer documents are drawn than planned."""
-    size = sum(len(sample) for sample in parts.values())
-    drawn = f"{size:,} of {plan.size:,} documents are drawn"
+def _describe_size(plan: Plan, pool: Grades, parts: Mapping[str, Sequence[Sampled]]) -> list[str]:
+    """Return a note if topics are left out, or fewer documents are drawn than planned."""
+    size = 0
     left_out = set(pool)
     for sample in parts.values():
+        size += len(sample)
         left_out.difference_update(_list_topics(sample))
 
+    drawn = f"{size:,} of {plan.size:,} documents are drawn"
     if left_out:
-        yield (
+        note = (
             f"{drawn}, none of topics {shorten(left_out)}; draw more: another topic needs {MIN_TOPIC_DOCUMENTS}, or "
             "all of its judged ones if these are fewer"
         )
-    elif size < plan.size:
-        yield f"{drawn}: no more are judged"
+        return [note]
+    if size < plan.size:
+        return [f"{drawn}: no more are judged"]
+    return []
 
 
 def _describe_halves(parts: Mapping[str, Sequence[Sampled]]) -> str:

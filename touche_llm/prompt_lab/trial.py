@@ -84,29 +84,30 @@ class Subject:
     document_tokens: int = RankingSettings().document_tokens
 
     def check(self) -> None:
-        """Raise UsageError if the prompt does not take this number of documents."""
+        """Raise UsageError if a document is given twice, or the prompt takes another number of them."""
         name = self.purpose.name
         number = len(self.ids)
         if len(set(self.ids)) < number:
             raise UsageError("a document is given twice; name each once")
 
-        if self.purpose.question is None:
-            if number > 0:
-                raise UsageError(
-                    f"the prompt for {name} asks about a topic alone; name no document"
-                )
-            return
+        is_about_topic_alone = self.purpose.question is None
+        if is_about_topic_alone and number > 0:
+            raise UsageError(f"the prompt for {name} asks about a topic alone; name no document")
 
         if self.purpose.depends_on == "documents":
-            max_documents = MAX_CHOICES if name == "best" else MAX_DOCUMENTS
-            if not 2 <= number <= max_documents:
-                raise UsageError(
-                    f"the prompt for {name} compares 2 to {max_documents} documents, not {number}"
-                )
-            return
-
-        if number == 0:
+            self._check_comparable()
+        elif number == 0 and not is_about_topic_alone:
             raise UsageError(f"the prompt for {name} asks about documents; name one or more")
+
+    def _check_comparable(self) -> None:
+        """Raise UsageError if a prompt cannot compare this number of documents."""
+        name = self.purpose.name
+        number = len(self.ids)
+        max_documents = MAX_CHOICES if name == "best" else MAX_DOCUMENTS
+        if not 2 <= number <= max_documents:
+            raise UsageError(
+                f"the prompt for {name} compares 2 to {max_documents} documents, not {number}"
+            )
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,10 @@ class Trial:
 
     @cached_property
     def values(self) -> dict[str, float | str]:
-        """Texts, expected grades and most probable labels, by field; empty without usable answer."""
+        """What was answered, by field: texts, expected grades and most probable labels.
+
+        Empty without a usable answer.
+        """
         if not isinstance(self.result, AnsweredRequest):
             return {}
 
@@ -178,9 +182,9 @@ class Trial:
 async def make_subject(
     run: RunContext, topic: Topic, purpose: Purpose, ids: tuple[str, ...], requester: Requester
 ) -> Subject:
-    """Return what to try a prompt on.
+    """Return the topic and the documents to try a prompt on.
 
-    Objects that the topic does not name are requested.
+    If the prompt compares two objects that the topic does not name, they are requested.
 
     Args:
         run: Context with the corpus and the prompts.
@@ -195,28 +199,38 @@ async def make_subject(
         UsageError: The prompt does not take this number of documents, or the cache lacks the
             objects.
     """
-    documents: Documents = Texts("")
-    if ids:
-        await run.corpus.fetch(ids)
-        is_about_sentences = purpose.name == "sentence"
-        documents = run.corpus.candidates if is_about_sentences else run.corpus.documents
     subject = Subject(
         task=run.task,
         purpose=purpose,
         topic=topic,
         ids=ids,
-        documents=documents,
+        documents=await _fetch_documents(run, purpose, ids),
         objective=run.config.objective,
         document_tokens=run.config.ranking.document_tokens,
     )
     subject.check()
 
-    has_objects = run.task.objects_answer is not None
-    needs_objects = purpose.question is not None and has_objects and topic.objects is None
-    if not needs_objects:
+    lacks_objects = run.task.objects_answer is not None and topic.objects is None
+    is_about_documents = purpose.question is not None
+    if not lacks_objects or not is_about_documents:
         return subject
+
     objects = await _request_missing_objects(run, topic, requester)
     return replace(subject, topic=replace(topic, objects=objects))
+
+
+async def _fetch_documents(run: RunContext, purpose: Purpose, ids: tuple[str, ...]) -> Documents:
+    """Return the texts of documents, or of sentences for a prompt about these.
+
+    Raises:
+        DataError: The corpus lacks a document.
+    """
+    if not ids:
+        return Texts("")
+    await run.corpus.fetch(ids)
+    if purpose.name == "sentence":
+        return run.corpus.candidates
+    return run.corpus.documents
 
 
 async def _request_missing_objects(
@@ -231,15 +245,16 @@ async def _request_missing_objects(
     prompts = run.config.prompts
     purpose = purposes_of(run.task)["objects"]
     prompt = load(run.task, purpose, prompts.objects, prompts.folder)
+
     result = await request_objects(topic, prompt, requester)
     if isinstance(result, AnsweredRequest):
         return read_objects(result)
-
     if isinstance(result, UncachedRequest):
         raise UsageError(
             f"topic {topic.id} names no objects, and the cache {requester.client.cache.path} has no answer of "
             f"{prompt.label}; `touche-llm prompts try objects` requests them"
         )
+
     reason = result.attempts[-1].reason
     raise DataError(
         f"topic {topic.id}: the model names no two objects ({reason}); name them in <objects>"
@@ -261,12 +276,16 @@ class OfflineBuilders:
 
 @asynccontextmanager
 async def open_offline(config: Config) -> AsyncIterator[OfflineBuilders]:
-    """Open the builders of requests that send nothing, with the settings of a run."""
+    """Open the builders of requests that send nothing, with the settings of a run.
+
+    They read the answers that the cache has, and store none.
+    """
+    # Answers are looked up whatever the run does with its cache.
     cache = config.cache.model_copy(update={"mode": CacheMode.REUSE}).read_only
-    open_with = partial(open_client, config.engine, config.sampling, cache)
+    open_with_answers = partial(open_client, config.engine, config.sampling, cache)
     async with (
-        open_with(answers=StoredAnswers()) as known,
-        open_with(answers=DryRunEngine()) as dry,
+        open_with_answers(answers=StoredAnswers()) as known,
+        open_with_answers(answers=DryRunEngine()) as dry,
     ):
         yield OfflineBuilders(known=make_requester(known), dry=make_requester(dry))
 
@@ -274,20 +293,23 @@ async def open_offline(config: Config) -> AsyncIterator[OfflineBuilders]:
 async def ask(prompt: Prompt, subject: Subject, requester: Requester) -> list[Trial]:
     """Send a prompt about a subject, with the requests that a run would send.
 
+    A divided prompt is sent once for each field of its answer.
+
     Returns:
-        A trial for each request: of a document, one for each field of a divided prompt.
+        A trial for each request, those of a document together.
 
     Raises:
         EngineError: The engine failed.
         PromptError: The prompt is invalid, or leaves no room for a document.
         ReplayMiss: The cache of a replay lacks an answer.
     """
-    trials_by_prompt: list[list[Trial]] = []
-    for request_prompt in prompt.request_prompts:
-        trials_by_prompt.append(await _send_prompt(request_prompt, subject, requester))
+    trials_by_field: list[list[Trial]] = []
+    for field_prompt in prompt.request_prompts:
+        trials_by_field.append(await _send_prompt(field_prompt, subject, requester))
 
     trials: list[Trial] = []
-    for document_trials in zip(*trials_by_prompt, strict=True):
+    # The trials of each document, one for each field.
+    for document_trials in zip(*trials_by_field, strict=True):
         trials.extend(document_trials)
 
     misses = [trial.result.request for trial in trials if trial.is_miss]
@@ -297,26 +319,30 @@ async def ask(prompt: Prompt, subject: Subject, requester: Requester) -> list[Tr
 
 
 async def _send_prompt(prompt: Prompt, subject: Subject, requester: Requester) -> list[Trial]:
-    """Send an undivided prompt; return a trial for each document, or one for the topic."""
-    purpose = subject.purpose
-    if purpose.question is None:
+    """Send an undivided prompt.
+
+    Returns:
+        One trial for each document, or a single one of a prompt that compares the documents or is
+        about the topic alone.
+    """
+    question = subject.purpose.question
+    if question is None:
         result = await _request_about_topic(prompt, subject, requester)
         return [Trial(ids=(), result=result, cut={})]
-
-    if purpose.depends_on == "documents":
-        return [await _compare_documents(prompt, subject, purpose.question, requester)]
+    if subject.purpose.depends_on == "documents":
+        return [await _compare_documents(prompt, subject, question, requester)]
 
     requests = [DocumentRequest(subject.topic, document_id, prompt) for document_id in subject.ids]
     send = partial(
-        _request_about_document,
+        _send_about_document,
         documents=subject.documents,
-        question=purpose.question,
+        question=question,
         requester=requester,
     )
     return await map_in_order(send, requests, requester.concurrency)
 
 
-async def _request_about_document(
+async def _send_about_document(
     request: DocumentRequest,
     *,
     documents: Documents,
@@ -324,23 +350,23 @@ async def _request_about_document(
     requester: Requester,
 ) -> Trial:
     """Send a prompt that is about one document."""
-    result, cut = await request_answer(request, documents, question, requester)
-    return Trial(
-        ids=(request.document_id,),
-        result=result,
-        cut={} if cut is None else {request.document_id: cut},
-        question=question,
-    )
+    result, document_cut = await request_answer(request, documents, question, requester)
+    cut: dict[str, Cut] = {}
+    if document_cut is not None:
+        cut[request.document_id] = document_cut
+    return Trial(ids=(request.document_id,), result=result, cut=cut, question=question)
 
 
 async def _request_about_topic(
     prompt: Prompt, subject: Subject, requester: Requester
 ) -> AnsweredRequest[Any] | UnansweredRequest:
-    """Send a prompt that is about a topic alone."""
-    if subject.purpose.name == "objects":
-        topic = replace(subject.topic, objects=None)
-        return await request_objects(topic, prompt, requester)
-    return await request_queries(subject.topic, prompt, requester)
+    """Send a prompt that is about a topic alone: it finds the topic's objects, or queries for it."""
+    if subject.purpose.name != "objects":
+        return await request_queries(subject.topic, prompt, requester)
+
+    # The model has to find the objects even if the topic names them.
+    topic_without_objects = replace(subject.topic, objects=None)
+    return await request_objects(topic_without_objects, prompt, requester)
 
 
 async def _compare_documents(
@@ -425,28 +451,25 @@ async def open_dry_requester() -> AsyncIterator[Requester]:
         yield make_requester(client)
 
 
-def make_other_subject(subject: Subject, *, topic: bool) -> Subject:
-    """Return a subject whose texts begin with other characters.
+def change_documents(subject: Subject) -> Subject:
+    """Return a subject with documents whose texts begin with other characters."""
+    return replace(subject, documents=_ChangedDocuments(subject.documents))
 
-    Args:
-        subject: Subject to change.
-        topic: Whether to change the texts of the topic too.
-    """
-    changed = replace(subject, documents=_ChangedDocuments(subject.documents))
-    if not topic:
-        return changed
-    return replace(changed, topic=_change_topic(subject.topic))
+
+def change_topic(subject: Subject) -> Subject:
+    """Return a subject with a topic whose texts begin with other characters."""
+    return replace(subject, topic=_change_topic(subject.topic))
 
 
 def count_common(one: Messages, other: Messages) -> int:
-    """Count the characters of two chats before they begin to differ."""
+    """Count the characters at the start of two chats until they differ."""
     chars = 0
     for message, other_message in zip(one, other, strict=False):
         if message.role != other_message.role:
-            return chars
+            break
+        chars += count_shared(message.content, other_message.content)
         if message != other_message:
-            return chars + count_shared(message.content, other_message.content)
-        chars += len(message.content)
+            break
     return chars
 
 
@@ -455,13 +478,15 @@ async def ask_for_parts(prompt: Prompt, subject: Subject, requester: Requester) 
 
     The prompt is also sent about other documents, for the same and for another topic.
     """
+    other_documents = change_documents(subject)
+    other_topic = change_topic(other_documents)
     trials = await ask(prompt, subject, requester)
-    same_topic = await ask(prompt, make_other_subject(subject, topic=False), requester)
-    other_topic = await ask(prompt, make_other_subject(subject, topic=True), requester)
+    topic_trials = await ask(prompt, other_documents, requester)
+    other_trials = await ask(prompt, other_topic, requester)
 
     trials_with_parts: list[TrialParts] = []
-    for trial, same, other in zip(trials, same_topic, other_topic, strict=True):
-        parts = split_by_sharing(trial.messages, same.messages, other.messages)
+    for trial, of_topic, of_other in zip(trials, topic_trials, other_trials, strict=True):
+        parts = split_by_sharing(trial.messages, of_topic.messages, of_other.messages)
         trials_with_parts.append(TrialParts(trial, parts))
     return trials_with_parts
 
@@ -469,15 +494,15 @@ async def ask_for_parts(prompt: Prompt, subject: Subject, requester: Requester) 
 def split_by_sharing(
     messages: Messages, same_topic: Messages, other_topic: Messages
 ) -> list[PromptPart]:
-    """Split a chat by the requests that share it.
+    """Split a chat into what all requests share, what those of the topic share, and the rest.
 
     Args:
         messages: Chat to split.
         same_topic: Chat about other documents for the same topic.
         other_topic: Chat about other documents for another topic.
     """
-    of_topic = count_common(messages, same_topic)
-    of_all = min(of_topic, count_common(messages, other_topic))
+    chars_of_topic = count_common(messages, same_topic)
+    chars_of_all = min(chars_of_topic, count_common(messages, other_topic))
 
     parts: list[PromptPart] = []
     chars_before = 0
@@ -485,8 +510,8 @@ def split_by_sharing(
         parts += _split_message(
             index,
             message,
-            shared_by_all=of_all - chars_before,
-            shared_by_topic=of_topic - chars_before,
+            shared_by_all=max(chars_of_all - chars_before, 0),
+            shared_by_topic=max(chars_of_topic - chars_before, 0),
         )
         chars_before += len(message.content)
     return parts
@@ -501,38 +526,36 @@ def _split_message(
         index: Index of the message.
         message: Message to split.
         shared_by_all: Number of characters, from its first, that all requests share; it may be
-            negative, or more than the message has.
-        shared_by_topic: The same for the requests of the topic.
+            more than the message has.
+        shared_by_topic: The same for the requests of the topic, which share at least as much.
     """
-    length = len(message.content)
-    ends: dict[Shared, int] = {
-        "all": min(shared_by_all, length),
-        "topic": min(shared_by_topic, length),
-        "nobody": length,
+    content = message.content
+    texts: dict[Shared, str] = {
+        "all": content[:shared_by_all],
+        "topic": content[shared_by_all:shared_by_topic],
+        "nobody": content[shared_by_topic:],
     }
     parts: list[PromptPart] = []
-    start = 0
-    for shared, end in ends.items():
-        if end <= start:
+    for shared, text in texts.items():
+        if not text:
             continue
         part = PromptPart(
             message=index,
             role=message.role,
             shared=shared,
-            text=message.content[start:end],
-            tokens=round((end - start) / TOKEN_CHARS),
+            text=text,
+            tokens=round(len(text) / TOKEN_CHARS),
         )
         parts.append(part)
-        start = end
     return parts
 
 
 def _change_topic(topic: Topic) -> Topic:
-    """Return a topic with other texts; those that are empty stay so."""
+    """Return a topic whose texts begin with other characters; those that are empty stay so."""
     objects: tuple[str, str] | None = None
     if topic.objects is not None:
         first, second = topic.objects
-        # The two differ, as those of a topic do.
+        # Objects of a topic differ from each other.
         objects = (_change_text(first), f"{_change_text(second)} too")
     return Topic(
         id=_change_text(topic.id),

@@ -46,6 +46,12 @@ Judgments = Mapping[tuple[str, str], Judgment]
 
 ValueT = TypeVar("ValueT", str, float)
 
+# Agreement that is estimated for a measure of an aspect.
+_AGREEMENT_NAMES: Mapping[str, AgreementName] = {
+    MeasureName.KAPPA: AgreementName.QUADRATIC_KAPPA,
+    MeasureName.SPEARMAN: AgreementName.SPEARMAN,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -59,8 +65,8 @@ def load_variants(names: Sequence[str | Variant], config: Config, task: Task) ->
     """Load the prompts to compare.
 
     Args:
-        names: Names or paths of prompts; variants are loaded already, as drafts are, which have no
-            file of their own.
+        names: Names or paths of prompts. Drafts, which have no file of their own, are given as
+            variants that are loaded already.
         config: Configuration with the folder of templates.
         task: Task of the prompts.
 
@@ -79,8 +85,8 @@ def load_variants(names: Sequence[str | Variant], config: Config, task: Task) ->
             continue
 
         prompt = _load_judge_prompt(name, config, task)
-        path = prompt.path.resolve()
-        if any(path == other.prompt.path.resolve() for other in variants):
+        earlier_paths = {variant.prompt.path.resolve() for variant in variants}
+        if prompt.path.resolve() in earlier_paths:
             raise UsageError(f"{name}: is given twice; name each prompt once")
         variants.append(Variant(name, prompt))
     return variants
@@ -108,13 +114,14 @@ class VariantJudgments:
 async def judge_variant(
     context: RunContext, variant: Variant, work: list[TopicDocument], requester: Requester
 ) -> VariantJudgments:
-    """Judge documents with a variant.
+    """Judge documents with a variant of the prompt.
 
     Args:
         context: Context with the task, the documents and the progress.
         variant: Variant to judge with.
         work: Documents to judge, topic by topic.
-        requester: Client of the model, and the builder of its requests; misses of a replay are in the client.
+        requester: Client of the model, which counts the misses of a replay, and the builder of its
+            requests.
 
     Returns:
         Judgments, with the grades on the scales of the human ones.
@@ -123,24 +130,23 @@ async def judge_variant(
         EngineError: The engine failed, or the labels of no answer can be read.
         PromptError: The prompt is invalid, or leaves no room for a document.
     """
-    task = context.task
-    model = requester.client
-    before = replace(model.counts)
+    counts = requester.client.counts
+    counts_before = replace(counts)
     total = len(work) * variant.prompt.requests_per_document
-    with context.progress.stage(f"judging with {variant.name}", total, model.counts) as done:
+    with context.progress.stage(f"judging with {variant.name}", total, counts) as done:
         outcomes = await judge(
             work=work,
             documents=context.corpus.documents,
-            question=task.question,
+            question=context.task.question,
             prompt=variant.prompt,
             requester=requester,
             done=done,
         )
 
-    judgments = {
-        (judgment.topic_id, judgment.document_id): judgment for judgment in outcomes.results
-    }
-    return VariantJudgments(judgments, outcomes.failures, model.counts.since(before))
+    judgments: dict[tuple[str, str], Judgment] = {}
+    for judgment in outcomes.results:
+        judgments[judgment.topic_id, judgment.document_id] = judgment
+    return VariantJudgments(judgments, outcomes.failures, counts.since(counts_before))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +235,9 @@ def measure_part(
     estimates: dict[str, dict[Measure, Estimate]] = {}
     off_label_masses: dict[str, float | None] = {}
     for variant, variant_judgments in judgments.items():
+        rankings = _rank_documents(sample, variant_judgments, weights, task.aspects)
         estimates[variant] = _estimate_variant(
-            run=_rank_documents(sample, variant_judgments, weights, task.aspects),
+            run=ParsedRun(rankings, _list_stances(variant_judgments)),
             judgments=variant_judgments,
             qrels=sampled_qrels,
             task=task,
@@ -238,28 +245,43 @@ def measure_part(
         )
         off_label_masses[variant] = mean_off_label_mass(variant_judgments.values())
 
-    baseline = next(iter(judgments))
-    differences: dict[tuple[str, Measure], Mapping[str, Any]] = {}
-    for row in compare(baseline, estimates).to_dict("records"):
-        differences[row["run"], row["measure"]] = row
-
+    chance = compute_chance_ndcg(_select_relevant(sampled_qrels))
     return PartMeasures(
         name=name,
         sample=list(sample),
         estimates=estimates,
-        differences=differences,
-        chance=compute_chance_ndcg(_select_relevant(sampled_qrels)).value,
+        differences=_compare_with_first(estimates),
+        chance=chance.value,
         off_label_mass=off_label_masses,
     )
 
 
+def _compare_with_first(
+    estimates: Mapping[str, Mapping[Measure, Estimate]],
+) -> dict[tuple[str, Measure], Mapping[str, Any]]:
+    """Compare the estimates of each variant with those of the first.
+
+    Returns:
+        Rows of `significance.compare`, by variant and measure.
+    """
+    baseline = next(iter(estimates))
+    differences: dict[tuple[str, Measure], Mapping[str, Any]] = {}
+    for row in compare(baseline, estimates).to_dict("records"):
+        differences[row["run"], row["measure"]] = row
+    return differences
+
+
 def choose_winner(part: PartMeasures) -> str:
     """Return the best variant by nDCG@5; the earlier one of a tie, and an undefined value last."""
-    values: dict[str, float] = {}
+    winner = part.baseline
+    best_value = -math.inf
     for variant, estimates in part.estimates.items():
         value = estimates[part.headline_measure].value
-        values[variant] = -math.inf if math.isnan(value) else value
-    return max(values, key=values.__getitem__)
+        # An undefined value is NaN, which is not greater than any number.
+        if value > best_value:
+            winner = variant
+            best_value = value
+    return winner
 
 
 def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
@@ -273,21 +295,36 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     if winner == choice.baseline:
         return Verdict(winner, confirmed=None, sentence=_describe_no_choice(choice))
 
-    sentence = _describe_choice(choice, winner)
+    chosen = _describe_choice(choice, winner)
     if len(parts) == 1:
         doubt = "the best of several can be it by chance; confirm it on the topics held out"
-        return Verdict(winner, confirmed=None, sentence=f"{sentence} Not confirmed: {doubt}.")
+        return Verdict(winner, confirmed=None, sentence=f"{chosen} Not confirmed: {doubt}.")
 
-    # The interval decides nothing: few topics have one, and for some data it is too narrow.
     held_out = parts[1]
-    change = held_out.differences[winner, choice.headline_measure]
-    is_confirmed = change["difference"] > 0.0 and change["p"] < CONFIRMED_BELOW
-    result = "Confirmed" if is_confirmed else "Not confirmed"
-    reason = (
-        f"on the {change['n']} topics held out the difference is {change['difference']:+.4f}, "
-        f"p = {change['p']:.4f}"
+    difference = held_out.differences[winner, choice.headline_measure]
+    confirmed = _confirms(difference)
+    return Verdict(winner, confirmed, f"{chosen} {_describe_test(difference, confirmed)}")
+
+
+def _confirms(difference: Mapping[str, Any]) -> bool:
+    """Return whether a difference on held-out topics confirms that a variant is better.
+
+    Args:
+        difference: Row of `significance.compare`.
+    """
+    # The interval decides nothing: few topics have one, and for some data it is too narrow.
+    is_better: bool = difference["difference"] > 0.0
+    is_significant: bool = difference["p"] < CONFIRMED_BELOW
+    return is_better and is_significant
+
+
+def _describe_test(difference: Mapping[str, Any], confirmed: bool) -> str:
+    """Return a sentence with the difference on held-out topics, and whether it confirms a choice."""
+    result = "Confirmed" if confirmed else "Not confirmed"
+    return (
+        f"{result}: on the {difference['n']} topics held out the difference is "
+        f"{difference['difference']:+.4f}, p = {difference['p']:.4f}."
     )
-    return Verdict(winner, is_confirmed, f"{sentence} {result}: {reason}.")
 
 
 def _describe_no_choice(choice: PartMeasures) -> str:
@@ -324,22 +361,30 @@ def _describe_topics(choice: PartMeasures) -> str:
 def compute_chance_ndcg(grades: Grades) -> Estimate:
     """Compute the expected nDCG@5 of a random order of each topic's documents.
 
-    The expected gain at each rank is the mean gain. Gains and discounts are as in
-    `estimate_grades`.
-
     Args:
         grades: Grades by topic and document; each topic has one above 0.
     """
     values: dict[str, float] = {}
     for topic, topic_grades in grades.items():
-        gains = sorted((max(grade, 0.0) for grade in topic_grades.values()), reverse=True)
-        depth = min(CUTOFF, len(gains))
-        discounts = [1.0 / math.log2(rank + 1) for rank in range(1, depth + 1)]
-
-        ideal_dcg = sum(gain * discount for gain, discount in zip(gains, discounts, strict=False))
-        mean_gain = sum(gains) / len(gains)
-        values[topic] = mean_gain * sum(discounts) / ideal_dcg
+        gains = [max(grade, 0.0) for grade in topic_grades.values()]
+        values[topic] = _compute_expected_ndcg(gains)
     return estimate_mean(values)
+
+
+def _compute_expected_ndcg(gains: Sequence[float]) -> float:
+    """Compute the expected nDCG@5 of a random order of documents with the given gains.
+
+    Gains and discounts are as in `estimate_grades`.
+    """
+    best_first = sorted(gains, reverse=True)
+    depth = min(CUTOFF, len(gains))
+    discounts = [1.0 / math.log2(rank + 1) for rank in range(1, depth + 1)]
+    ideal_dcg = sum(gain * discount for gain, discount in zip(best_first, discounts, strict=False))
+
+    # In a random order, the expected gain at each rank is the mean gain.
+    mean_gain = sum(best_first) / len(best_first)
+    expected_dcg = mean_gain * sum(discounts)
+    return expected_dcg / ideal_dcg
 
 
 def _select_sampled(qrels: Qrels, sample: Sequence[Sampled]) -> Qrels:
@@ -348,11 +393,15 @@ def _select_sampled(qrels: Qrels, sample: Sequence[Sampled]) -> Qrels:
     grades: dict[str, Grades] = {}
     for aspect, aspect_grades in qrels.grades.items():
         grades[aspect] = _restrict(aspect_grades, sampled)
-    return replace(qrels, grades=grades, stances=_restrict(qrels.stances, sampled))
+    stances = _restrict(qrels.stances, sampled)
+    return replace(qrels, grades=grades, stances=stances)
 
 
 def _select_relevant(qrels: Qrels) -> Grades:
-    """Return the first aspect's grades of the topics that count in nDCG."""
+    """Return the first aspect's grades, without topics that have none above 0.
+
+    Such topics have no nDCG, which compares a ranking with the best possible one.
+    """
     first_aspect_grades = next(iter(qrels.grades.values()))
     relevant: Grades = {}
     for topic, topic_grades in first_aspect_grades.items():
@@ -364,16 +413,17 @@ def _select_relevant(qrels: Qrels) -> Grades:
 def _restrict(
     judgments: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, str]]
 ) -> dict[str, dict[str, ValueT]]:
-    """Return the human judgments of sampled documents, without topics that have none."""
+    """Return the human judgments of sampled documents, without topics that have none.
+
+    Args:
+        judgments: Grades or stances by topic and document.
+        sampled: Topic and document of each sampled one.
+    """
     restricted: dict[str, dict[str, ValueT]] = {}
     for topic, topic_judgments in judgments.items():
-        selected = {
-            document: value
-            for document, value in topic_judgments.items()
-            if (topic, document) in sampled
-        }
-        if selected:
-            restricted[topic] = selected
+        for document, value in topic_judgments.items():
+            if (topic, document) in sampled:
+                restricted.setdefault(topic, {})[document] = value
     return restricted
 
 
@@ -382,27 +432,44 @@ def _rank_documents(
     judgments: Judgments,
     weights: Mapping[str, float],
     scales: Mapping[str, Scale],
-) -> ParsedRun:
-    """Rank the documents of each topic by their judgments; ties keep the order of the sample."""
-    by_topic: defaultdict[str, list[ScoredDocument]] = defaultdict(list)
-    for document in sample:
-        by_topic[document.topic_id].append(ScoredDocument(document.document_id, 0.0))
+) -> dict[str, list[Candidate]]:
+    """Rank the sampled documents of each topic by a variant's judgments of them.
 
+    Ties keep the order of the sample.
+
+    Args:
+        sample: Documents to rank.
+        judgments: Judgments of the variant.
+        weights: Weights of the grades.
+        scales: Scale of each grade.
+
+    Returns:
+        Ranking by topic.
+    """
+    documents_by_topic: defaultdict[str, list[ScoredDocument]] = defaultdict(list)
+    for document in sample:
+        # All have the same first-stage score, so the judgments alone decide.
+        documents_by_topic[document.topic_id].append(ScoredDocument(document.document_id, 0.0))
     judgments_by_topic = group_judgments(judgments.values())
+
     rankings: dict[str, list[Candidate]] = {}
-    for topic, documents in by_topic.items():
+    for topic, documents in documents_by_topic.items():
         judged = rank_by_judgment(documents, judgments_by_topic[topic], weights, scales)
         ranked = judged.ranking.fill_scores()
         rankings[topic] = [
             Candidate(topic, scored.document_id, rank, scored.score)
             for rank, scored in enumerate(ranked, start=1)
         ]
+    return rankings
 
+
+def _list_stances(judgments: Judgments) -> dict[tuple[str, str], str]:
+    """Return the stances of judgments that have one, by topic and document."""
     stances: dict[tuple[str, str], str] = {}
     for key, judgment in judgments.items():
         if judgment.stance != NO_STANCE_COLUMN:
             stances[key] = judgment.stance
-    return ParsedRun(rankings, stances)
+    return stances
 
 
 def _estimate_variant(
@@ -413,7 +480,9 @@ def _estimate_variant(
     *,
     has_stance_qrels: bool,
 ) -> dict[Measure, Estimate]:
-    """Estimate the measures of a variant, in the order of `PartMeasures.measures`.
+    """Estimate nDCG@5, the agreement on each aspect and the macro-F1 of the stance of a variant.
+
+    A measure without any human judgment to compare with has an undefined estimate.
 
     Args:
         run: Ranking by the judgments of the variant, with their stances.
@@ -422,44 +491,62 @@ def _estimate_variant(
         task: Task of the prompts.
         has_stance_qrels: Whether there are stance qrels, with or without sampled documents.
     """
-    first_aspect = next(iter(qrels.grades))
-    relevant = _select_relevant(qrels)
     estimates: dict[Measure, Estimate] = {}
-
-    ndcg = make_headline_ndcg(first_aspect)
-    estimates[ndcg] = estimate_mean({})
-    if relevant:
-        estimates[ndcg] = estimate_grades(run, first_aspect, relevant, CUTOFF)[ndcg]
+    ndcg = make_headline_ndcg(next(iter(qrels.grades)))
+    estimates[ndcg] = _estimate_ndcg(run, ndcg, qrels)
 
     for aspect in qrels.grades:
-        measure, estimate = _estimate_labels(judgments, qrels, aspect, task)
-        estimates[measure] = estimate
+        agreement = _choose_agreement(aspect, task)
+        estimates[agreement] = _estimate_agreement(agreement, judgments, qrels, task)
 
     if has_stance_qrels:
-        estimates[MACRO_F1] = estimate_mean({})
-    if qrels.stances:
-        estimates[MACRO_F1] = estimate_stances(run, qrels, CUTOFF)[MACRO_F1]
+        estimates[MACRO_F1] = _estimate_macro_f1(run, qrels)
     return estimates
 
 
-def _estimate_labels(
-    judgments: Judgments, qrels: Qrels, aspect: str, task: Task
-) -> tuple[Measure, Estimate]:
-    """Estimate the agreement of a variant's labels with the human grades of an aspect.
+def _estimate_ndcg(run: ParsedRun, ndcg: Measure, qrels: Qrels) -> Estimate:
+    """Estimate the nDCG of a run; undefined if no topic has a grade above 0."""
+    relevant = _select_relevant(qrels)
+    if not relevant:
+        return estimate_mean({})
+    return estimate_grades(run, ndcg.aspect, relevant, CUTOFF)[ndcg]
 
-    It is quadratically weighted kappa, or Spearman's correlation if the grades of the task's prompt
-    cannot be compared with human ones one by one.
+
+def _estimate_macro_f1(run: ParsedRun, qrels: Qrels) -> Estimate:
+    """Estimate the macro-F1 of a run's stances; undefined without human stances."""
+    if not qrels.stances:
+        return estimate_mean({})
+    return estimate_stances(run, qrels, CUTOFF)[MACRO_F1]
+
+
+def _choose_agreement(aspect: str, task: Task) -> Measure:
+    """Return the measure of the agreement with human grades: kappa or Spearman's correlation.
+
+    Correlation is for grades of a prompt that cannot be compared with human ones one by one.
     """
-    name = AgreementName.SPEARMAN
-    measure = Measure(aspect, MeasureName.SPEARMAN)
-    if task.qrels_mapping_of(aspect) is not None:
-        name = AgreementName.QUADRATIC_KAPPA
-        measure = Measure(aspect, MeasureName.KAPPA)
+    has_same_grades = task.qrels_mapping_of(aspect) is not None
+    if has_same_grades:
+        return Measure(aspect, MeasureName.KAPPA)
+    return Measure(aspect, MeasureName.SPEARMAN)
 
-    people = take_people_labels(qrels, aspect)
-    judge = take_judgment_labels(judgments.values(), aspect, task, "variant")
-    documents = list_common_documents(people, [judge])
+
+def _estimate_agreement(
+    measure: Measure, judgments: Judgments, qrels: Qrels, task: Task
+) -> Estimate:
+    """Estimate the agreement of a variant's grades with the human ones of an aspect.
+
+    Args:
+        measure: Measure of the agreement, see `_choose_agreement`.
+        judgments: Judgments of the variant.
+        qrels: Human judgments of the sampled documents.
+        task: Task of the prompts.
+    """
+    human_labels = take_people_labels(qrels, measure.aspect)
+    variant_labels = take_judgment_labels(judgments.values(), measure.aspect, task, "variant")
+    documents = list_common_documents(human_labels, [variant_labels])
     if not documents:
-        return measure, estimate_mean({}, CORRELATION)
-    joint = join_labels(people, judge, documents)
-    return measure, estimate_tables(people, judge, joint)[name]
+        return estimate_mean({}, CORRELATION)
+
+    joint_labels = join_labels(human_labels, variant_labels, documents)
+    estimates = estimate_tables(human_labels, variant_labels, joint_labels)
+    return estimates[_AGREEMENT_NAMES[measure.name]]

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,7 +105,8 @@ def _create_example_model(names: Collection[str]) -> type[Model]:
     """Return the model of an example, as the file has it, with these variables."""
     variables: dict[str, Any] = {}
     for name in sorted(names):
-        variables[name] = (_Documents if name == _DOCUMENTS else _Stripped, ...)
+        variable_type = _Documents if name == _DOCUMENTS else _Stripped
+        variables[name] = (variable_type, ...)
     return create_model(
         "Example", __base__=Model, topic=(_Topic, ...), **variables, answer=(dict[str, Any], ...)
     )
@@ -135,24 +136,40 @@ def _parse_example(
         topic = Topic(**variables.pop("topic").model_dump())
     except ValidationError as error:
         raise PromptError(f"{location}: {describe_first_problem(error, model=model)}") from error
-    values = variables.pop("answer")
 
-    documents = 1
+    answer = variables.pop("answer")
+    document_count = 1
     if _DOCUMENTS in variables:
-        documents = len(variables[_DOCUMENTS])
-        labelled = map(LabelledDocument, string.ascii_uppercase, variables[_DOCUMENTS])
-        variables[_DOCUMENTS] = list(labelled)
+        labelled = _label_documents(variables[_DOCUMENTS])
+        variables[_DOCUMENTS] = labelled
+        document_count = len(labelled)
 
     try:
-        answer_model = answer_for(topic, documents)
-        # Checked as an object, which has the labels in full.
-        parse_answer(orjson.dumps(values).decode(), answer_model)
+        answer_model = answer_for(topic, document_count)
+    except DataError as error:
+        raise PromptError(f"{location}: {error}") from error
+    _check_answer(location, answer, answer_model)
+
+    # As the grammar lets a model spell it: fields in their order, no white space between them.
+    layout = Layout(form, tuple(answer_model.model_fields))
+    return FewShotExample(topic, variables, layout.spell(answer))
+
+
+def _label_documents(texts: Iterable[str]) -> list[LabelledDocument]:
+    """Return documents with the labels A, B, C and so on."""
+    return list(map(LabelledDocument, string.ascii_uppercase, texts))
+
+
+def _check_answer(
+    location: str, answer: Mapping[str, Any], answer_model: type[AnswerModel]
+) -> None:
+    """Raise PromptError, naming the location, if the answer of an example is invalid."""
+    # Checked as an object, which has the labels in full.
+    text = orjson.dumps(answer).decode()
+    try:
+        parse_answer(text, answer_model)
     except DataError as error:
         raise PromptError(f"{location}: {error}") from error
     except Unusable as error:
         reason = error.reason.replace("Value error, ", "")
-        raise PromptError(f"{location}: answer: {reason}; not {values!r:.200}") from error
-
-    # As the grammar lets a model spell it: fields in their order, no white space between them.
-    layout = Layout(form, tuple(answer_model.model_fields))
-    return FewShotExample(topic, variables, layout.spell(values))
+        raise PromptError(f"{location}: answer: {reason}; not {answer!r:.200}") from error

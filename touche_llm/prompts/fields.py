@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -16,11 +16,14 @@ from touche_llm.tasks.questions import create_answer
 # What one request of the judge prompt is about: a document, or one field of the answer about it.
 JudgePer = Literal["document", "field"]
 
-_HEADING = re.compile(r"(\d+\.\s+)?(\w+):")
+_HEADING = re.compile(r"(?P<number>\d+\.\s+)?(?P<field>\w+):")
 
 
 def group_fields(answer: type[AnswerModel]) -> list[tuple[str, ...]]:
-    """Group the fields of an answer by request: each alone, but the position with the stance."""
+    """Group the fields of an answer by request: each alone, but the position with the stance.
+
+    The position says whether a document takes a side at all, and the stance which one.
+    """
     has_position = "position" in answer.model_fields
     groups: list[tuple[str, ...]] = []
     for name in answer.model_fields:
@@ -69,15 +72,16 @@ class FieldSelection:
         return _select_fields(text, self.whole, self.answer, form)
 
     def select_example(self, example: FewShotExample, form: AnswerForm) -> FewShotExample:
-        """Return an example of the whole prompt with the selected fields of its answer.
+        """Return an example of the whole prompt, whose answer has the selected fields alone.
 
         Args:
             example: Example with the whole answer.
             form: Form of the answer.
         """
-        values = parse_answer(example.answer, self.whole, form).model_dump()
+        whole_answer = parse_answer(example.answer, self.whole, form)
         layout = Layout(form, tuple(self.answer.model_fields))
-        return replace(example, answer=layout.spell(values))
+        answer = layout.spell(whole_answer.model_dump())
+        return replace(example, answer=answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,41 +104,68 @@ class _Paragraph:
 def _select_fields(
     text: str, whole: type[AnswerModel], answer: type[AnswerModel], form: AnswerForm
 ) -> str:
-    """Return the instructions of a prompt with the answer `whole` for the fields of `answer` alone.
+    """Return the instructions of a prompt for some of the fields of its answer.
 
     Kept are the paragraphs before the first field and those of the fields, numbered anew. The last
     paragraph, which says how to answer, is replaced.
+
+    Args:
+        text: Instructions of the prompt.
+        whole: Answer model of the prompt.
+        answer: Answer model with the fields to keep.
+        form: Form of the answer.
 
     Raises:
         ValueError: A field has no paragraph, or the last paragraph does not name it.
     """
     *paragraphs, last = re.split(r"\n\s*\n", text)
-    names = list(whole.model_fields)
-    fields = list(answer.model_fields)
+    all_fields = list(whole.model_fields)
+    sections = _divide_by_field(paragraphs, all_fields)
+    _check_fields(all_fields, sections, last)
 
-    common: list[str] = []
-    by_field: dict[str, list[str]] = {}
-    current = common
-    for content in paragraphs:
-        paragraph = _parse_paragraph(content, names)
+    selected_fields = list(answer.model_fields)
+    selected = list(sections[None])
+    for name in selected_fields:
+        selected.extend(sections[name])
+
+    texts = [_renumber(paragraph, selected_fields) for paragraph in selected]
+    texts.append(describe_answer(answer, form))
+    return "\n\n".join(texts)
+
+
+def _divide_by_field(
+    texts: Iterable[str], fields: Sequence[str]
+) -> dict[str | None, list[_Paragraph]]:
+    """Return the paragraphs about each field; None has those before the first field.
+
+    A paragraph that begins with no field continues the one before.
+    """
+    field: str | None = None
+    sections: dict[str | None, list[_Paragraph]] = {None: []}
+    for text in texts:
+        paragraph = _parse_paragraph(text, fields)
         if paragraph.field is not None:
-            current = by_field.setdefault(paragraph.field, [])
-        current.append(_renumber(paragraph, fields))
-
-    _check_fields(names, by_field, last)
-    kept = list(common)
-    for name in fields:
-        kept.extend(by_field[name])
-    kept.append(describe_answer(answer, form))
-    return "\n\n".join(kept)
+            field = paragraph.field
+        sections.setdefault(field, []).append(paragraph)
+    return sections
 
 
-def _parse_paragraph(text: str, names: Sequence[str]) -> _Paragraph:
-    """Parse a paragraph; it begins a field with its name and a colon, perhaps after a number."""
+def _parse_paragraph(text: str, fields: Sequence[str]) -> _Paragraph:
+    """Parse a paragraph, which may begin with a field, as `2. quality: whether the text is clear`.
+
+    Args:
+        text: Text of the paragraph.
+        fields: Names of the fields; other words before a colon are text.
+    """
     heading = _HEADING.match(text)
-    if heading is None or heading[2] not in names:
+    if heading is None or heading["field"] not in fields:
         return _Paragraph(field=None, number="", text=text)
-    return _Paragraph(field=heading[2], number=heading[1] or "", text=text[heading.start(2) :])
+
+    return _Paragraph(
+        field=heading["field"],
+        number=heading["number"] or "",
+        text=text[heading.start("field") :],
+    )
 
 
 def _renumber(paragraph: _Paragraph, fields: Sequence[str]) -> str:
@@ -147,13 +178,14 @@ def _renumber(paragraph: _Paragraph, fields: Sequence[str]) -> str:
     return f"{fields.index(paragraph.field) + 1}. {paragraph.text}"
 
 
-def _check_fields(names: Iterable[str], by_field: Container[str], last: str) -> None:
+def _check_fields(names: Iterable[str], sections: Container[str | None], last: str) -> None:
     """Raise ValueError if a field has no paragraph, or the last paragraph does not name it."""
     for name in names:
-        if name not in by_field:
+        if name not in sections:
             raise ValueError(f"no paragraph begins with `{name}:`")
     for name in names:
-        if not re.search(rf"\b{name}\b", last):
+        is_named = re.search(rf"\b{name}\b", last) is not None
+        if not is_named:
             raise ValueError(
                 f"the last paragraph does not name {name}, so it does not say how to answer"
             )
@@ -168,17 +200,32 @@ def describe_answer(answer: type[AnswerModel], form: AnswerForm) -> str:
     """
     labels = get_labels(answer)
     if form is AnswerForm.OBJECT:
-        order = ", with the keys in this order" if len(labels) > 1 else ""
-        fields = ", ".join(f'"{name}": {_list_labels(allowed)}' for name, allowed in labels.items())
-        return f"Answer with one JSON object and nothing else{order}: {{{fields}}}"
-
-    values = "one value" if len(labels) == 1 else "two values"
-    how = ""
+        return _describe_object(labels)
     if form is AnswerForm.LETTERS and _have_words(labels.values()):
-        how = ", each label by its first letter"
-        labels = {name: tuple(map(abbreviate, allowed)) for name, allowed in labels.items()}
-    fields = ", ".join(f"{name} {_list_labels(allowed)}" for name, allowed in labels.items())
-    return f"Answer with one JSON array of {values} and nothing else{how}: [{fields}]"
+        letters = {name: tuple(map(abbreviate, allowed)) for name, allowed in labels.items()}
+        return _describe_array(letters, spelling=", each label by its first letter")
+    return _describe_array(labels, spelling="")
+
+
+def _describe_object(labels: Mapping[str, Sequence[int | str]]) -> str:
+    """Return how to answer with an object, ending in its fields: `{"quality": 0 to 3}`."""
+    order = ", with the keys in this order" if len(labels) > 1 else ""
+    fields = [f'"{name}": {_list_labels(allowed)}' for name, allowed in labels.items()]
+    return f"Answer with one JSON object and nothing else{order}: {{{', '.join(fields)}}}"
+
+
+def _describe_array(labels: Mapping[str, Sequence[int | str]], spelling: str) -> str:
+    """Return how to answer with an array, ending in its fields: `[quality 0 to 3]`.
+
+    Args:
+        labels: Labels of each field, as they are written in the answer.
+        spelling: Words on how labels are abbreviated, if they are.
+    """
+    values = "one value" if len(labels) == 1 else "two values"
+    fields = [f"{name} {_list_labels(allowed)}" for name, allowed in labels.items()]
+    return (
+        f"Answer with one JSON array of {values} and nothing else{spelling}: [{', '.join(fields)}]"
+    )
 
 
 def _have_words(labels: Iterable[Sequence[int | str]]) -> bool:

@@ -273,12 +273,14 @@ class Prompt:
         # The examples are the same for all documents, and a document that is truncated is rendered
         # many times.
         key = tuple(shared.items())
-        if key not in self._rendered_examples:
-            messages: list[Message] = []
-            for number, example in enumerate(self.examples, start=1):
-                messages.append(Message("user", self._render_example(number, example, shared)))
-                messages.append(Message("assistant", example.answer))
-            self._rendered_examples[key] = tuple(messages)
+        if key in self._rendered_examples:
+            return self._rendered_examples[key]
+
+        messages: list[Message] = []
+        for number, example in enumerate(self.examples, start=1):
+            messages.append(Message("user", self._render_example(number, example, shared)))
+            messages.append(Message("assistant", example.answer))
+        self._rendered_examples[key] = tuple(messages)
         return self._rendered_examples[key]
 
     def _render_example(
@@ -307,7 +309,7 @@ class Prompt:
         # A template is a program of its author: any exception that it raises is an error in the
         # template.
         except Exception as error:
-            place = self.files.place(error)
+            place = self.files.find_place(error)
             raise PromptError(
                 f"{self.path}: block {role}: {place}{type(error).__name__}: {error}"
             ) from error
@@ -366,11 +368,13 @@ def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
             template.
     """
     files = sorted(f"{task}/{name}.jinja" for name in names)
-    if not any(os.path.lexists(folder / file) for file in files):
+    has_template = any(os.path.lexists(folder / file) for file in files)
+    if not has_template:
         raise UsageError(f"{folder}: contains none of the templates {', '.join(files)}")
 
     for examples in sorted((folder / task).glob(f"*{EXAMPLES_SUFFIX}")):
-        template = examples.with_name(f"{examples.name.removesuffix(EXAMPLES_SUFFIX)}.jinja")
+        name = examples.name.removesuffix(EXAMPLES_SUFFIX)
+        template = examples.with_name(f"{name}.jinja")
         if not template.exists():
             raise UsageError(
                 f"{examples}: no template of this name beside it; copy the project's own there"
@@ -486,22 +490,24 @@ def _check_header(path: Path, header: PromptHeader, purpose: Purpose) -> None:
         )
 
     answer = purpose.answer_for(header, _ANY_TOPIC, 2)
-    fields = answer.model_fields
-    can_have_position = header.answer == "judge" and "position" in fields
+    can_have_position = header.answer == "judge" and "position" in answer.model_fields
     if header.position and not can_have_position:
         raise PromptError(
             f"{location}: `position: true` is for judge prompts of tasks with a label without a side"
         )
+    _check_form(location, header.form, answer)
 
-    if header.form is AnswerForm.TEXT:
+
+def _check_form(location: str, form: AnswerForm, answer: type[AnswerModel]) -> None:
+    """Raise PromptError if an answer cannot have the form that a front matter names."""
+    if form is AnswerForm.TEXT:
         raise PromptError(
             f"{location}: `form: text` is for reasoning; give object, array or letters"
         )
-
-    if header.form is AnswerForm.LETTERS and not can_be_letters(answer):
+    if form is AnswerForm.LETTERS and not can_be_letters(answer):
         raise PromptError(
             f"{location}: `form: letters` is for labels with different first letters; those of "
-            f"{', '.join(fields)} have not; use `form: array`"
+            f"{', '.join(answer.model_fields)} have not; use `form: array`"
         )
 
 
@@ -540,14 +546,7 @@ def copy_prompt(prompt: Prompt, path: Path, text: str | None = None) -> list[Pat
     texts = {path.parent / name: content for name, content in prompt.files.texts.items()}
     if prompt.examples:
         texts[examples_path(path)] = read_text(examples_path(prompt.path))
-
-    for other_path, content in texts.items():
-        if os.path.lexists(other_path) and read_text(other_path) != content:
-            raise UsageError(
-                f"{other_path}: exists with another text; give a FILE in another folder"
-            )
-    if os.path.lexists(path):
-        raise UsageError(f"{path}: exists; give another FILE")
+    _check_unwritten(path, texts)
 
     # The template comes last, so that a copy that has it is complete.
     texts[path] = prompt.files.text if text is None else text
@@ -555,6 +554,22 @@ def copy_prompt(prompt: Prompt, path: Path, text: str | None = None) -> list[Pat
         with open_atomic(written_path) as stream:
             stream.write(content.encode())
     return list(texts)
+
+
+def _check_unwritten(path: Path, texts: Mapping[Path, str]) -> None:
+    """Raise UsageError if a template exists, or another of its files exists with another text.
+
+    Args:
+        path: Template to write.
+        texts: Texts of the other files to write.
+    """
+    for other_path, content in texts.items():
+        if os.path.lexists(other_path) and read_text(other_path) != content:
+            raise UsageError(
+                f"{other_path}: exists with another text; give a FILE in another folder"
+            )
+    if os.path.lexists(path):
+        raise UsageError(f"{path}: exists; give another FILE")
 
 
 def _hash(source: str, texts: Mapping[str, str]) -> str:

@@ -6,8 +6,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -74,30 +73,31 @@ def _choose_answer(
 
 
 def _list_topic_purposes(task: Task) -> list[Purpose]:
-    """Return the purposes of the prompts about a topic alone."""
-    variables = {"topic": True}
-    purposes: list[Purpose] = []
-    build_objects_answer = task.objects_answer
-    if build_objects_answer is not None:
-        purpose = Purpose(
-            name="objects",
-            variables=variables,
-            answer_for=lambda header, topic, documents: build_objects_answer(topic),
-            depends_on="topic",
-        )
-        purposes.append(purpose)
+    """Return the purposes of the prompts about a topic alone.
 
-    purpose = Purpose(
+    They find additional queries and, if the task is about two objects, the objects in a title.
+    """
+    variables = {"topic": True}
+    queries = Purpose(
         name="queries",
         variables=variables,
         answer_for=lambda header, topic, documents: AlternativeQueries,
     )
-    purposes.append(purpose)
-    return purposes
+    build_objects_answer = task.objects_answer
+    if build_objects_answer is None:
+        return [queries]
+
+    objects = Purpose(
+        name="objects",
+        variables=variables,
+        answer_for=lambda header, topic, documents: build_objects_answer(topic),
+        depends_on="topic",
+    )
+    return [objects, queries]
 
 
 def _list_comparison_purposes(task: Task) -> list[Purpose]:
-    """Return the purposes of the prompts that compare documents."""
+    """Return the purposes of the prompts that choose the best of several documents or order them."""
     builders = {"best": build_best_answer, "order": build_order_answer}
     purposes: list[Purpose] = []
     for name, build_answer in builders.items():
@@ -150,11 +150,12 @@ def load(
     """
     prompt = load_prompt(task, purpose, name, folder, text)
     question = purpose.question
-    if judge_per == "document" or purpose.name not in _DIVISIBLE or question is None:
+    is_divisible = purpose.name in _DIVISIBLE
+    if judge_per == "document" or not is_divisible or question is None:
         return prompt
 
     divided = prompt.divide()
-    # Errors are raised now rather than at the first question.
+    # Each part is rendered once, so that an error is raised now rather than at the first question.
     rendered = question.render(_TOPIC, Document("0", "TEXT", "TITLE", "PRO"))
     for field_prompt in divided.field_prompts:
         field_prompt.render(topic=_TOPIC, document="TEXT", **rendered.variables)
@@ -190,24 +191,31 @@ def list_copyable_answers(prompt: Prompt) -> list[str]:
     if prompt.header.answer in ("objects", "best", "order"):
         return []
 
-    answer = prompt.answer_for(Topic("", ""), 1)
+    answer_model = prompt.answer_for(Topic("", ""), 1)
+    examples_name = examples_path(prompt.path).name
     text = "\n".join((prompt.files.text, *prompt.files.texts.values()))
-    # Without repetitions.
-    values = list(dict.fromkeys(_find_json(text)))
-    return [
-        f"{prompt.path}: the text shows {value}, a complete answer, which small models copy; name the parts instead, "
-        f"as the project's prompts do, or give examples in {examples_path(prompt.path).name}"
-        for value in values
-        if _is_answer(value, answer, prompt.header.form)
-    ]
+
+    warnings: list[str] = []
+    for value in _find_json(text):
+        if _is_answer(value, answer_model, prompt.header.form):
+            warnings.append(
+                f"{prompt.path}: the text shows {value}, a complete answer, which small models copy; name the parts "
+                f"instead, as the project's prompts do, or give examples in {examples_name}"
+            )
+    return warnings
 
 
-def _find_json(text: str) -> Iterator[str]:
-    """Yield the JSON objects and arrays in a text, also those within others."""
-    for start in re.finditer(r"[\[{]", text):
-        with suppress(json.JSONDecodeError):
-            _, end = _DECODER.raw_decode(text, start.start())
-            yield text[start.start() : end]
+def _find_json(text: str) -> list[str]:
+    """Return the different JSON objects and arrays in a text, also those within others."""
+    values: list[str] = []
+    for bracket in re.finditer(r"[\[{]", text):
+        start = bracket.start()
+        try:
+            _, end = _DECODER.raw_decode(text, start)
+        except json.JSONDecodeError:
+            continue
+        values.append(text[start:end])
+    return list(dict.fromkeys(values))
 
 
 def _is_answer(text: str, model: type[AnswerModel], form: AnswerForm) -> bool:
@@ -254,16 +262,19 @@ def build_best_answer(documents: int) -> type[AnswerModel]:
 def build_order_answer(documents: int) -> type[AnswerModel]:
     """Build the answer model that orders `documents` documents, each label once: `C > A > B`."""
     labels = LABELS[:documents]
-    if documents <= _MAX_IN_SCHEMA:
-        pattern = _match_permutations(labels)
-    else:
-        label = f"[A-{labels[-1]}]"
-        pattern = f"{label}(?:{ORDER_SEPARATOR}{label}){{{documents - 1}}}"
-
+    pattern = f"^{_match_orders(labels)}$"
     # Runs before the pattern, whose error could not name the wrong labels.
-    complete = BeforeValidator(partial(_require_each_label, labels))
-    text: Any = Annotated[str, complete, Field(pattern=f"^{pattern}$")]
-    return create_model("Order", __base__=AnswerModel, order=(text, ...))
+    check_labels = BeforeValidator(partial(_require_each_label, labels))
+    order_type: Any = Annotated[str, check_labels, Field(pattern=pattern)]
+    return create_model("Order", __base__=AnswerModel, order=(order_type, ...))
+
+
+def _match_orders(labels: str) -> str:
+    """Return a regular expression of the orders of labels: of many labels, also with repetitions."""
+    if len(labels) <= _MAX_IN_SCHEMA:
+        return _match_permutations(labels)
+    label = f"[A-{labels[-1]}]"
+    return f"{label}(?:{ORDER_SEPARATOR}{label}){{{len(labels) - 1}}}"
 
 
 def _require_each_label(labels: str, order: object) -> object:
@@ -276,23 +287,24 @@ def _require_each_label(labels: str, order: object) -> object:
         return order
 
     counts = Counter(order.split(ORDER_SEPARATOR))
-    labels_by_problem = {
-        "repeated": [label for label, count in counts.items() if count > 1],
-        "missing": set(labels) - set(counts),
-        "unknown": set(counts) - set(labels),
-    }
-    problems = [
-        f"{', '.join(sorted(wrong))} {problem}"
-        for problem, wrong in labels_by_problem.items()
-        if wrong
-    ]
+    repeated = [label for label, count in counts.items() if count > 1]
+    missing = set(labels) - set(counts)
+    unknown = set(counts) - set(labels)
+
+    problems: list[str] = []
+    if repeated:
+        problems.append(f"{', '.join(sorted(repeated))} repeated")
+    if missing:
+        problems.append(f"{', '.join(sorted(missing))} missing")
+    if unknown:
+        problems.append(f"{', '.join(sorted(unknown))} unknown")
     if problems:
         raise ValueError("; ".join(problems))
     return order
 
 
 def _match_permutations(labels: str) -> str:
-    """Return the regular expression of all orders of labels."""
+    """Return the regular expression of all orders of labels: `(?:A > B|B > A)` of A and B."""
     if len(labels) == 1:
         return labels
 
@@ -370,24 +382,34 @@ def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEnt
 def find_prompts(tasks: Iterable[Task], folder: Path | None = None) -> list[CatalogEntry]:
     """Return the entries of tasks by name; templates of `folder` replace the project's own.
 
-    A file without front matter that another file names is a part of that template, not a prompt.
-
     Raises:
         UsageError: The folder has no template of these tasks.
     """
     entries: list[CatalogEntry] = []
     for task in tasks:
-        own_names = set() if folder is None else set(_list_prompts(folder / task.name))
-        # A folder without a template of this task is no error if it has one of another task.
-        task_folder = folder if own_names else None
-        names = own_names | _list_task_prompts(task)
-        entries += [find_prompt(task, name, task_folder) for name in sorted(names)]
+        entries += _find_task_prompts(task, folder)
+    if folder is None:
+        return entries
 
-    if folder is not None and not any(entry.path.is_relative_to(folder) for entry in entries):
+    has_template = any(entry.path.is_relative_to(folder) for entry in entries)
+    if not has_template:
         raise UsageError(
             f"{folder}: no template found; put them in folders of tasks, as {task.name}/judge.jinja"
         )
     return entries
+
+
+def _find_task_prompts(task: Task, folder: Path | None) -> list[CatalogEntry]:
+    """Return the entries of a task by name; templates of `folder` replace the task's own."""
+    task_names = _list_task_prompts(task)
+    folder_names: list[str] = []
+    if folder is not None:
+        folder_names = _list_prompts(folder / task.name)
+
+    # The folder may have templates of other tasks alone.
+    used_folder = folder if folder_names else None
+    names = task_names.union(folder_names)
+    return [find_prompt(task, name, used_folder) for name in sorted(names)]
 
 
 def _list_task_prompts(task: Task) -> set[str]:
@@ -404,9 +426,6 @@ def load_named(
 ) -> LoadedPrompt:
     """Load the prompt with a name or path, divided as by `load`.
 
-    A prompt named like a purpose, such as `judge`, has that purpose; the others name theirs as
-    `answer` in their front matter.
-
     Args:
         task: Task of the prompt.
         name: Name of the prompt, or the path of its template, which ends in `.jinja`.
@@ -417,48 +436,80 @@ def load_named(
         PromptError: The prompt is invalid, or the task lacks its purpose.
         UsageError: The folder has no template of the task, or the prompt cannot be divided.
     """
-    purposes = purposes_of(task)
-    if folder is not None and not name.endswith(".jinja"):
-        templates = {path.stem for path in (folder / task.name).glob("*.jinja")}
-        check_overlay(folder, task.name, templates or purposes)
+    is_path = name.endswith(".jinja")
+    if folder is not None and not is_path:
+        _check_folder(folder, task)
 
-    source = read_template(task, name, folder)
-    purpose_name = name if name in purposes else source.header.answer
-    if purpose_name not in purposes:
-        raise PromptError(
-            f"{source.path}: front matter: {task.name} has no answer {purpose_name!r:.40}; "
-            f"name one of {', '.join(purposes)}"
-        )
-
-    purpose = purposes[purpose_name]
+    purpose = _find_purpose(task, name, folder)
     prompt = load(task, purpose, name, folder, judge_per=judge_per)
     return LoadedPrompt(purpose, prompt)
 
 
+def _check_folder(folder: Path, task: Task) -> None:
+    """Raise UsageError if a folder has no template of a task, or examples without a template."""
+    templates = {path.stem for path in (folder / task.name).glob("*.jinja")}
+    check_overlay(folder, task.name, templates or purposes_of(task))
+
+
+def _find_purpose(task: Task, name: str, folder: Path | None) -> Purpose:
+    """Return the purpose of a prompt.
+
+    A prompt named like a purpose, such as `judge`, has that purpose; the others name theirs as
+    `answer` in their front matter.
+
+    Raises:
+        PromptError: The template is invalid, or the task lacks the purpose.
+    """
+    purposes = purposes_of(task)
+    source = read_template(task, name, folder)
+    if name in purposes:
+        return purposes[name]
+
+    answer = source.header.answer
+    if answer not in purposes:
+        raise PromptError(
+            f"{source.path}: front matter: {task.name} has no answer {answer!r:.40}; "
+            f"name one of {', '.join(purposes)}"
+        )
+    return purposes[answer]
+
+
 def list_files(template: Path) -> set[Path]:
-    """Return the files of a template, even if it does not load; some of them may not exist."""
+    """Return a template and the files that it refers to, directly or not, and its examples.
+
+    It need not load, and some of the files may not exist.
+    """
     files: set[Path] = set()
     waiting = [template]
     while waiting:
         path = waiting.pop()
-        if path not in files:
-            files.add(path)
-            waiting += [template.parent / name for name in _find_references(path)]
+        if path in files:
+            continue
+        files.add(path)
+        for name in _find_references(path):
+            waiting.append(template.parent / name)
+
     files.add(examples_path(template))
     return files
 
 
-def _list_prompts(folder: Path) -> Iterator[str]:
-    """Yield the names of the prompts in a folder, without the parts of other templates."""
+def _list_prompts(folder: Path) -> list[str]:
+    """Return the names of the prompts in a folder.
+
+    A file without front matter that another file refers to is a part of that template, not a
+    prompt.
+    """
     files = sorted(folder.glob("*.jinja"))
     referenced: set[Path] = set()
     for file in files:
         referenced.update(folder / name for name in _find_references(file))
 
+    names: list[str] = []
     for file in files:
         has_front_matter = HEADER.match(_read_text_or_empty(file)) is not None
         if has_front_matter or file not in referenced:
-            yield file.stem
+            names.append(file.stem)
+    return names
 
 
 def _find_references(path: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     """
 
     def __init__(self, finalize: Callable[[Any], str]) -> None:
+        """Take the function that returns the text to insert for a value."""
         super().__init__(
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=finalize
         )
@@ -125,14 +127,18 @@ class _File:
 
     @property
     def assigned(self) -> set[str]:
-        """All names that the file assigns anywhere."""
-        names = {node.name for node in self.tree.find_all(nodes.Name) if node.ctx != "load"}
-        names.update(node.name for node in self.tree.find_all(nodes.Macro))
-        names.update(node.target for node in self.tree.find_all(nodes.Import))
-        for node in self.tree.find_all(nodes.FromImport):
-            for name in node.names:
-                # A pair if the name is imported under another one.
-                names.add(name if isinstance(name, str) else name[1])
+        """All names that the file assigns, defines or imports anywhere."""
+        names: set[str] = set()
+        for name in self.tree.find_all(nodes.Name):
+            is_assigned = name.ctx != "load"
+            if is_assigned:
+                names.add(name.name)
+        for macro in self.tree.find_all(nodes.Macro):
+            names.add(macro.name)
+        for module in self.tree.find_all(nodes.Import):
+            names.add(module.target)
+        for macros in self.tree.find_all(nodes.FromImport):
+            names.update(_list_imported_names(macros))
         return names
 
 
@@ -160,64 +166,77 @@ class TemplateFiles:
             PromptError: A file is invalid; names the file and the line.
         """
         self._path = path
-        self._files: dict[str, _File] = {}
         self._environment = _Sandbox(finalize)
-        self._load(path.name, path, text, ())
+        self._files: dict[str, _File] = {}
+        self._load(path.name, path, text, referrers=())
         self._chain = self._list_chain()
-        self._check_blocks()
+
+        self._check_roles()
+        self._check_unsent_text()
         for file in self._files.values():
             _check_chat_control(file)
-        self.used = self._check_names(set(variables))
+
         self.text = text
         self.texts = {name: file.text for name, file in self._files.items() if name != path.name}
+        self.used = self._find_used_variables(set(variables))
+        # References can only lead to the checked files when the template is rendered.
         self._environment.loader = _TemplateLoader(self._files)
 
     def render(self, role: str, variables: Mapping[str, Any]) -> str:
-        """Render the block `role`; errors of the template are raised as Jinja raises them."""
-        context = self._chain[0].template.new_context(dict(variables))
-        for file in self._chain[1:]:
-            for name, block in file.template.blocks.items():
-                context.blocks.setdefault(name, []).append(block)
-        render_block = context.blocks[role][0]
-        return self._environment.concat(render_block(context))
+        """Render the block `role`; errors of the template are raised as Jinja raises them.
 
-    def place(self, error: BaseException) -> str:
+        Of the blocks with one name, that of the template itself is rendered. With `super()` it may
+        insert the next one: that of the file that the template extends.
+        """
+        template, *bases = self._chain
+        context = template.template.new_context(dict(variables))
+        for base in bases:
+            for name, render_block in base.template.blocks.items():
+                context.blocks.setdefault(name, []).append(render_block)
+
+        render_role = context.blocks[role][0]
+        return self._environment.concat(render_role(context))
+
+    def find_place(self, error: BaseException) -> str:
         """Return the place where a rendering error arose: `line 7: `, `macros.jinja:7: ` or an empty text."""
         file_by_path = {str(file.path): file for file in self._files.values()}
         place = ""
-        trace = error.__traceback__
-        # The last place in one of the files is the innermost.
-        while trace is not None:
-            file = file_by_path.get(trace.tb_frame.f_code.co_filename)
-            if file is not None:
-                line = file.template.get_corresponding_lineno(trace.tb_lineno)
-                is_own = file.path == self._path
-                place = f"line {line}: " if is_own else f"{file.path}:{line}: "
-            trace = trace.tb_next
+        for frame, code_line in traceback.walk_tb(error.__traceback__):
+            file = file_by_path.get(frame.f_code.co_filename)
+            if file is None:
+                continue
+            # Later frames are further inside, so that the last place is the most precise.
+            line = file.template.get_corresponding_lineno(code_line)
+            is_template = file.path == self._path
+            place = f"line {line}: " if is_template else f"{file.path}:{line}: "
         return place
 
-    def _load(self, name: str, path: Path, text: str, inside: tuple[str, ...]) -> None:
-        """Parse and compile a file and its references.
+    def _load(self, name: str, path: Path, text: str, referrers: tuple[str, ...]) -> None:
+        """Parse and compile a file, and the files that it references.
 
         Args:
             name: Name of the file in the folder of the template.
             path: Its path.
             text: Its text.
-            inside: Names of the files that reference this one.
+            referrers: Names of the files through which the template references this one.
 
         Raises:
             PromptError: A file is invalid, or includes itself.
         """
         file = self._parse(name, path, text)
         self._files[name] = file
+
+        open_files = (*referrers, name)
         for node in file.references:
             location = f"{path}:{node.lineno}"
             reference = _get_name(node)
-            if reference in (*inside, name):
+            if reference in open_files:
                 raise PromptError(f"{location}: {reference} would include itself")
-            if reference not in self._files:
-                target = resolve_reference(self._path.parent, reference, location)
-                self._load(reference, target, read_text(target), (*inside, name))
+            if reference in self._files:
+                continue
+
+            target = resolve_reference(self._path.parent, reference, location)
+            self._load(reference, target, read_text(target), open_files)
 
     def _parse(self, name: str, path: Path, text: str) -> _File:
         """Parse and compile a file.
@@ -228,55 +247,55 @@ class TemplateFiles:
         environment = self._environment
         try:
             tree = environment.parse(_blank_front_matter(text), name, str(path))
-            _BlockFinalizer().visit(tree)
-            tree.set_environment(environment)
             references = _list_references(tree, path)
-            # In Jinja, definitions apply only outside the blocks, which is not sent.
-            definitions = [node for node in tree.body if isinstance(node, _DEFINITIONS)]
-            for block in list(tree.find_all(nodes.Block)):
-                block.body[:0] = definitions
+            # All text that the file inserts is made safe, also that of its filters and calls.
+            _BlockFinalizer().visit(tree)
+            _copy_definitions(tree)
+            tree.set_environment(environment)
             code = environment.compile(tree, name, str(path))
         except TemplateSyntaxError as error:
             raise PromptError(f"{path}:{error.lineno}: {error.message}") from error
 
         # A plain dictionary, since each rendering copies it and iterating over Jinja's own mapping
         # is far slower.
-        template = Template.from_code(environment, code, dict(environment.globals))
+        variables = dict(environment.globals)
+        template = Template.from_code(environment, code, variables)
         return _File(path, text, tree, template, references)
 
     def _list_chain(self) -> list[_File]:
         """Return the template, the file that it extends, the file that this one extends, and so on."""
-        chain = [self._files[self._path.name]]
-        parent = chain[0].parent
-        while parent is not None:
-            chain.append(self._files[parent])
-            parent = chain[-1].parent
+        file = self._files[self._path.name]
+        chain = [file]
+        while file.parent is not None:
+            file = self._files[file.parent]
+            chain.append(file)
         return chain
 
-    def _check_blocks(self) -> None:
-        """Check that each role has a block, and that no text stands outside the blocks that are sent.
+    def _check_roles(self) -> None:
+        """Raise PromptError unless a block of the template, or of what it extends, has each role."""
+        blocks: set[str] = set()
+        for file in self._chain:
+            blocks |= file.blocks
 
-        Raises:
-            PromptError: A block is missing, or a file has text that would not be sent.
-        """
-        blocks = set[str]().union(*(file.blocks for file in self._chain))
         missing = sorted(set(ROLES) - blocks)
         if missing:
             raise PromptError(
                 f"{self._path}: no block named {' nor '.join(missing)}; a prompt needs `system` and `user`"
             )
 
-        sent = set(ROLES)
+    def _check_unsent_text(self) -> None:
+        """Raise PromptError if a file has text that would not be sent, outside the blocks that are."""
+        sent_blocks = set(ROLES)
         for file in reversed(self._chain):
             for node in file.tree.body:
-                if not _is_sent(node, sent):
+                if not _is_sent(node, sent_blocks):
                     raise PromptError(
                         f"{file.path}:{node.lineno}: only the blocks `system` and `user` are sent; move this into one"
                     )
             # A template may override blocks that are nested in the blocks of its base.
-            sent |= file.blocks
+            sent_blocks |= file.blocks
 
-    def _check_names(self, variables: set[str]) -> set[str]:
+    def _find_used_variables(self, variables: set[str]) -> set[str]:
         """Return the variables that the files use.
 
         Args:
@@ -285,18 +304,22 @@ class TemplateFiles:
         Raises:
             PromptError: A file uses an undefined name.
         """
+        assigned: set[str] = set()
+        for file in self._files.values():
+            assigned |= file.assigned
+
         used: set[str] = set()
-        # Included files see what the others assign.
-        assigned = set[str]().union(*(file.assigned for file in self._files.values()))
         for file in self._files.values():
             names = meta.find_undeclared_variables(file.tree)
-            unknown = names - variables
-            if file not in self._chain:
-                unknown -= assigned
-            if unknown:
+            undefined = names - variables
+            is_included = file not in self._chain
+            if is_included:
+                # It also sees what the files that include it assign.
+                undefined -= assigned
+            if undefined:
                 known = ", ".join(sorted(variables))
                 raise PromptError(
-                    f"{file.path}: undefined variable {min(unknown)!r}; the template may use {known}"
+                    f"{file.path}: undefined variable {min(undefined)!r}; the template may use {known}"
                 )
             used |= names & variables
         return used
@@ -329,7 +352,8 @@ def resolve_reference(folder: Path, name: str, where: str) -> Path:
         PromptError: The file is outside the folder, or missing.
     """
     path = folder / name
-    if not name.isprintable() or not path.resolve().is_relative_to(folder.resolve()):
+    is_inside = path.resolve().is_relative_to(folder.resolve())
+    if not name.isprintable() or not is_inside:
         raise PromptError(
             f'{where}: {name!r:.80}: must be the path of a file within {folder}, as "base.jinja"'
         )
@@ -359,6 +383,7 @@ def _list_references(tree: nodes.Template, path: Path) -> tuple[_Reference, ...]
     for node in tree.find_all(nodes.Stmt):
         if not isinstance(node, _Reference):
             continue
+
         name = node.template
         if not isinstance(name, nodes.Const) or not isinstance(name.value, str):
             raise PromptError(
@@ -366,6 +391,29 @@ def _list_references(tree: nodes.Template, path: Path) -> tuple[_Reference, ...]
             )
         references.append(node)
     return tuple(references)
+
+
+def _list_imported_names(node: nodes.FromImport) -> list[str]:
+    """Return the names under which a node imports macros of another file."""
+    names: list[str] = []
+    for name in node.names:
+        if isinstance(name, str):
+            names.append(name)
+        else:
+            # `macro as alias`.
+            _, alias = name
+            names.append(alias)
+    return names
+
+
+def _copy_definitions(tree: nodes.Template) -> None:
+    """Copy the imports and macros of a file into its blocks.
+
+    In Jinja, they apply only outside the blocks, which is not sent.
+    """
+    definitions = [node for node in tree.body if isinstance(node, _DEFINITIONS)]
+    for block in list(tree.find_all(nodes.Block)):
+        block.body = [*definitions, *block.body]
 
 
 def _get_name(node: _Reference) -> str:

@@ -41,10 +41,15 @@ _SCORE_OF_UNJUDGED = -2.0
 
 
 def list_balance_scores(judged: JudgedRanking) -> dict[str, float]:
-    """Return the score by which `balance` compares each document."""
+    """Return the score by which `balance` compares each document of a topic.
+
+    Documents without a grade of their own have fixed scores below those of the judged ones.
+    """
     scores = {document.document_id: document.score for document in judged.judged}
-    scores |= dict.fromkeys(judged.inherited, _SCORE_OF_INHERITED)
-    scores |= dict.fromkeys(judged.unjudged, _SCORE_OF_UNJUDGED)
+    for document_id in judged.inherited:
+        scores[document_id] = _SCORE_OF_INHERITED
+    for document_id in judged.unjudged:
+        scores[document_id] = _SCORE_OF_UNJUDGED
     return scores
 
 
@@ -64,32 +69,28 @@ def balance(
         documents: Documents, best first.
         scores: Score of each document, see `list_balance_scores`.
         stances: Stance of each document.
-        sides: Stances that take a side.
+        sides: Stances that take a side, as PRO and CON.
         settings: Limits on the rise of a document.
     """
-    left = [
-        _Contender(
+    waiting: list[_Contender] = []
+    for place, document in enumerate(documents):
+        contender = _Contender(
             document_id=document,
             place=place,
             score=scores[document],
             stance=stances[document],
         )
-        for place, document in enumerate(documents)
-    ]
+        waiting.append(contender)
 
-    last_side: str | None = None
+    # Until a side is taken, the documents stay where they are.
+    wanted_sides: list[str] = []
     balanced: list[str] = []
     for place in range(len(documents)):
-        if last_side is None:
-            chosen = left[0]
-        else:
-            other_sides = [side for side in sides if side != last_side]
-            chosen = _choose(left, place, other_sides, settings)
-
-        left.remove(chosen)
+        chosen = _choose(waiting, place, wanted_sides, settings)
+        waiting.remove(chosen)
         balanced.append(chosen.document_id)
         if chosen.stance in sides:
-            last_side = chosen.stance
+            wanted_sides = [side for side in sides if side != chosen.stance]
     return balanced
 
 
@@ -116,21 +117,27 @@ def _choose(
 ) -> _Contender:
     """Return the first contender with a wanted side that may rise to a place, or else the next one.
 
+    A contender may rise a limited number of places, and only if its score is close to those of all
+    the contenders that it passes.
+
     Args:
         contenders: Documents without a place, in the order of the given ranking.
         place: Place to fill, from 0.
         wanted_sides: Sides of which one is wanted.
         settings: Limits on the rise of a document.
     """
-    best_passed = contenders[0].score
+    next_contender = contenders[0]
+    best_passed_score = next_contender.score
     for contender in contenders:
-        if contender.place - place > settings.places:
+        rise = contender.place - place
+        if rise > settings.places:
             break
-        is_close = contender.score >= best_passed - settings.margin
+
+        is_close = contender.score >= best_passed_score - settings.margin
         if is_close and contender.stance in wanted_sides:
             return contender
-        best_passed = max(best_passed, contender.score)
-    return contenders[0]
+        best_passed_score = max(best_passed_score, contender.score)
+    return next_contender
 
 
 register(

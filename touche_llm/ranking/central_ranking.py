@@ -10,23 +10,30 @@ Above = Mapping[str, Mapping[str, int]]
 
 
 def find_central_ranking(rankings: Sequence[Sequence[str]]) -> list[str]:
-    """Find a ranking of low total Kendall distance to the given rankings of the same documents.
+    """Find a ranking that disagrees with the given rankings of the same documents on few pairs.
 
-    Starting from the mean ranks (Borda) and from each of the rankings, single documents are moved
-    as long as that lowers the number of pairs on which the rankings disagree with the result. The
-    best of these local optima of Kemeny's criterion is returned, since the global optimum is
-    NP-hard to find. None of the given rankings has a lower total distance, so the distance is at
-    most twice the minimum.
+    The best such ranking (Kemeny) is NP-hard to find. So several orders are improved by moves of
+    single documents, and the best result is returned: the mean ranks (Borda) and each of the given
+    rankings. As none of these is better, it has at most twice the fewest disagreements.
     """
     above = _count_above(rankings)
-    borda = sorted(rankings[0], key=lambda document: -sum(above[document].values()))
+    starts = [_rank_by_mean_rank(rankings[0], above), *rankings]
+    improved = [_find_local_optimum(start, above) for start in starts]
+    return min(improved, key=lambda order: _count_disagreements(order, above))
 
-    optima = [_find_local_optimum(start, above) for start in (borda, *rankings)]
-    return min(optima, key=lambda order: _count_disagreements(order, above))
+
+def _rank_by_mean_rank(documents: Sequence[str], above: Above) -> list[str]:
+    """Rank documents by their mean ranks, equal ones in the given order."""
+    # The more often a document is above others, the better is its mean rank.
+    return sorted(documents, key=lambda document: -sum(above[document].values()))
 
 
 def _count_above(rankings: Sequence[Sequence[str]]) -> Above:
-    """Count in how many rankings each document is above each other one."""
+    """Count for each pair of documents how many rankings have the first above the second.
+
+    Returns:
+        Counts by first and second document.
+    """
     documents = rankings[0]
     above = {document: dict.fromkeys(documents, 0) for document in documents}
     for ranking in rankings:
@@ -41,15 +48,15 @@ def _count_disagreements(order: Sequence[str], above: Above) -> int:
 
 
 def _find_local_optimum(start: Sequence[str], above: Above) -> list[str]:
-    """Move single documents of an order as long as that lowers its disagreements."""
+    """Move single documents of an order until no such move lowers its disagreements."""
     order = list(start)
-    has_moved = True
-    while has_moved:
-        before = list(order)
-        for document in before:
-            order = _move_to_best_place(document, order, above)
-        has_moved = order != before
-    return order
+    while True:
+        improved = order
+        for document in order:
+            improved = _move_to_best_place(document, improved, above)
+        if improved == order:
+            return order
+        order = improved
 
 
 def _move_to_best_place(document: str, order: Sequence[str], above: Above) -> list[str]:
@@ -61,18 +68,33 @@ def _move_to_best_place(document: str, order: Sequence[str], above: Above) -> li
     others = [other for other in order if other != document]
     disagreements = _count_disagreements_by_place(document, others, above)
 
-    best_place = disagreements.index(min(disagreements))
-    if disagreements[best_place] == disagreements[place]:
+    fewest = min(disagreements)
+    if disagreements[place] == fewest:
         return list(order)
+    best_place = disagreements.index(fewest)
     return [*others[:best_place], document, *others[best_place:]]
 
 
 def _count_disagreements_by_place(document: str, others: Sequence[str], above: Above) -> list[int]:
-    """Count the disagreements of a document with the others, for each place among them."""
-    # At the first place, each ranking that has another document above disagrees.
+    """Count the disagreements of rankings with an order, for each place of a document in it.
+
+    Only the pairs of the document with another one are counted.
+
+    Args:
+        document: Document to place among the others.
+        others: The other documents, in their order.
+        above: For each two documents, how many rankings have the first above the second.
+
+    Returns:
+        Numbers for the places from above all others to below them.
+    """
+    # Above all others, each ranking that has one of them above the document disagrees.
     count = sum(above[other][document] for other in others)
     counts = [count]
-    for passed in others:
-        count += above[document][passed] - above[passed][document]
+    for other in others:
+        # At the next place, the other one is above the document.
+        agreeing = above[other][document]
+        disagreeing = above[document][other]
+        count += disagreeing - agreeing
         counts.append(count)
     return counts

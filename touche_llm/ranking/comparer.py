@@ -29,7 +29,7 @@ from touche_llm.llm.answer_schema import AnswerModel
 from touche_llm.llm.client import UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Origin, Request, place_system_message
-from touche_llm.llm.truncation import CUT_MARK, TruncatedDocument
+from touche_llm.llm.truncation import CUT_MARK, TruncatedDocument, get_complete_text
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (
     LABELS,
@@ -46,8 +46,8 @@ from touche_llm.tasks.questions import Question
 MAX_CHOICES = 20
 # Additional tokens of an order for each document: a label, a separator, white space.
 _TOKENS_PER_LABEL = 8
-# In tokens.
-_MIN_SHARE = 16
+# Fewest tokens of a document that are worth a comparison.
+_MIN_TOKENS = 16
 # Tokens by which a document within a prompt may differ from the document alone, where it meets
 # adjacent text.
 _SEAM = 2
@@ -99,7 +99,10 @@ class _Measurements(Generic[KeyT, MeasuredT]):
     async def get(
         self, key: KeyT, measure: Callable[[], Awaitable[MeasuredT | UnansweredRequest]]
     ) -> MeasuredT | UnansweredRequest:
-        """Return the measurement of a key, made by `measure` unless it is known."""
+        """Return the measurement of a key, made by `measure` unless it is known.
+
+        Concurrent calls for one key wait for the first of them; a failed one is not kept.
+        """
         async with self._locks[key]:
             if key in self._known:
                 return self._known[key]
@@ -146,9 +149,11 @@ class Comparer:
     _locks: defaultdict[Comparands, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
-    # Tokens for each document, by kind of comparison and number of documents.
-    _shares: _Measurements[tuple[ComparisonKind, int], int] = field(default_factory=_Measurements)
-    # Documents as shown, by id and number of tokens.
+    # Maximum number of tokens of a document, by kind of comparison and number of documents.
+    _max_tokens: _Measurements[tuple[ComparisonKind, int], int] = field(
+        default_factory=_Measurements
+    )
+    # Documents as shown, by id and maximum number of tokens.
     _shown_documents: _Measurements[tuple[str, int], TruncatedDocument] = field(
         default_factory=_Measurements
     )
@@ -197,14 +202,15 @@ class Comparer:
         if both_orders:
             orders.append(tuple(reversed(documents)))
 
-        answers = await self.run_all(self._estimate_best, orders)
-        usable = [answer for answer in answers if answer is not None]
-        if len(usable) < len(orders):
-            return None
+        estimates: list[Mapping[str, float]] = []
+        for estimate in await self.run_all(self._estimate_best, orders):
+            if estimate is None:
+                return None
+            estimates.append(estimate)
 
         means: dict[str, float] = {}
         for document in documents:
-            means[document] = sum(answer[document] for answer in usable) / len(usable)
+            means[document] = sum(estimate[document] for estimate in estimates) / len(estimates)
         return means
 
     async def choose_best(
@@ -229,51 +235,64 @@ class Comparer:
         return None if comparison is None else comparison.order
 
     async def _estimate_best(self, documents: tuple[str, ...]) -> dict[str, float] | None:
-        """Estimate the probability of each document to be the best, from one order of them."""
+        """Estimate the probability of each document to be the best, shown in one order.
+
+        None without an answer.
+        """
         comparison = await self._compare(Comparands("best", documents))
         if comparison is None or comparison.best is None:
             return None
 
-        by_label = comparison.best.shares
+        probability_by_label = comparison.best.shares
         probabilities: dict[str, float] = {}
         for label, document in zip(LABELS, documents, strict=False):
-            probabilities[document] = by_label.get(label, 0.0)
+            probabilities[document] = probability_by_label.get(label, 0.0)
         return probabilities
 
     async def _compare(self, comparands: Comparands) -> Comparison | None:
-        """Return a comparison, which is requested unless it has a result or failed before."""
+        """Compare documents, once for each order of them; return None if that fails or failed."""
+        # Callers that want the same comparison wait for the first one.
         async with self._locks[comparands]:
-            is_known = comparands in self._results or comparands in self.unanswered
-            if not is_known:
-                async with self.slots:
-                    result = await self._request_comparison(comparands)
-                self._record(comparands, result)
-        return self._results.get(comparands)
+            if comparands in self._results:
+                return self._results[comparands]
+            if comparands in self.unanswered:
+                return None
 
-    def _record(self, comparands: Comparands, result: Comparison | UnansweredRequest) -> None:
-        """Record the result of a comparison, or its failure."""
-        if isinstance(result, Comparison):
+            async with self.slots:
+                result = await self._request_comparison(comparands)
+            if isinstance(result, UnansweredRequest):
+                self._record_failure(comparands, result)
+                return None
+
             self._results[comparands] = result
-            return
+            return result
 
+    def _record_failure(self, comparands: Comparands, unanswered: UnansweredRequest) -> None:
+        """Record that a comparison has no answer, so that it is not requested again."""
         self.unanswered.add(comparands)
-        prompt = self.prompts[comparands.kind]
-        failure = make_failure(self.topic, comparands.joined_ids, prompt, result)
+        failure = make_failure(
+            self.topic,
+            comparands.joined_ids,
+            self.prompts[comparands.kind],
+            unanswered,
+        )
         if failure is not None:
             self._failures[comparands] = failure
 
     async def _request_comparison(self, comparands: Comparands) -> Comparison | UnansweredRequest:
-        """Request a comparison and read its answer."""
+        """Request a comparison and read the best document, or the order, from its answer."""
         reply = await self.request_answer(comparands)
-        if isinstance(reply.result, UnansweredRequest):
-            return reply.result
+        answered = reply.result
+        if isinstance(answered, UnansweredRequest):
+            return answered
 
         best: Reading | None = None
         order: list[str] | None = None
         if comparands.kind == "best":
-            best = self._read_best(reply.result, comparands)
+            best = self._read_best(answered, comparands)
         else:
-            order = _read_order(reply.result, comparands)
+            order = _read_order(answered, comparands.documents)
+
         return Comparison(
             topic_id=self.topic.id,
             step=self.step,
@@ -282,8 +301,8 @@ class Comparer:
             order=order,
             cut=reply.cut,
             prompt=self.prompts[comparands.kind].label,
-            key=reply.result.key,
-            sample=reply.result.sample,
+            key=answered.key,
+            sample=answered.sample,
         )
 
     def _read_best(self, answered: AnsweredRequest[AnswerModel], comparands: Comparands) -> Reading:
@@ -294,15 +313,19 @@ class Comparer:
         return answered.readings["best"]
 
     async def request_answer(self, comparands: Comparands) -> ComparisonReply:
-        """Request the answer to a comparison, whose documents are cut to equal shares if they must be."""
+        """Request the answer to a comparison.
+
+        Documents that are too long for the context together are truncated to equal lengths. Lengths
+        are counted by the engine, so this can fail before the comparison itself is sent.
+        """
         cut: dict[str, Cut] = {}
-        share = await self._find_share(comparands.kind, len(comparands.documents))
-        if isinstance(share, UnansweredRequest):
-            return ComparisonReply(share, cut)
+        max_tokens = await self._find_max_tokens(comparands.kind, len(comparands.documents))
+        if isinstance(max_tokens, UnansweredRequest):
+            return ComparisonReply(max_tokens, cut)
 
         texts: list[str] = []
         for document_id in comparands.documents:
-            shown = await self._find_shown_document(comparands.kind, document_id, share)
+            shown = await self._find_shown_document(comparands.kind, document_id, max_tokens)
             if isinstance(shown, UnansweredRequest):
                 return ComparisonReply(shown, cut)
 
@@ -318,25 +341,26 @@ class Comparer:
     def _build_request(
         self, kind: ComparisonKind, texts: Sequence[str], joined_ids: str | None
     ) -> Request:
-        """Build the request of a comparison.
+        """Build the request of a comparison, which shows each document with a label: A, B, C.
 
         Args:
             kind: Kind of the comparison.
             texts: Texts of the documents, in the order in which the prompt shows them.
             joined_ids: Ids of the documents; None if the request is only measured.
         """
-        documents = [
-            LabelledDocument(label, text) for label, text in zip(LABELS, texts, strict=False)
-        ]
-        variables = self.question.topic_variables(self.topic)
-        return self._adapt_builder(kind, len(texts)).build(
-            self.prompts[kind],
-            _build_answer_model(kind, len(texts)),
-            self.topic,
-            joined_ids,
+        documents: list[LabelledDocument] = []
+        for label, text in zip(LABELS, texts, strict=False):
+            documents.append(LabelledDocument(label, text))
+
+        builder = self._adapt_builder(kind, len(texts))
+        return builder.build(
+            prompt=self.prompts[kind],
+            answer=_build_answer_model(kind, len(texts)),
+            topic=self.topic,
+            document_id=joined_ids,
             documents=documents,
             aim=self._criterion,
-            **variables,
+            **self.question.topic_variables(self.topic),
         )
 
     @property
@@ -353,73 +377,73 @@ class Comparer:
             return builder
         return builder.add_max_tokens(_TOKENS_PER_LABEL * document_count)
 
-    async def _find_share(
+    async def _find_max_tokens(
         self, kind: ComparisonKind, document_count: int
     ) -> int | UnansweredRequest:
         """Return the maximum number of tokens for each document, measured once."""
-        measure = partial(self._measure_share, kind, document_count)
-        return await self._shares.get((kind, document_count), measure)
+        measure = partial(self._measure_max_tokens, kind, document_count)
+        return await self._max_tokens.get((kind, document_count), measure)
 
-    async def _measure_share(
+    async def _measure_max_tokens(
         self, kind: ComparisonKind, document_count: int
     ) -> int | UnansweredRequest:
         """Return the maximum number of tokens for each document.
+
+        It is the number of the settings, or less if so many documents do not fit in the context.
 
         Raises:
             PromptError: The prompt leaves too little room in the context.
         """
         model = self.requester.client
         without_texts = self._build_request(kind, [CUT_MARK] * document_count, None)
-        room = model.engine_info.context - without_texts.max_tokens
+        available_tokens = model.engine_info.context - without_texts.max_tokens
 
+        # The engine counts the exact number only if an upper bound might not fit.
         max_prompt_tokens = await model.bound_tokens(without_texts)
         if isinstance(max_prompt_tokens, UnansweredRequest):
             return max_prompt_tokens
-        if max_prompt_tokens + document_count * self.document_tokens <= room:
+        if max_prompt_tokens + document_count * self.document_tokens <= available_tokens:
             return self.document_tokens
 
         prompt_tokens = await model.count_tokens(without_texts)
         if isinstance(prompt_tokens, UnansweredRequest):
             return prompt_tokens
 
-        equal_share = (room - prompt_tokens) // document_count - _SEAM
-        share = min(self.document_tokens, equal_share)
-        if share < _MIN_SHARE:
+        equal_share = (available_tokens - prompt_tokens) // document_count - _SEAM
+        if equal_share < _MIN_TOKENS:
             raise PromptError(
                 f"prompt {without_texts.origin.prompt}, topic {self.topic.id}: the prompt needs {prompt_tokens} "
-                f"tokens without the documents, which leaves {max(share, 0)} for each of {document_count}; give a "
-                "longer context (`engine.context`, or serve the model with one), shorten the prompt, or let "
+                f"tokens without the documents, which leaves {max(equal_share, 0)} for each of {document_count}; give "
+                "a longer context (`engine.context`, or serve the model with one), shorten the prompt, or let "
                 f"{self.step} compare fewer at a time"
             )
-        return share
+        return min(self.document_tokens, equal_share)
 
     async def _find_shown_document(
-        self, kind: ComparisonKind, document_id: str, share: int
+        self, kind: ComparisonKind, document_id: str, max_tokens: int
     ) -> TruncatedDocument | UnansweredRequest:
-        """Return a document as shown with at most `share` tokens, truncated once."""
-        truncate = partial(self._truncate, self.prompts[kind], document_id, share)
-        return await self._shown_documents.get((document_id, share), truncate)
+        """Return a document truncated to at most `max_tokens` tokens, which is done once."""
+        truncate = partial(self._truncate, self.prompts[kind], document_id, max_tokens)
+        return await self._shown_documents.get((document_id, max_tokens), truncate)
 
     async def _truncate(
-        self, prompt: Prompt, document_id: str, share: int
+        self, prompt: Prompt, document_id: str, max_tokens: int
     ) -> TruncatedDocument | UnansweredRequest:
-        """Truncate a document to at most `share` tokens."""
+        """Truncate a document to at most `max_tokens` tokens, whatever the prompt around it is."""
         rendered = self.question.render(self.topic, self.documents.get(document_id))
-        content = sanitize_document(rendered)
-        if isinstance(content, str):
+        document = sanitize_document(rendered)
+        if isinstance(document, str):
             # Chat templates may strip a lone text, and so count fewer tokens.
-            content = content.strip()
-        whole_text = content if isinstance(content, str) else content.whole.text
+            document = document.strip()
 
         model = self.requester.client
-        build_request = partial(
-            self._build_document_request, origin=prompt.origin(self.topic.id, document_id)
-        )
+        origin = prompt.origin(self.topic.id, document_id)
+        build_request = partial(self._build_document_request, origin=origin)
         return await model.truncate_document(
-            build_request,
-            build_request(whole_text),
-            content,
-            model.engine_info.overhead + share,
+            build_request=build_request,
+            complete_request=build_request(get_complete_text(document)),
+            document=document,
+            room=model.engine_info.overhead + max_tokens,
         )
 
     def _build_document_request(self, text: str, origin: Origin) -> Request:
@@ -444,8 +468,9 @@ def _build_answer_model(kind: ComparisonKind, document_count: int) -> type[Answe
     return build_order_answer(document_count)
 
 
-def _read_order(answered: AnsweredRequest[AnswerModel], comparands: Comparands) -> list[str]:
-    """Return the documents in the order of an answer."""
+def _read_order(answered: AnsweredRequest[AnswerModel], documents: Sequence[str]) -> list[str]:
+    """Return the documents from best to worst, as an answer like `B > A > C` orders their labels."""
+    document_by_label = dict(zip(LABELS, documents, strict=False))
     order: str = answered.value.model_dump()["order"]
-    document_by_label = dict(zip(LABELS, comparands.documents, strict=False))
-    return [document_by_label[label] for label in order.split(ORDER_SEPARATOR)]
+    labels = order.split(ORDER_SEPARATOR)
+    return [document_by_label[label] for label in labels]

@@ -82,10 +82,13 @@ class CrossEncoderSettings(TemplateConfig, ScoringMethod):
     async def rerank(self, documents: list[str], score: ScoreDocuments) -> list[ScoredDocument]:
         """Rank documents by their scores, scaled to 0..1; equal ones keep their order."""
         scores = await score(documents)
-        ranking = rank_by_value(dict(zip(documents, scores, strict=True)))
+        score_by_document = dict(zip(documents, scores, strict=True))
+        ranking = rank_by_value(score_by_document)
+
+        scaled_scores = scale_scores(ranking)
         return [
             ScoredDocument(document.document_id, scaled)
-            for document, scaled in zip(ranking, scale_scores(ranking), strict=True)
+            for document, scaled in zip(ranking, scaled_scores, strict=True)
         ]
 
 
@@ -124,7 +127,7 @@ class DocumentScorer:
         return self.settings.render_query(sanitize(query))
 
     async def _build_request(self, document_id: str) -> Request:
-        """Build the text of a document in its template, truncated so that it fits after the query."""
+        """Build the request to score a document, truncated so that it fits after the query."""
         rendered = self.question.render(self.topic, self.documents.get(document_id))
         text = await self.client.fit(
             self._join_with_query,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -31,13 +32,11 @@ class WeightedRanking:
 
 
 def fuse(rankings: Sequence[WeightedRanking], formula: FusionFormula) -> list[ScoredDocument]:
-    """Fuse the rankings of one topic by the weighted mean of their documents' values, which are from 0 to 1.
+    """Fuse the rankings of one topic: a document's score is the weighted mean of its values.
 
-    With `rrf` (reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009), the value is 1/(k
-    + rank), divided by that of rank 1, whatever the scores. With `interpolation`, it is the score,
-    scaled to 0..1 within the ranking; 1 if all are equal. A document that a ranking lacks has the
-    value 0 there. Ties are broken by the rank in the first ranking that has the document, then by
-    which ranking that is.
+    The formula gives a document a value from 0 to 1 in each ranking, by its rank or its score
+    there. In a ranking that lacks the document, the value is 0. Ties are broken by the rank in the
+    first ranking that has the document, then by which ranking that is.
 
     Args:
         rankings: Rankings, of which at least one has a weight above 0.
@@ -45,24 +44,42 @@ def fuse(rankings: Sequence[WeightedRanking], formula: FusionFormula) -> list[Sc
     """
     # Dividing by the largest weight prevents overflow and underflow.
     largest_weight = max(weighted.weight for weighted in rankings)
-    shares = [weighted.weight / largest_weight for weighted in rankings]
+    weights = [weighted.weight / largest_weight for weighted in rankings]
+    total_weight = math.fsum(weights)
 
-    terms: dict[str, list[float]] = {}
-    first_places: dict[str, tuple[int, int]] = {}
-    for number, (weighted, share) in enumerate(zip(rankings, shares, strict=True)):
+    weighted_values: defaultdict[str, list[float]] = defaultdict(list)
+    for weighted, weight in zip(rankings, weights, strict=True):
         values = _list_values(weighted.ranking, formula)
-        for rank, (scored, value) in enumerate(zip(weighted.ranking, values, strict=True), start=1):
-            terms.setdefault(scored.document_id, []).append(share * value)
-            first_places.setdefault(scored.document_id, (rank, number))
+        for scored, value in zip(weighted.ranking, values, strict=True):
+            weighted_values[scored.document_id].append(weight * value)
 
-    # fsum is exact, so ties of the formula are ties here, whatever the order of the rankings.
-    total = math.fsum(shares)
-    fused = [ScoredDocument(document, math.fsum(terms[document]) / total) for document in terms]
-    return sorted(fused, key=lambda scored: (-scored.score, first_places[scored.document_id]))
+    fused: list[ScoredDocument] = []
+    for document_id, terms in weighted_values.items():
+        # fsum is exact, so ties of the formula are ties here, whatever the order of the rankings.
+        score = math.fsum(terms) / total_weight
+        fused.append(ScoredDocument(document_id, score))
+
+    # Documents with equal scores and ranks stay in the order of the rankings that have them first.
+    first_ranks = _find_first_ranks(rankings)
+    return sorted(fused, key=lambda scored: (-scored.score, first_ranks[scored.document_id]))
+
+
+def _find_first_ranks(rankings: Sequence[WeightedRanking]) -> dict[str, int]:
+    """Return the rank of each document in the first ranking that has it."""
+    first_ranks: dict[str, int] = {}
+    for weighted in reversed(rankings):
+        for rank, scored in enumerate(weighted.ranking, start=1):
+            first_ranks[scored.document_id] = rank
+    return first_ranks
 
 
 def _list_values(ranking: Ranked, formula: FusionFormula) -> list[float]:
-    """Return the values of a ranking's documents, from 0 to 1, by rank or by score."""
+    """Return the values of a ranking's documents, from 0 to 1, best first.
+
+    With `rrf` (reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009), the value is 1/(k
+    + rank), divided by that of rank 1. With `interpolation`, it is the score, scaled to 0..1 within
+    the ranking; 1 if all are equal.
+    """
     if formula.method == "interpolation":
         return scale_scores(ranking)
     return [(formula.k + 1) / (formula.k + rank) for rank in range(1, len(ranking) + 1)]
@@ -72,14 +89,16 @@ def fuse_candidates(
     rankings: Sequence[list[Candidate]], weights: Sequence[float], k: float
 ) -> list[Candidate]:
     """Fuse candidates of one topic by their reciprocal ranks, with one weight per ranking."""
-    weighted = [
-        WeightedRanking(ranking, weight) for ranking, weight in zip(rankings, weights, strict=True)
-    ]
-    fused = fuse(weighted, FusionFormula(method="rrf", k=k))
-    if not fused:
-        return []
+    weighted_rankings: list[WeightedRanking] = []
+    for ranking, weight in zip(rankings, weights, strict=True):
+        weighted_rankings.append(WeightedRanking(ranking, weight))
 
-    topic_id = next(candidate.topic_id for ranking in rankings for candidate in ranking)
+    nonempty_rankings = [ranking for ranking in rankings if ranking]
+    if not nonempty_rankings:
+        return []
+    topic_id = nonempty_rankings[0][0].topic_id
+
+    fused = fuse(weighted_rankings, FusionFormula(method="rrf", k=k))
     return [
         Candidate(topic_id, scored.document_id, rank, scored.score)
         for rank, scored in enumerate(fused, start=1)
@@ -101,8 +120,8 @@ class FusionSettings(FusionFormula, CombiningMethod):
     ) -> list[ScoredDocument]:
         """Fuse the rankings of documents by the first stage and the steps so far.
 
-        If scores are interpolated, a document without a score in a ranking that has a weight is not
-        fused, and the scores of that ranking are scaled over the others.
+        To interpolate scores, a document needs one in each ranking that has a weight; documents
+        that lack one are left out.
 
         Args:
             documents: Documents to fuse.
@@ -112,23 +131,36 @@ class FusionSettings(FusionFormula, CombiningMethod):
             Fused documents; none if there is no document or no weight, as for a topic that could
             not be compared.
         """
-        given = set(documents)
-        fused = set(documents)
-        rankings: list[WeightedRanking] = []
+        fusable = set(documents)
         for named in earlier:
-            weight = self.weights.get(named.name, 1.0)
-            ranking = named.ranking.fill_scores()
-            if self.method == "interpolation" and weight > 0:
-                ranking = named.ranking.scored
-                fused.difference_update(named.ranking.unscored)
+            if self._needs_scores(named):
+                fusable.difference_update(named.ranking.unscored)
 
-            kept = [scored for scored in ranking if scored.document_id in given]
-            rankings.append(WeightedRanking(kept, weight))
-
-        has_weight = any(weighted.weight for weighted in rankings)
-        if not fused or not has_weight:
+        rankings = [self._weight_ranking(named, set(documents)) for named in earlier]
+        has_weight = any(weighted.weight > 0 for weighted in rankings)
+        if not fusable or not has_weight:
             return []
-        return [scored for scored in fuse(rankings, self) if scored.document_id in fused]
+        return [scored for scored in fuse(rankings, self) if scored.document_id in fusable]
+
+    def _get_weight(self, named: NamedRanking) -> float:
+        """Return the weight of a ranking; 1 if the settings have none."""
+        return self.weights.get(named.name, 1.0)
+
+    def _needs_scores(self, named: NamedRanking) -> bool:
+        """Return whether documents without a score in a ranking cannot be fused."""
+        return self.method == "interpolation" and self._get_weight(named) > 0
+
+    def _weight_ranking(self, named: NamedRanking, documents: Set[str]) -> WeightedRanking:
+        """Return the ranking of some documents with its weight.
+
+        If it needs scores, documents without one are left out, so that they do not count when the
+        scores are scaled.
+        """
+        ranking = named.ranking.fill_scores()
+        if self._needs_scores(named):
+            ranking = named.ranking.scored
+        selected = [scored for scored in ranking if scored.document_id in documents]
+        return WeightedRanking(selected, self._get_weight(named))
 
 
 register(

@@ -12,20 +12,26 @@ from touche_llm.ranking.setwise import Setwise
 
 
 class Insertion(Setwise):
-    """Few questions: the given ranking is trusted, and only documents that beat the last of the best move up.
+    """Few comparisons: the given ranking is trusted, and only documents that beat the last of the best move up.
 
     Setwise insertion, Podolak et al., arXiv 2504.10509.
     """
 
-    def bound_comparisons(self, documents: int) -> int:
-        """Return the number of comparisons if each document below the best ones is inserted by binary search."""
-        others = max(0, documents - self.top)
-        # One with the last of the best, and those of the search among the best above it.
-        per_document = 1 + (self.top - 1).bit_length()
-        insertions = others * per_document
+    def bound_comparisons(self, document_count: int) -> int:
+        """Return the maximum number of comparisons, for the estimate of a dry run.
+
+        It is reached if each document below the best ones is inserted among them.
+        """
+        sorted_count = min(document_count, self.top)
+        inserted_count = document_count - sorted_count
+
+        # A document that beats the last of the best is inserted among those above it. A binary
+        # search in n documents takes at most n.bit_length() comparisons.
+        search_comparisons = (self.top - 1).bit_length()
+        insertion_comparisons = inserted_count * (1 + search_comparisons)
         if self.both_orders:
-            insertions *= 2
-        return super().bound_comparisons(min(documents, self.top)) + insertions
+            insertion_comparisons *= 2
+        return super().bound_comparisons(sorted_count) + insertion_comparisons
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the best `top` documents, followed by the others in their order.
@@ -43,31 +49,31 @@ class Insertion(Setwise):
     async def _insert_block(
         self, block: Sequence[str], best: Sequence[str], comparer: Comparer
     ) -> list[str]:
-        """Return the best documents after a block of others was compared with them.
+        """Return the best documents after those of a block had the chance to become one of them.
 
-        One question compares the last of the best, shown first, with the block. If it wins, or the
-        question has no answer, the block is finished. Otherwise the winner is inserted among the
-        best by binary search, the last of the best drops out, and the rest of the block is
-        compared again.
+        One comparison chooses among the last of the best and the block. While a document of the
+        block wins, it is inserted among the best, the last of them drops out, and the rest of the
+        block is compared again. A comparison without an answer ends this.
         """
         best = list(best)
-        block = list(block)
-        while block:
+        waiting = list(block)
+        while waiting:
             last_of_best = best[-1]
-            shown = [last_of_best, *block]
+            shown = [last_of_best, *waiting]
             winner = await comparer.choose_best(shown, both_orders=self.both_orders)
             if winner is None or winner == last_of_best:
                 break
-            block.remove(winner)
-            best.pop()
+
+            waiting.remove(winner)
+            best.remove(last_of_best)
             place = await self._find_place(winner, best, comparer)
             best.insert(place, winner)
         return best
 
     async def _find_place(self, document: str, best: Sequence[str], comparer: Comparer) -> int:
-        """Return how many of the best stay above the document.
+        """Return the place of a document among the best, from 0, by binary search.
 
-        If a question has no answer, the document stays below the one that it is compared with.
+        If a comparison has no answer, the document stays below the one that it is compared with.
         """
         low = 0
         high = len(best)

@@ -51,22 +51,34 @@ class Listwise(ComparingMethod):
         return self.window
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
-        """Rank the documents in one pass of the windows.
+        """Rank two or more documents with a window that slides from the last ones to the first.
 
         A window without any answer keeps its order.
         """
         order = list(documents)
-        end = len(order)
-        while end > 1:
-            start = max(0, end - self.window)
-            order[start:end] = await self._order_window(order[start:end], start, comparer)
-            end = 0 if start == 0 else end - self.stride
+        for window in self._list_windows(len(order)):
+            shown = order[window.start : window.stop]
+            ordered = await self._order_window(shown, window.start, comparer)
+            order[window.start : window.stop] = ordered
         return score_positions(order)
+
+    def _list_windows(self, document_count: int) -> list[range]:
+        """Return the places of each window, the last places first."""
+        windows: list[range] = []
+        end = document_count
+        while True:
+            start = max(0, end - self.window)
+            windows.append(range(start, end))
+            if start == 0:
+                return windows
+            end -= self.stride
 
     async def _order_window(
         self, documents: Sequence[str], start: int, comparer: Comparer
     ) -> Sequence[str]:
-        """Return the documents of a window in their new order.
+        """Return the documents of a window in the central order of several answers.
+
+        Each answer but the first is about another shuffle, since models favour places in a prompt.
 
         Args:
             documents: Documents in their present order, which the first request shows.
@@ -77,7 +89,8 @@ class Listwise(ComparingMethod):
         shown_orders = [list(documents)]
         for number in range(1, self.shuffles):
             shuffled = list(documents)
-            comparer.make_random(self.seed, window_name, number).shuffle(shuffled)
+            generator = comparer.make_random(self.seed, window_name, number)
+            generator.shuffle(shuffled)
             shown_orders.append(shuffled)
 
         answers = await comparer.run_all(comparer.order, shown_orders)

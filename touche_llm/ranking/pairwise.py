@@ -40,19 +40,28 @@ class Pairwise(ComparingMethod):
         any pair keeps its place. k documents take k(k - 1) requests, or half of that in one order.
         """
         if self.both_orders:
-            # Requests that show the same document first are sent one after the other, for the
-            # server's prefix cache, before the orders of a pair are combined.
-            await comparer.run_all(comparer.estimate_best, permutations(documents, 2))
+            await self._send_by_first_document(documents, comparer)
+
+        compare = partial(comparer.estimate_best, both_orders=self.both_orders)
+        estimates = await comparer.run_all(compare, combinations(documents, 2))
 
         wins: dict[str, list[float]] = {document: [] for document in documents}
-        compare = partial(comparer.estimate_best, both_orders=self.both_orders)
-        for probabilities in await comparer.run_all(compare, combinations(documents, 2)):
-            if probabilities is None:
+        for estimate in estimates:
+            if estimate is None:
                 continue
-            for document, probability in probabilities.items():
+            for document, probability in estimate.items():
                 wins[document].append(probability)
 
-        return rank_by_value({document: _mean(wins[document]) for document in documents})
+        mean_wins = {document: _mean(wins[document]) for document in documents}
+        return rank_by_value(mean_wins)
+
+    async def _send_by_first_document(self, documents: list[str], comparer: Comparer) -> None:
+        """Send all comparisons, those that show the same document first one after the other.
+
+        In this order a server's prefix cache saves most. The comparer keeps the answers, so that
+        both orders of a pair can be combined without further requests.
+        """
+        await comparer.run_all(comparer.estimate_best, permutations(documents, 2))
 
 
 def _mean(probabilities: Sequence[float]) -> float | None:

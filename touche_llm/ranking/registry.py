@@ -37,7 +37,7 @@ class ComparingMethod(RankingMethod):
         """Maximum number of documents that one request shows."""
         raise NotImplementedError
 
-    def bound_comparisons(self, documents: int) -> int | None:
+    def bound_comparisons(self, document_count: int) -> int | None:
         """Return the maximum number of comparisons of so many documents.
 
         None if answers do not change the number.

@@ -69,12 +69,16 @@ def fuse_runs(
     stances = _StanceChooser(runs, task)
 
     topics: list[_FusedTopic] = []
+    lines: list[RunLine] = []
+    documents: list[_FusedDocument] = []
     for topic_id in _list_topics(runs):
-        topics.append(_fuse_topic(topic_id, weighted_runs, formula, stances, depth))
+        topic = _fuse_topic(topic_id, weighted_runs, formula, stances, depth)
+        topics.append(topic)
+        lines.extend(_make_lines(topic, tag))
+        documents.extend(topic.documents)
 
-    documents = [document for topic in topics for document in topic.documents]
     return FusedRun(
-        lines=[line for topic in topics for line in _make_lines(topic, tag)],
+        lines=lines,
         partial=[topic.topic_id for topic in topics if topic.run_count < len(runs)],
         disagreeing=sum(document.stance.is_disputed for document in documents),
         imputed=sum(document.stance.is_imputed for document in documents),
@@ -84,9 +88,12 @@ def fuse_runs(
 
 def _check_weights(weights: Sequence[float], run_count: int) -> None:
     """Raise UsageError unless each run has a finite weight of at least 0, and one is above 0."""
-    are_valid = all(0 <= weight < math.inf for weight in weights)
-    if len(weights) == run_count and are_valid and any(weights):
+    is_complete = len(weights) == run_count
+    are_in_range = all(0 <= weight < math.inf for weight in weights)
+    has_positive = any(weight > 0 for weight in weights)
+    if is_complete and are_in_range and has_positive:
         return
+
     given = ", ".join(map(str, weights))
     raise UsageError(
         f"weights: {given}; give one of at least 0 to each of {run_count} runs, not all 0"
@@ -155,16 +162,7 @@ def _fuse_topic(
     depth: int,
 ) -> _FusedTopic:
     """Fuse the rankings of one topic, and keep the best `depth` documents that get a stance."""
-    runs_with_topic = [weighted for weighted in weighted_runs if topic_id in weighted.run.rankings]
-    if not any(weighted.weight for weighted in runs_with_topic):
-        raise UsageError(
-            f"topic {topic_id}: only runs of weight 0 have it; weigh one of them, or leave them out"
-        )
-    rankings = [
-        WeightedRanking(weighted.run.rankings[topic_id], weighted.weight)
-        for weighted in runs_with_topic
-    ]
-
+    rankings = _list_rankings(topic_id, weighted_runs)
     documents: list[_FusedDocument] = []
     left_out = 0
     for scored in fuse(rankings, formula):
@@ -180,9 +178,28 @@ def _fuse_topic(
     return _FusedTopic(
         topic_id=topic_id,
         documents=documents,
-        run_count=len(runs_with_topic),
+        run_count=len(rankings),
         left_out=left_out,
     )
+
+
+def _list_rankings(topic_id: str, weighted_runs: Sequence[_WeightedRun]) -> list[WeightedRanking]:
+    """Return the rankings of a topic by the runs that have it.
+
+    Raises:
+        UsageError: All of these runs have weight 0.
+    """
+    rankings: list[WeightedRanking] = []
+    for weighted in weighted_runs:
+        ranking = weighted.run.rankings.get(topic_id)
+        if ranking is not None:
+            rankings.append(WeightedRanking(ranking, weighted.weight))
+
+    if not any(ranking.weight for ranking in rankings):
+        raise UsageError(
+            f"topic {topic_id}: only runs of weight 0 have it; weigh one of them, or leave them out"
+        )
+    return rankings
 
 
 def _make_lines(topic: _FusedTopic, tag: str) -> list[RunLine]:
@@ -220,6 +237,9 @@ class _StanceChooser:
 
     def choose(self, topic_id: str, document_id: str) -> _FusedStance | None:
         """Choose the stance of a document; return None if the document must be left out.
+
+        It is the stance in the first run that has one, or else the task's label for an unknown
+        stance, if there is such a label. If no run has any stance, the column keeps `Q0`.
 
         Raises:
             UsageError: The document needs a label for an unknown stance, and there is no task.

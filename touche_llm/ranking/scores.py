@@ -28,14 +28,15 @@ def rank_by_value(values: Mapping[str, float | None]) -> list[ScoredDocument]:
     A document whose value is None keeps its given place, with the score of the document above it,
     or 1 at the first place.
     """
-    known = [
-        ScoredDocument(document, value) for document, value in values.items() if value is not None
-    ]
-    ranking = sorted(known, key=lambda scored: -scored.score)
+    with_value: list[ScoredDocument] = []
+    for document, value in values.items():
+        if value is not None:
+            with_value.append(ScoredDocument(document, value))
+    ranking = sorted(with_value, key=lambda scored: -scored.score)
 
     for place, (document, value) in enumerate(values.items()):
         if value is None:
-            score = ranking[place - 1].score if place > 0 else 1.0
+            score = 1.0 if place == 0 else ranking[place - 1].score
             ranking.insert(place, ScoredDocument(document, score))
     return ranking
 
@@ -84,12 +85,16 @@ class PartialRanking:
         return PartialRanking(self.scored[depth:], self.unscored[unscored_depth:])
 
     def reorder(self, documents: Sequence[str]) -> PartialRanking:
-        """Return a ranking of the same documents in another order; scores stay with the places."""
+        """Return a ranking of the same documents in another order; scores stay with the places.
+
+        If only the first n places have a score, the first n documents of the new order get it.
+        """
         scored = [
             ScoredDocument(document, place.score)
             for document, place in zip(documents, self.scored, strict=False)
         ]
-        return PartialRanking(scored, list(documents[len(scored) :]))
+        unscored = list(documents[len(scored) :])
+        return PartialRanking(scored, unscored)
 
     def fill_scores(self) -> list[ScoredDocument]:
         """Return all documents, those without a score with the lowest one of the others, or 0."""
@@ -173,14 +178,15 @@ def rank_by_judgment(
     inherited: list[str] = []
     unjudged: list[str] = []
     for document in first_stage:
-        judgment = judgments.get(document.document_id)
+        document_id = document.document_id
+        judgment = judgments.get(document_id)
         if judgment is None:
-            unjudged.append(document.document_id)
+            unjudged.append(document_id)
         elif judgment.source == "inherited":
-            inherited.append(document.document_id)
+            inherited.append(document_id)
         else:
             score = combine_grades(judgment, weights, scales, document.score)
-            judged.append(ScoredDocument(document.document_id, score))
+            judged.append(ScoredDocument(document_id, score))
 
     best_first = sorted(judged, key=lambda document: -document.score)
     return JudgedRanking(best_first, inherited, unjudged)

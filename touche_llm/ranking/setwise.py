@@ -14,13 +14,13 @@ from touche_llm.ranking.scores import score_positions
 
 
 class Setwise(ComparingMethod):
-    """Heapsort of the best documents: one question chooses the best of a node and its children.
+    """Heapsort of the best documents: one comparison chooses the best of a node and its children.
 
     After Zhuang et al., arXiv 2310.09497, with the choice read from the probabilities of the
     labels.
 
     Attributes:
-        children: Number of children of a node; a question shows a node and its children.
+        children: Number of children of a node; a comparison shows a node and its children.
         top: Number of best documents to sort; the others follow in their given order.
         both_orders: Whether to compare in the reversed order too.
     """
@@ -36,19 +36,25 @@ class Setwise(ComparingMethod):
         """A node with all of its children, or the last of the best with a block."""
         return self.children + 1
 
-    def bound_comparisons(self, documents: int) -> int:
-        """Return the number of comparisons if each sift ends at a leaf of the leftmost path, one of the longest.
+    def bound_comparisons(self, document_count: int) -> int:
+        """Return the maximum number of comparisons, for the estimate of a dry run.
 
-        With one child per node, several of these are equal, and the maximum is a few too high.
+        Heapsort needs most if each document that it sifts sinks to the bottom of the heap. With one
+        child per node some of these comparisons are the same, and the maximum is a few too high.
         """
-        total = 0
-        for node in range(documents):
-            total += _count_levels(node, documents, self.children)
-        # The best document leaves the heap, which is sifted again until `top` documents have left.
-        smallest_heap = max(2, documents - self.top + 1)
-        for size in range(smallest_heap, documents):
-            total += _count_levels(0, size, self.children)
-        return 2 * total if self.both_orders else total
+        comparisons = 0
+        # To build the heap, the document of each node is sifted once.
+        for node in range(document_count):
+            comparisons += _bound_sift(node, document_count, self.children)
+
+        # Whenever the best document is removed, the last one takes its place and is sifted.
+        removals = min(self.top, document_count) - 1
+        for removed in range(1, removals + 1):
+            comparisons += _bound_sift(0, document_count - removed, self.children)
+
+        if self.both_orders:
+            comparisons *= 2
+        return comparisons
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the best `top` documents by heapsort, followed by the others in their order."""
@@ -59,8 +65,7 @@ class Setwise(ComparingMethod):
     async def heapsort(self, documents: list[str], comparer: Comparer) -> list[str]:
         """Return the best `top` documents, best first.
 
-        Subtrees are built concurrently; a node waits only for the nodes below it. If a question has
-        no answer, the document with the best given rank wins.
+        If a comparison has no answer, the document with the best given rank wins.
         """
         heap = _Heap(
             documents=documents,
@@ -83,7 +88,7 @@ class _Heap:
     Attributes:
         nodes: Documents; the children of a node are at the places of `_list_children`.
         given_ranks: Rank of each document before the sort, from 0.
-        width: Maximum number of children of a node.
+        children: Maximum number of children of a node.
         both_orders: Whether to compare in the reversed order too.
         comparer: Comparisons by the model.
     """
@@ -99,7 +104,7 @@ class _Heap:
         """Take the documents in their given order, which `build` makes a heap."""
         self.nodes = list(documents)
         self.given_ranks = {document: rank for rank, document in enumerate(documents)}
-        self.width = children
+        self.children = children
         self.both_orders = both_orders
         self.comparer = comparer
 
@@ -112,7 +117,7 @@ class _Heap:
         return self.nodes[0]
 
     async def build(self, node: int) -> None:
-        """Make the subtree of a node a heap."""
+        """Make the subtree of a node a heap, of which independent parts are built concurrently."""
         children = self._list_children(node)
         if children:
             await self.comparer.run_all(self.build, children)
@@ -125,37 +130,45 @@ class _Heap:
 
     def _list_children(self, node: int) -> range:
         """Return the places of the children of a node."""
-        first = self.width * node + 1
-        return range(first, min(first + self.width, len(self.nodes)))
+        first = self.children * node + 1
+        return range(first, min(first + self.children, len(self.nodes)))
 
     async def _sift(self, node: int) -> None:
-        """Move the document of a node down, until it is better than its children."""
+        """Move the document of a node down the heap, until it is better than its children."""
         children = self._list_children(node)
         while children:
             best = await self._find_best([node, *children])
             if best == node:
                 return
+
             self.nodes[node], self.nodes[best] = self.nodes[best], self.nodes[node]
             node = best
             children = self._list_children(node)
 
     async def _find_best(self, nodes: Sequence[int]) -> int:
-        """Return the node with the best document of several, as the model answers."""
-        shown = [self.nodes[node] for node in nodes]
+        """Return the node whose document the model chooses as the best.
+
+        Without an answer, it is the one whose document had the best rank before the sort.
+        """
+        node_by_document = {self.nodes[node]: node for node in nodes}
+        shown = list(node_by_document)
         winner = await self.comparer.choose_best(shown, both_orders=self.both_orders)
         if winner is None:
             winner = min(shown, key=self.given_ranks.__getitem__)
-        return nodes[shown.index(winner)]
+        return node_by_document[winner]
 
 
-def _count_levels(node: int, size: int, width: int) -> int:
-    """Return the number of nodes with children on the leftmost path down from a node."""
-    levels = 0
-    first_child = width * node + 1
-    while first_child < size:
-        levels += 1
-        first_child = width * first_child + 1
-    return levels
+def _bound_sift(node: int, heap_size: int, children: int) -> int:
+    """Return the number of comparisons if the document of a node sinks to the bottom of the heap.
+
+    It sinks along the first children, since no other way down is longer.
+    """
+    comparisons = 0
+    first_child = children * node + 1
+    while first_child < heap_size:
+        comparisons += 1
+        first_child = children * first_child + 1
+    return comparisons
 
 
 register(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
@@ -34,12 +34,18 @@ class Sliding(ComparingMethod):
         """Both documents of a pair."""
         return 2
 
-    def bound_comparisons(self, documents: int) -> int:
-        """Return the number of comparisons if each pass has new neighbours."""
-        pairs = documents - 1
-        passes = min(self.passes, pairs)
-        total = sum(pairs - number for number in range(passes))
-        return 2 * total if self.both_orders else total
+    def bound_comparisons(self, document_count: int) -> int:
+        """Return the maximum number of comparisons, for the estimate of a dry run.
+
+        It is reached if no pair of neighbours meets in two passes.
+        """
+        # Each pass puts one document in place, which the next one no longer compares.
+        neighbours = document_count - 1
+        passes = min(self.passes, neighbours)
+        comparisons = sum(neighbours - number for number in range(passes))
+        if self.both_orders:
+            comparisons *= 2
+        return comparisons
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents in several passes; a pair without an answer keeps its order.
@@ -47,49 +53,87 @@ class Sliding(ComparingMethod):
         Each pass follows two places behind the one before, so several run concurrently. A pair that
         an earlier pass compared is not sent again.
         """
-        sort = _BubbleSort(documents, self, comparer)
-        await comparer.run_all(sort.run_pass, range(len(sort.settled)))
+        pass_count = min(self.passes, len(documents) - 1)
+        passes = _make_passes(pass_count, place_count=len(documents))
+        sort = _BubbleSort(list(documents), comparer, self.both_orders)
+        await comparer.run_all(sort.run_pass, passes)
         return score_positions(sort.order)
 
 
+class _Pass:
+    """One pass of a bubble sort, from the last place up, and how far it is.
+
+    Attributes:
+        number: Number of the pass, from 0.
+    """
+
+    def __init__(self, number: int, place_count: int, previous: _Pass | None) -> None:
+        """Prepare a pass that follows behind the previous one, in the running event loop."""
+        self.number = number
+        self._previous = previous
+
+        # For each place, whether the pass has compared the documents at the place and above it.
+        loop = asyncio.get_running_loop()
+        self._compared: list[asyncio.Future[None]] = [
+            loop.create_future() for _ in range(place_count)
+        ]
+
+    async def wait_for_previous(self, place: int) -> None:
+        """Wait until the previous pass, if any, has compared the documents at and above a place.
+
+        Raises:
+            CancelledError: The previous pass failed.
+        """
+        if self._previous is not None:
+            await self._previous._compared[place]
+
+    def mark_compared(self, place: int) -> None:
+        """Let the next pass compare the documents below a place."""
+        self._compared[place].set_result(None)
+
+    def end(self) -> None:
+        """Cancel the next pass if it still waits, which is so if this one failed."""
+        for comparison in self._compared:
+            comparison.cancel()
+
+
+def _make_passes(count: int, place_count: int) -> list[_Pass]:
+    """Return passes over so many places, each of which follows behind the one before."""
+    passes: list[_Pass] = []
+    previous: _Pass | None = None
+    for number in range(count):
+        previous = _Pass(number, place_count, previous)
+        passes.append(previous)
+    return passes
+
+
+@dataclass(frozen=True, slots=True)
 class _BubbleSort:
-    """Documents in the order of several concurrent passes.
+    """A sort of documents by several concurrent passes.
 
     Attributes:
         order: Documents in their present order.
-        settled: For each pass and place, a future that is done once the pass has compared the
-            documents at the place and above it.
+        comparer: Comparisons by the model.
+        both_orders: Whether to compare each pair in both orders.
     """
 
-    def __init__(self, documents: Sequence[str], settings: Sliding, comparer: Comparer) -> None:
-        """Prepare the passes over the documents, in the running event loop."""
-        self.order = list(documents)
-        self.comparer = comparer
-        self.both_orders = settings.both_orders
+    order: list[str]
+    comparer: Comparer
+    both_orders: bool
 
-        loop = asyncio.get_running_loop()
-        self.settled: list[list[asyncio.Future[None]]] = []
-        for _ in range(min(settings.passes, len(documents) - 1)):
-            self.settled.append([loop.create_future() for _ in documents])
+    async def run_pass(self, one_pass: _Pass) -> None:
+        """Compare neighbours from the last place up to those that earlier passes have filled.
 
-    async def run_pass(self, number: int) -> None:
-        """Compare neighbours from the last ones up to those that earlier passes put in place.
-
-        Args:
-            number: Number of the pass, from 0.
+        A document is compared only after the previous pass has put the one above it in place.
         """
-        last = len(self.order) - 1
+        last_place = len(self.order) - 1
         try:
-            for place in range(last, number, -1):
-                if number > 0:
-                    # The document above is the one that the pass before leaves there.
-                    await self.settled[number - 1][place - 1]
+            for place in range(last_place, one_pass.number, -1):
+                await one_pass.wait_for_previous(place - 1)
                 await self._compare_with_above(place)
-                self.settled[number][place].set_result(None)
+                one_pass.mark_compared(place)
         finally:
-            # If a pass fails, the passes behind it fail too, rather than wait forever.
-            for future in self.settled[number]:
-                future.cancel()
+            one_pass.end()
 
     async def _compare_with_above(self, place: int) -> None:
         """Exchange the document at a place and the one above it if the model prefers the lower one."""

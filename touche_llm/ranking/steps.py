@@ -62,12 +62,15 @@ class BaseRankingSettings(Section):
     @model_validator(mode="after")
     def _check_fusion_weights(self) -> Self:
         """Raise ValueError if a weight belongs to nothing that can be fused."""
-        fused = [name for name in STEPS if not issubclass(STEPS[name].method, ReorderingMethod)]
-        names = (FIRST_STAGE, JUDGE, *fused)
-        unknown = [name for name in self.fusion.weights if name not in names]
+        fusable = [FIRST_STAGE, JUDGE]
+        for step in STEPS.values():
+            if not issubclass(step.method, ReorderingMethod):
+                fusable.append(step.name)
+
+        unknown = [name for name in self.fusion.weights if name not in fusable]
         if unknown:
             raise ValueError(
-                f"fusion.weights: {', '.join(unknown)}: no ranking of that name; known: {', '.join(names)}"
+                f"fusion.weights: {', '.join(unknown)}: no ranking of that name; known: {', '.join(fusable)}"
             )
         return self
 
@@ -88,32 +91,29 @@ def _list_steps() -> list[RankingStep]:
     """
     load_extensions()
     registry.RANKING_STEPS.close()
-    steps = sorted(
-        registry.RANKING_STEPS.by_name.values(), key=lambda step: (step.order, step.name)
-    )
-    reserved = (JUDGE, FIRST_STAGE, *dir(BaseRankingSettings), *BaseRankingSettings.model_fields)
+    registered = registry.RANKING_STEPS.by_name.values()
+    steps = sorted(registered, key=lambda step: (step.order, step.name))
     for step in steps:
-        if not step.name.isidentifier() or step.name in reserved:
-            raise ExtensionError(
-                f"{step.name}: cannot be the name of a ranking step, which is that of its settings too; "
-                "choose another word of letters, digits and _"
-            )
+        _check_name(step.name)
     return steps
+
+
+def _check_name(name: str) -> None:
+    """Raise ExtensionError unless a step can have a name, which its section of settings has too."""
+    reserved = {JUDGE, FIRST_STAGE, *dir(BaseRankingSettings), *BaseRankingSettings.model_fields}
+    if not name.isidentifier() or name in reserved:
+        raise ExtensionError(
+            f"{name}: cannot be the name of a ranking step, which is that of its settings too; "
+            "choose another word of letters, digits and _"
+        )
 
 
 STEPS: Mapping[str, RankingStep] = {step.name: step for step in _list_steps()}
 
 
 def _make_settings_type() -> type[BaseRankingSettings]:
-    """Return the type of the settings, with a section for each step."""
-    # Settings of steps decide which documents are compared, and in which orders. A comparison of
-    # the same documents in the same order is the same request, whichever step sends it.
-    sections: dict[str, tuple[object, RankingMethod]] = {}
-    for step in STEPS.values():
-        # A step that scores has a server of its own.
-        trust = Trust.ACTS if issubclass(step.method, ScoringMethod) else Trust.DATA
-        annotation = Annotated[step.method, AnswerKey.STAYS_OUT, trust]  # type: ignore[name-defined]
-        sections[step.name] = (annotation, step.method())
+    """Return the type of the settings, which has a section for each step, named like the step."""
+    sections = {step.name: _make_section(step) for step in STEPS.values()}
     # The types of the sections are made at run time, so that mypy knows none.
     return create_model(  # type: ignore[no-any-return, call-overload]
         "RankingSettings",
@@ -122,6 +122,19 @@ def _make_settings_type() -> type[BaseRankingSettings]:
         __module__=__name__,
         **sections,
     )
+
+
+def _make_section(step: RankingStep) -> tuple[object, RankingMethod]:
+    """Return the type and the default of the settings of a step, as `create_model` takes them."""
+    trust = Trust.DATA
+    if issubclass(step.method, ScoringMethod):
+        # It has a server of its own.
+        trust = Trust.ACTS
+
+    # Settings of steps decide which documents are compared, and in which orders. A comparison of
+    # the same documents in the same order is the same request, whichever step sends it.
+    annotation = Annotated[step.method, AnswerKey.STAYS_OUT, trust]  # type: ignore[name-defined]
+    return annotation, step.method()
 
 
 if TYPE_CHECKING:
@@ -142,14 +155,18 @@ class Step:
 
 
 def parse_steps(texts: Sequence[str]) -> tuple[Step, ...]:
-    """Parse steps that are written as `judge` or `name:depth`.
+    """Parse steps that are written as `judge` or, with a depth, as `pairwise:10`.
 
     Raises:
-        ValueError: A step is unknown, its depth is missing or out of range, or `judge` is not the
-            first step.
+        ValueError: There is no step, one is unknown, its depth is missing or out of range, or
+            `judge` is not the first step.
     """
-    steps = tuple(_parse(text) for text in texts or ("",))
-    if any(step.name == JUDGE for step in steps[1:]):
+    if not texts:
+        raise ValueError(_describe_unknown_step(""))
+
+    steps = tuple(_parse(text) for text in texts)
+    later_names = [step.name for step in steps[1:]]
+    if JUDGE in later_names:
         raise ValueError(
             f"{JUDGE} ranks all documents by their judgments, so it can only be the first step"
         )
@@ -157,15 +174,17 @@ def parse_steps(texts: Sequence[str]) -> tuple[Step, ...]:
 
 
 def _parse(text: str) -> Step:
-    """Parse one step; raise ValueError if it is unknown, or its depth is missing or out of range."""
-    name, _, depth = text.strip().partition(":")
+    """Parse one step, `judge` or a name and a depth as `pairwise:10`.
+
+    Raises:
+        ValueError: The step is unknown, or its depth is missing or out of range.
+    """
     if text.strip() == JUDGE:
         return Step(JUDGE)
+
+    name, _, depth = text.strip().partition(":")
     if name not in STEPS:
-        raise ValueError(
-            f"{text!r:.80}: no such step; write {JUDGE}, or with a number of documents, as pairwise:10, one of "
-            f"{', '.join(STEPS)}"
-        )
+        raise ValueError(_describe_unknown_step(text))
 
     max_depth = STEPS[name].max_depth
     is_number = re.fullmatch("[0-9]{1,4}", depth) is not None
@@ -174,6 +193,14 @@ def _parse(text: str) -> Step:
             f"{text!r:.80}: needs the number of documents to rank, from 2 to {max_depth}, as {name}:10"
         )
     return Step(name, int(depth))
+
+
+def _describe_unknown_step(text: str) -> str:
+    """Return the error for a text that names no step, with the known ones."""
+    return (
+        f"{text!r:.80}: no such step; write {JUDGE}, or with a number of documents, as pairwise:10, one of "
+        f"{', '.join(STEPS)}"
+    )
 
 
 def list_comparison_kinds(steps: Sequence[Step]) -> tuple[ComparisonKind, ...]:
@@ -186,14 +213,20 @@ def list_comparison_kinds(steps: Sequence[Step]) -> tuple[ComparisonKind, ...]:
 
 
 def count_shown_documents(steps: Sequence[Step], settings: BaseRankingSettings) -> dict[str, int]:
-    """Return how many documents the comparisons of the steps show at most, by purpose of their prompt."""
-    shown: dict[str, int] = {}
+    """Return the maximum number of documents that one comparison of the steps shows.
+
+    Returns:
+        Numbers by kind of comparison, which is also the purpose of its prompt.
+    """
+    max_shown: dict[str, int] = {}
     for step in steps:
         method = settings.find_method(step.name)
-        if isinstance(method, ComparingMethod):
-            shown_by_step = min(method.max_shown, step.depth)
-            shown[method.kind] = max(shown_by_step, shown.get(method.kind, 0))
-    return shown
+        if not isinstance(method, ComparingMethod):
+            continue
+        shown_by_step = min(method.max_shown, step.depth)
+        shown_so_far = max_shown.get(method.kind, 0)
+        max_shown[method.kind] = max(shown_by_step, shown_so_far)
+    return max_shown
 
 
 def needs_texts(steps: Sequence[Step]) -> bool:
@@ -215,6 +248,8 @@ def _list_methods(steps: Sequence[Step]) -> list[type[RankingMethod]]:
 
 def check_sides(steps: Sequence[Step], sides: Collection[str], setting: str) -> None:
     """Raise ValueError, naming `setting`, if a step balances the sides of a task that has none."""
-    needs_sides = any(step.name != JUDGE and STEPS[step.name].needs_sides for step in steps)
-    if needs_sides and not sides:
-        raise ValueError(f"{setting}: the task has no stances to balance; leave this step out")
+    if sides:
+        return
+    for step in steps:
+        if step.name != JUDGE and STEPS[step.name].needs_sides:
+            raise ValueError(f"{setting}: the task has no stances to balance; leave this step out")

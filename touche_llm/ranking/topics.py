@@ -62,32 +62,35 @@ async def rank_topic(
 ) -> PartialRanking:
     """Rank the documents of one topic in several steps.
 
-    Each step reranks the best documents so far; those below stay. Its scores, between 0 and 1, are
-    raised by the number of the step, so that they stay above those of the documents that it did not
-    rerank.
+    The ranking begins as that of the first stage, or of the judgments if `judge` is the first step.
+    Each step reranks the best documents so far; those below stay below.
     """
-    # The latest comes first, since it breaks ties of a fusion.
-    earlier = [NamedRanking(FIRST_STAGE, PartialRanking(topic.first_stage, []))]
+    # Rankings that a later step may fuse, the latest first, since it breaks ties.
+    fusable = [NamedRanking(FIRST_STAGE, PartialRanking(topic.first_stage, []))]
     if steps and steps[0].name == JUDGE:
-        earlier.insert(0, NamedRanking(JUDGE, topic.judged.ranking))
+        fusable.insert(0, NamedRanking(JUDGE, topic.judged.ranking))
 
-    ranking = earlier[0].ranking
+    ranking = fusable[0].ranking
     for number, step in enumerate(steps, start=1):
         method = settings.find_method(step.name)
+        if method is None:
+            # `judge`, with which the ranking began.
+            continue
+
         top = ranking.take(step.depth)
-        if method is None or len(top) < 2:
-            continue
-
         below = ranking.drop(step.depth)
-        if isinstance(method, ReorderingMethod):
-            order = method.reorder(top.documents, topic)
-            ranking = _join(top.reorder(order), below)
+        if len(top) < 2:
             continue
 
-        found = await _rerank(top.documents, step, method, models, earlier)
-        if found:
-            ranking = _join(_raise_scores(found, top.documents, number), below)
-            earlier.insert(0, NamedRanking(step.name, PartialRanking(found, [])))
+        if isinstance(method, ReorderingMethod):
+            reordered = top.reorder(method.reorder(top.documents, topic))
+            ranking = _join(reordered, below)
+            continue
+
+        reranked = await _rerank(top.documents, step, method, models, fusable)
+        if reranked:
+            ranking = _join(_raise_scores(reranked, top.documents, number), below)
+            fusable.insert(0, NamedRanking(step.name, PartialRanking(reranked, [])))
     return ranking
 
 
@@ -103,7 +106,15 @@ async def _rerank(
     models: StepModels,
     earlier: Sequence[NamedRanking],
 ) -> list[ScoredDocument]:
-    """Rerank documents by the method of a step; return none to leave the order as it is."""
+    """Rerank documents by the method of a step; return no document to leave the order as it is.
+
+    Args:
+        documents: Documents, best first.
+        step: Step of the ranking.
+        method: Method of the step, with its settings.
+        models: Models that compare or score documents.
+        earlier: Rankings that the step may fuse, the latest first.
+    """
     match method:
         case ComparingMethod():
             return await method.rerank(documents, models.make_comparer(step))
@@ -115,20 +126,25 @@ async def _rerank(
 
 
 def _raise_scores(
-    found: Sequence[ScoredDocument], documents: Sequence[str], number: int
+    reranked: Sequence[ScoredDocument], documents: Sequence[str], number: int
 ) -> PartialRanking:
-    """Return the ranking of a step above those of earlier ones.
+    """Return the ranking of a step with scores above those of all earlier steps.
+
+    Scores are between 0 and 1, so the number of the step is added to them.
 
     Args:
-        found: Documents that the step ranked, with scores from 0 to 1.
+        reranked: Documents that the step ranked, with scores from 0 to 1.
         documents: All documents that it could rank; the others come last, in their order.
         number: Number of the step, from 1.
     """
-    scored = [ScoredDocument(document.document_id, number + document.score) for document in found]
-    ranked = {document.document_id for document in found}
+    scored: list[ScoredDocument] = []
+    for document in reranked:
+        scored.append(ScoredDocument(document.document_id, number + document.score))
+
+    reranked_ids = {document.document_id for document in reranked}
     for document_id in documents:
-        if document_id not in ranked:
-            scored.append(ScoredDocument(document_id, number + 0.0))
+        if document_id not in reranked_ids:
+            scored.append(ScoredDocument(document_id, float(number)))
     return PartialRanking(scored, [])
 
 
@@ -157,7 +173,7 @@ class RankingPlan:
 
     @property
     def clients(self) -> list[ModelClient | PoolingClient]:
-        """Clients of the model that compares and of the cross-encoder, as far as steps need them."""
+        """Clients of the model that compares and of the cross-encoder, if a step needs them."""
         clients: list[ModelClient | PoolingClient] = []
         if self.requester is not None:
             clients.append(self.requester.client)
@@ -171,14 +187,15 @@ class RankingPlan:
         return 1 if self.requester is None else self.requester.concurrency
 
     def choose_steps(self, topic: Topic) -> tuple[Step, ...]:
-        """Return the steps for a topic: without objects, where a task needs them, those without a model.
+        """Return the steps for a topic.
 
-        The failure to find the objects is recorded already.
+        Prompts of some tasks name two objects to compare. For a topic whose objects could not be
+        found, which has been recorded as a failure, only steps without a model remain.
         """
-        lacks_objects = self.task.objects_answer is not None and topic.objects is None
-        if not lacks_objects:
-            return self.steps
-        return tuple(step for step in self.steps if not needs_texts([step]))
+        needs_objects = self.task.objects_answer is not None
+        if needs_objects and topic.objects is None:
+            return tuple(step for step in self.steps if not needs_texts([step]))
+        return self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,13 +246,18 @@ async def rank_topics(
         done()
         return ranked
 
+    # All topics at once, since the slots limit the requests.
     ranked_topics = await map_in_order(rank_one, topics, max(len(topics), 1))
-    comparers = [comparer for ranked in ranked_topics for comparer in ranked.comparers]
-    return RankedTopics(
-        lines=[line for ranked in ranked_topics for line in ranked.lines],
-        comparisons=[comparison for comparer in comparers for comparison in comparer.comparisons],
-        failures=[failure for comparer in comparers for failure in comparer.failures],
-    )
+
+    lines: list[RunLine] = []
+    comparisons: list[Comparison] = []
+    failures: list[Failure] = []
+    for ranked in ranked_topics:
+        lines.extend(ranked.lines)
+        for comparer in ranked.comparers:
+            comparisons.extend(comparer.comparisons)
+            failures.extend(comparer.failures)
+    return RankedTopics(lines=lines, comparisons=comparisons, failures=failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +294,8 @@ class _TopicRanker:
     async def rank(self, topic: Topic) -> _RankedTopic:
         """Rank the documents of a topic that have a stance."""
         documents = self._gather_documents(topic.id)
-        models = _TopicModels(topic, self.plan, self.slots)
         steps = self.plan.choose_steps(topic)
+        models = _TopicModels(topic, self.plan, self.slots)
         ranking = await rank_topic(documents, steps, self.plan.settings, models)
 
         lines = _make_lines(topic.id, ranking, documents.stances, self.plan)
@@ -281,12 +303,15 @@ class _TopicRanker:
 
     def _gather_documents(self, topic_id: str) -> TopicInputs:
         """Return the documents of a topic that have a stance, by first stage and by judgments."""
+        candidates = self.candidates.get(topic_id, [])
+        judgments = self.judgments.get(topic_id, {})
         stances = self.stances.get(topic_id, {})
-        ranked = rank_by_first_stage(self.candidates.get(topic_id, []))
+
+        ranked = rank_by_first_stage(candidates)
         first_stage = [document for document in ranked if document.document_id in stances]
         judged = rank_by_judgment(
             first_stage,
-            self.judgments.get(topic_id, {}),
+            judgments,
             self.plan.weights,
             self.plan.task.aspects,
         )
@@ -305,11 +330,12 @@ def _make_lines(
     plan: RankingPlan,
 ) -> list[RunLine]:
     """Return the lines of a topic: as many as the task takes, with strictly decreasing scores."""
-    kept = ranking.take(plan.task.documents_per_topic.max).fill_scores()
-    scores = make_strictly_decreasing([document.score for document in kept])
+    max_documents = plan.task.documents_per_topic.max
+    documents = ranking.take(max_documents).fill_scores()
+    scores = make_strictly_decreasing([document.score for document in documents])
 
     lines: list[RunLine] = []
-    for document, score in zip(kept, scores, strict=True):
+    for document, score in zip(documents, scores, strict=True):
         line = RunLine(
             topic_id=topic_id,
             stance=stances[document.document_id],
@@ -339,16 +365,17 @@ class _TopicModels:
         self._unanswered: set[Comparands] = set()
 
     def make_comparer(self, step: Step) -> Comparer:
-        """Return the comparer of a step, and keep it for its comparisons and failures.
+        """Return the comparer of a step, and keep it, since it collects comparisons and failures.
 
         Raises:
-            ValueError: The plan lacks what comparisons need.
+            ValueError: The plan has no model or no documents to compare.
         """
         plan = self._plan
         if plan.requester is None or plan.documents is None:
             raise ValueError(
                 f"step {step}: compares documents; give the plan requester and documents"
             )
+
         comparer = Comparer(
             step=str(step),
             topic=self._topic,
@@ -368,11 +395,12 @@ class _TopicModels:
         """Return the scores of the cross-encoder, in the order of the documents.
 
         Raises:
-            ValueError: The plan lacks what the cross-encoder needs.
+            ValueError: The plan has no cross-encoder or no documents to score.
         """
         plan = self._plan
         if plan.reranker is None or plan.documents is None:
             raise ValueError("scores of documents: give the plan reranker and documents")
+
         scorer = DocumentScorer(
             client=plan.reranker,
             settings=plan.settings.cross_encoder,

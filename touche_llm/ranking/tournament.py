@@ -40,12 +40,10 @@ class Tournament(ComparingMethod):
         return self.group
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
-        """Rank the documents by their points, equal ones in the given order.
+        """Rank the documents by their points in all tournaments, equal ones in the given order.
 
         From each group `group / 2` documents advance, so that no draw can eliminate one of the best
-        `group / 2`. A won stage gives one point. The final orders the documents that fit in one
-        group; each gains the fraction of them that it is not ranked behind. A group without an
-        answer keeps its order.
+        `group / 2`. A group without an answer keeps its order.
         """
         tournaments = [
             _Tournament(number=number, documents=documents, settings=self, comparer=comparer)
@@ -57,8 +55,9 @@ class Tournament(ComparingMethod):
         for document in documents:
             totals[document] = sum(points[document] for points in points_by_tournament)
 
-        highest = max(totals.values(), default=1.0)
-        return rank_by_value({document: total / highest for document, total in totals.items()})
+        highest_total = max(totals.values(), default=1.0)
+        scores = {document: total / highest_total for document, total in totals.items()}
+        return rank_by_value(scores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,38 +77,46 @@ class _Tournament:
     comparer: Comparer
 
     async def play(self) -> dict[str, float]:
-        """Return the points of each document."""
+        """Play the tournament, and return the points of each document.
+
+        Each stage that a document survives gives it one point. The final orders the documents that
+        fit in one group: of n, the best gets one more point, the next 1 - 1/n, and so on.
+        """
         points = dict.fromkeys(self.documents, 0.0)
-        left = list(self.documents)
+        remaining = list(self.documents)
         stage = 0
-        while len(left) > self.settings.group:
-            left = await self._play_stage(left, stage)
-            for document in left:
+        while len(remaining) > self.settings.group:
+            remaining = await self._play_stage(remaining, stage)
+            for document in remaining:
                 points[document] += 1.0
             stage += 1
 
-        (final,) = await self._order_groups([left], stage)
-        for place, document in enumerate(final):
-            points[document] += 1.0 - place / len(final)
+        final_groups = await self._order_groups([remaining], stage)
+        finalists = final_groups[0]
+        for place, document in enumerate(finalists):
+            points[document] += 1.0 - place / len(finalists)
         return points
 
     async def _play_stage(self, documents: Sequence[str], stage: int) -> list[str]:
         """Return the documents that advance from the groups of a stage, in their given order."""
-        groups_count = math.ceil(len(documents) / self.settings.group)
-        # Spreads the best documents over the groups, like the seeds of a championship.
-        groups = [documents[first::groups_count] for first in range(groups_count)]
+        group_count = math.ceil(len(documents) / self.settings.group)
+        # Spreads the best documents over the groups, like the seeds of a championship: with three
+        # groups, the first gets the documents 1, 4, 7 and so on.
+        groups = [documents[first::group_count] for first in range(group_count)]
+        ordered_groups = await self._order_groups(groups, stage)
 
+        winners_per_group = self.settings.group // 2
         winners: set[str] = set()
-        for group in await self._order_groups(groups, stage):
-            winners.update(group[: self.settings.group // 2])
+        for group in ordered_groups:
+            winners.update(group[:winners_per_group])
         return [document for document in documents if document in winners]
 
     async def _order_groups(
         self, groups: Sequence[Sequence[str]], stage: int
     ) -> list[Sequence[str]]:
-        """Return the documents of each group from best to worst.
+        """Return the documents of each group from best to worst; in the given order without answer.
 
-        Each is shown shuffled, so that no position in the prompt always favours the same document.
+        Each group is shown shuffled, since models favour some positions in a prompt.
         """
         shown_groups: list[list[str]] = []
         for index, group in enumerate(groups):
