@@ -1,11 +1,18 @@
 """The program: `touche-llm`, or `python -m touche_llm`."""
 
+import gc
+
 from touche_llm.interrupts import end_if_interrupted, handle_signals
+
+# Number of new objects from which garbage is collected; Python's default is 700. A command imports
+# about 900 modules, whose objects live until it ends: the collections found nothing, in 60 ms.
+_COLLECTION_THRESHOLD = 20_000
 
 
 def main() -> None:
     """Run the command line, which an interrupt ends from its first imports on."""
     handle_signals()
+    gc.set_threshold(_COLLECTION_THRESHOLD)
     from touche_llm import cli  # slow to load
 
     try:
