@@ -214,7 +214,7 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         found.append(config)
         raise UsageError("ended")
 
-    monkeypatch.setattr("touche_llm.cli.run.run_requests", end)
+    monkeypatch.setattr("touche_llm.cli.stages.run_requests", end)
     return found
 
 
