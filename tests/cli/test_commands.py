@@ -66,16 +66,22 @@ def test_the_table_has_the_first_sentence_of_a_commands_docstring(name: str) -> 
     ("arguments", "variables", "unwanted"),
     [
         (["--help"], {}, {*COMMAND_MODULES, "touche_llm.config.configuration", "pydantic"}),
-        (["prompts", "--help"], {}, {*COMMAND_MODULES, "touche_llm.config.configuration"}),
+        pytest.param(
+            ["prompts", "--help"],
+            {},
+            {*COMMAND_MODULES, "touche_llm.config.configuration"},
+            marks=pytest.mark.slow,
+        ),
         (
             [],
             complete_in_bash("touche-llm "),
             {*COMMAND_MODULES, "touche_llm.config.configuration"},
         ),
-        (
+        pytest.param(
             [],
             complete_in_bash("touche-llm tasks "),
             {*COMMAND_MODULES, "touche_llm.config.configuration"},
+            marks=pytest.mark.slow,
         ),
         (
             [],

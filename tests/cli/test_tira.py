@@ -287,6 +287,7 @@ def can_isolate() -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_isolate(), reason="needs `unshare` with user namespaces")
 def test_a_submission_with_its_cache_is_executed_again_without_a_model(
     touche: Touche, prepared: Prepare, tmp_path: Path

@@ -115,11 +115,13 @@ def test_its_settings_are_checked_as_those_of_the_package(
     assert done.stderr.splitlines()[-1].startswith("error: ") and setting in done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_file_its_name_is_unknown(extended: Extended) -> None:
     done = extended(*RUN, "--retriever", "random", "--dry-run")
     assert done.returncode == 2 and "'elasticsearch'" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_library_opens_it(extended: Extended) -> None:
     program = f"""
 import tests.extending.random_order as random_order

@@ -84,6 +84,7 @@ def test_values_by_topic_have_it_and_the_table_names_what_does_not_fit(
     assert line.endswith(": RR@10") and "further measures" not in plain.stdout
 
 
+@pytest.mark.slow
 def test_the_library_measures_by_it_and_takes_no_measure_after_it(
     extended: Extended, judged: Path
 ) -> None:
