@@ -18,7 +18,6 @@ from touche_llm.runs import directory as run_directory
 from touche_llm.runs import stages as pipeline
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.facts import format_seconds
-from touche_llm.runs.overview import read_overview
 
 
 def retrieve_candidates(output: Format, config: Config, out: Path, *, overwrite: bool) -> None:
@@ -47,6 +46,9 @@ def rank_candidates(output: Format, config: Config, out: Path) -> None:
 
 def run_all_stages(output: Format, config: Config, out: Path, *, overwrite: bool) -> None:
     """Run all stages, and report the outcome."""
+    # Imported here because overviews are slow to load, and the commands of one stage read none.
+    from touche_llm.runs.overview import read_overview
+
     started = time.monotonic()
     outcome = run_requests(
         config, pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite)
