@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import yaml
 
 from tests.fake_server import FakeServer
@@ -35,6 +36,12 @@ from touche_llm.runs.stages import RunResult
 from touche_llm.tasks import get_task
 
 SAMPLE = SAMPLES / "comparative"
+# Tasks with samples, as parameters: by default one of each kind.
+TASK_OF_EACH_KIND = [
+    "comparative",
+    "sentence_pairs",
+    pytest.param("controversial", marks=pytest.mark.slow),
+]
 
 
 class Silent:

@@ -94,6 +94,7 @@ def test_a_comparison_sends_the_requests_that_its_dry_run_announces(
     assert server.first_samples == announced != set()
 
 
+@pytest.mark.slow
 def test_a_run_sends_the_requests_that_batch_files_export(
     changed_case: MakeCase, tmp_path: Path, server: RefusingServer
 ) -> None:

@@ -66,18 +66,28 @@ def test_the_table_has_the_first_sentence_of_a_commands_docstring(name: str) -> 
     ("arguments", "variables", "unwanted"),
     [
         (["--help"], {}, {*COMMAND_MODULES, "touche_llm.config.configuration", "pydantic"}),
-        (["prompts", "--help"], {}, {*COMMAND_MODULES, "touche_llm.config.configuration"}),
+        pytest.param(
+            ["prompts", "--help"],
+            {},
+            {*COMMAND_MODULES, "touche_llm.config.configuration"},
+            marks=pytest.mark.slow,
+        ),
         (
             [],
             complete_in_bash("touche-llm "),
             {*COMMAND_MODULES, "touche_llm.config.configuration"},
         ),
-        (
+        pytest.param(
             [],
             complete_in_bash("touche-llm tasks "),
             {*COMMAND_MODULES, "touche_llm.config.configuration"},
+            marks=pytest.mark.slow,
         ),
-        ([], complete_in_bash("touche-llm run --"), COMMAND_MODULES - {"touche_llm.cli.run"}),
+        (
+            [],
+            complete_in_bash("touche-llm run --"),
+            COMMAND_MODULES - {"touche_llm.cli.run"} | {"touche_llm.runs.stages", "rich"},
+        ),
         ([], complete_in_bash("touche-llm evaluate --"), {"pandas", "scipy"}),
     ],
 )

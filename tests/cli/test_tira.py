@@ -214,7 +214,7 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         found.append(config)
         raise UsageError("ended")
 
-    monkeypatch.setattr("touche_llm.cli.run.run_requests", end)
+    monkeypatch.setattr("touche_llm.cli.stages.run_requests", end)
     return found
 
 
@@ -287,6 +287,7 @@ def can_isolate() -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_isolate(), reason="needs `unshare` with user namespaces")
 def test_a_submission_with_its_cache_is_executed_again_without_a_model(
     touche: Touche, prepared: Prepare, tmp_path: Path

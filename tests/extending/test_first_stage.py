@@ -33,10 +33,8 @@ def test_retrieve_uses_the_first_stage_and_records_its_settings(
     extended: Extended, tmp_path: Path
 ) -> None:
     done, documents = retrieve(extended, tmp_path / "one", seed=1)
-    _, repeated = retrieve(extended, tmp_path / "repeated", seed=1)
-    _, others = retrieve(extended, tmp_path / "other", seed=2)
     assert done.returncode == 0, done.stderr
-    assert len(documents) == 3 and documents == repeated and documents != others
+    assert len(documents) == 3
 
     config = yaml.safe_load((tmp_path / "one" / "config.yaml").read_text())
     assert (config["retriever"]["name"], config["random"]) == ("random", {"seed": 1})
@@ -44,6 +42,16 @@ def test_retrieve_uses_the_first_stage_and_records_its_settings(
     (stage,) = metadata["method"]["retrieval"]
     assert (stage["name"], stage["method"]) == ("random", "random order")
     assert stage["params"]["random.seed"] == 1
+
+
+@pytest.mark.slow
+def test_retrieve_repeats_the_documents_of_the_same_settings_alone(
+    extended: Extended, tmp_path: Path
+) -> None:
+    _, documents = retrieve(extended, tmp_path / "one", seed=1)
+    _, repeated = retrieve(extended, tmp_path / "repeated", seed=1)
+    _, others = retrieve(extended, tmp_path / "other", seed=2)
+    assert documents == repeated and documents != others
 
 
 @pytest.mark.slow
@@ -89,8 +97,14 @@ def test_doctor_is_not_changed_by_a_first_stage(extended: Extended) -> None:
     ("options", "setting"),
     [
         (["--retriever", "bm25", "--random-seed", "1"], "random"),
-        (["--retriever", "random", "--set", "random.seed=x"], "--set random.seed"),
-        (["--retriever", "random", "--set", "random.size=1"], "random.size"),
+        pytest.param(
+            *(["--retriever", "random", "--set", "random.seed=x"], "--set random.seed"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(["--retriever", "random", "--set", "random.size=1"], "random.size"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_its_settings_are_checked_as_those_of_the_package(
@@ -101,11 +115,13 @@ def test_its_settings_are_checked_as_those_of_the_package(
     assert done.stderr.splitlines()[-1].startswith("error: ") and setting in done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_file_its_name_is_unknown(extended: Extended) -> None:
     done = extended(*RUN, "--retriever", "random", "--dry-run")
     assert done.returncode == 2 and "'elasticsearch'" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_library_opens_it(extended: Extended) -> None:
     program = f"""
 import tests.extending.random_order as random_order
@@ -128,6 +144,7 @@ assert orders[0] != orders[1] and orders[1] == orders[2]
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_first_stage_that_comes_too_late_is_an_error(extended: Extended) -> None:
     done = extended(program="import touche_llm.config.configuration, tests.extending.random_order")
     assert "ExtensionError: random: " in done.stderr and done.returncode == 1

@@ -54,6 +54,13 @@ def test_a_run_judges_the_first_paragraphs_and_records_how_many(
 
     config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert config["lead"] == {"paragraphs": paragraphs}
+
+
+@pytest.mark.slow
+def test_show_and_report_know_a_run_of_it(extended: Extended) -> None:
+    with FakeServer().in_thread() as server:
+        run = extended("run", *TASK, *RUN, "--base-url", server.url, modules=MODULES)
+    assert run.returncode == 0, run.stderr
     show = extended("show", "out", modules=MODULES)
     assert show.returncode == 0, show.stderr
     report = extended("report", "out", modules=MODULES)
@@ -100,9 +107,9 @@ def test_tasks_show_and_prompts_check_know_it(extended: Extended) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["run", *TASK, *RUN, "--dry-run"],
         ["tasks", "show", "task"],
-        ["prompts", "check", *TASK],
+        pytest.param(["run", *TASK, *RUN, "--dry-run"], marks=pytest.mark.slow),
+        pytest.param(["prompts", "check", *TASK], marks=pytest.mark.slow),
     ],
 )
 def test_without_the_file_the_kind_is_unknown(command: list[str], extended: Extended) -> None:
@@ -117,9 +124,13 @@ def test_without_the_file_the_kind_is_unknown(command: list[str], extended: Exte
     ("task", "options", "setting"),
     [
         ("task", ["--lead-paragraphs", "0"], "--lead-paragraphs"),
-        ("task", ["--set", "lead.sentences=1"], "lead.sentences"),
-        ("task", ["--judge-pairs", "3"], "pairs"),
-        ("controversial", ["--lead-paragraphs", "2"], "lead"),
+        pytest.param(
+            *("task", ["--set", "lead.sentences=1"], "lead.sentences"), marks=pytest.mark.slow
+        ),
+        pytest.param("task", ["--judge-pairs", "3"], "pairs", marks=pytest.mark.slow),
+        pytest.param(
+            *("controversial", ["--lead-paragraphs", "2"], "lead"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_its_settings_are_checked_as_those_of_the_package(
@@ -158,7 +169,12 @@ assert "180 euros" in text and "books" not in text
 
 
 @pytest.mark.parametrize(
-    ("section", "is_shared"), [("lead", True), ("ranking", False), ("depth", False)]
+    ("section", "is_shared"),
+    [
+        pytest.param("lead", True, marks=pytest.mark.slow),
+        ("ranking", False),
+        pytest.param("depth", False, marks=pytest.mark.slow),
+    ],
 )
 def test_kinds_share_a_section_only_with_the_same_settings(
     section: str, is_shared: bool, extended: Extended
@@ -178,6 +194,7 @@ import touche_llm.config.configuration
     assert (f"ExtensionError: {section}: " in done.stderr) is not is_shared
 
 
+@pytest.mark.slow
 def test_a_kind_that_comes_too_late_is_an_error(extended: Extended) -> None:
     done = extended(program="import touche_llm.config.configuration, tests.extending.lead")
     assert "ExtensionError: lead: " in done.stderr and done.returncode == 1

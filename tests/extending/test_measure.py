@@ -51,6 +51,15 @@ def test_evaluate_and_compare_have_it_and_keep_it_for_later(
     assert row["difference"] == pytest.approx(means["other"] - means["mine"])
     assert (row["losses"], row["ties"]) == (2, 1)
 
+
+@pytest.mark.slow
+def test_the_table_of_compare_has_it_and_without_it_its_values_are_an_error(
+    extended: Extended, judged: Path
+) -> None:
+    done = extended("evaluate", "mine", "other", *QRELS, modules=MODULES)
+    assert done.returncode == 0, done.stderr
+
+    compare = ["compare", "mine", "other", "--task", "comparative"]
     table = extended(*compare, modules=MODULES)
     assert table.returncode == 0 and "RR@10" in table.stdout, table.stderr
     without_it = extended(*compare)
@@ -75,6 +84,7 @@ def test_values_by_topic_have_it_and_the_table_names_what_does_not_fit(
     assert line.endswith(": RR@10") and "further measures" not in plain.stdout
 
 
+@pytest.mark.slow
 def test_the_library_measures_by_it_and_takes_no_measure_after_it(
     extended: Extended, judged: Path
 ) -> None:

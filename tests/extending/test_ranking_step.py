@@ -119,7 +119,7 @@ def test_an_unknown_step_is_an_error_that_lists_the_known_ones(extended: Extende
     assert "'bubble:5'" in other.stderr and "fusion, balance, knockout\n" in other.stderr
 
 
-@pytest.mark.parametrize("name", ["judge", "two words"])
+@pytest.mark.parametrize("name", ["judge", pytest.param("two words", marks=pytest.mark.slow)])
 def test_a_name_with_another_meaning_is_an_error(extended: Extended, name: str) -> None:
     program = f"""
 from touche_llm.ranking.registry import RankingStep, register
@@ -131,6 +131,7 @@ import touche_llm.ranking.steps
     assert done.returncode == 1 and f"ExtensionError: {name}: " in done.stderr
 
 
+@pytest.mark.slow
 def test_the_library_has_its_settings_and_takes_no_step_after_them(extended: Extended) -> None:
     program = """
 import tests.extending.knockout

@@ -15,6 +15,7 @@ from touche_llm.extensions import Registry
 MODULES = ("tests.extending.allowed_models",)
 
 
+@pytest.mark.slow
 def test_doctor_makes_the_check_after_those_of_the_start_up(extended: Extended) -> None:
     with FakeServer().in_thread() as server:
         done = extended("doctor", server.url, "--format", "json", modules=MODULES)

@@ -16,8 +16,8 @@ import pytest
 
 import touche_llm as tl
 from tests.expect import raises_at
-from tests.sample_runs import Silent
-from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
+from tests.sample_runs import TASK_OF_EACH_KIND, Silent
+from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.integrations.tira import detect_input
 from touche_llm.runs.stages import run_all
 
@@ -60,7 +60,7 @@ def to_results(frame: pd.DataFrame, columns: Any) -> pd.DataFrame:
     return renamed.assign(rank=frame["rank"] + 1)[list(columns)]
 
 
-@pytest.mark.parametrize("task", SAMPLE_TASKS)
+@pytest.mark.parametrize("task", TASK_OF_EACH_KIND)
 @pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
 def test_a_pipeline_makes_the_run_of_the_command_line(task: str, tmp_path: Path) -> None:
     config = sample_config(task, tmp_path / "out", {})

@@ -132,6 +132,7 @@ async def test_the_comparison_of_runs_has_no_judgments_of_held_out_topics(
 _LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
+@pytest.mark.slow
 def test_two_ctrl_c_end_the_lab_while_a_template_loops(folder: Path) -> None:
     command = [sys.executable, "-m", "touche_llm", "lab", "runs"]
     pipe = subprocess.PIPE

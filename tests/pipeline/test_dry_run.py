@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.sample_runs import Silent, config_for, run_directly, with_cache
+from tests.sample_runs import TASK_OF_EACH_KIND, Silent, config_for, run_directly, with_cache
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of, script_with_queries
 from touche_llm.config.configuration import Config
@@ -66,7 +66,7 @@ def short(folder: Path, task: str = "comparative", **flags: Any) -> Config:
     return config_for(folder, task=task, **{**SHORT[task], **flags})
 
 
-@pytest.mark.parametrize("task", SHORT)
+@pytest.mark.parametrize("task", TASK_OF_EACH_KIND)
 async def test_the_run_sends_as_many_requests_as_the_dry_run_said(
     tmp_path: Path, task: str
 ) -> None:

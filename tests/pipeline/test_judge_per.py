@@ -13,7 +13,7 @@ import pytest
 from tests.expect import raises_at
 from tests.pipeline.test_dry_run import SHORT, dry, real, requests
 from tests.regression.conftest import checked
-from tests.sample_runs import Silent, config_for, judge_stage, run_directly
+from tests.sample_runs import TASK_OF_EACH_KIND, Silent, config_for, judge_stage, run_directly
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.config.configuration import Config
@@ -109,7 +109,7 @@ async def judged(config: Config, out: Path, script: Any = None) -> list[Judgment
     return judgments_of(out)
 
 
-@pytest.mark.parametrize("task", SHORT)
+@pytest.mark.parametrize("task", TASK_OF_EACH_KIND)
 async def test_a_dry_run_counts_all_requests_and_thoughts(task: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"task": task, **SHORT[task], "sampling": {"thinking": {"judge": 50}}}
     config = config_for(tmp_path, **given, judge_per="field")

@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 
 import touche_llm as tl
-from tests.sample_runs import Silent, config_for, run_directly
+from tests.sample_runs import TASK_OF_EACH_KIND, Silent, config_for, run_directly
 from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import script_with_queries
-from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
+from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.config.configuration import Config
 from touche_llm.integrations.tira import detect_input
 from touche_llm.runs.stages import run_all
@@ -54,7 +54,7 @@ def run_library(task: str, config: Config, index: Path) -> tl.Ranking:
         return tl.rank(candidates, judgments, steps=config.rank, model=model, options=options)
 
 
-@pytest.mark.parametrize("task", SAMPLE_TASKS)
+@pytest.mark.parametrize("task", TASK_OF_EACH_KIND)
 @pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
 def test_the_library_makes_the_run_of_the_command_line(task: str, tmp_path: Path) -> None:
     config = sample_config(task, tmp_path / "out", {})

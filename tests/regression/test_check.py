@@ -12,7 +12,7 @@ from tests.write_regressions import FOLDER
 from touche_llm.cli.demo import SAMPLE_TASKS
 from touche_llm.llm.answer_schema import AnswerForm
 from touche_llm.prompts.prompt import read_header
-from touche_llm.prompts.templates import HEADER
+from touche_llm.prompts.template_text import HEADER
 from touche_llm.regression.result import (
     CheckResult,
     LabelDifference,

@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from touche_llm.data.measure import Measure
 from touche_llm.errors import to_printable
+
+if TYPE_CHECKING:  # slow to load, and most commands print no table
+    from rich.text import Text
 
 # Width of a table where the output is not a terminal, and of a column of cut texts.
 _UNLIMITED, _MAX_CUT = 10_000, 60
@@ -73,6 +72,8 @@ class Column:
 
     def format(self, row: Mapping[str, Any]) -> Text:
         """Format its cell of a row: counts with commas, floats by `format_value`, None as nothing."""
+        from rich.text import Text
+
         value = self.value(row) if callable(self.value) else row[self.value or self.name]
         match value:
             case None:
@@ -124,6 +125,11 @@ def show_table(
 
     Text from outside is printed literally: without markup and control characters.
     """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     width = None if sys.stdout.isatty() else _UNLIMITED
     console = Console(file=sys.stdout, width=width, color_system=None)

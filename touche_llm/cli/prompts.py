@@ -20,7 +20,7 @@ from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check
 from touche_llm.prompts.leakage import check_examples
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
-from touche_llm.prompts.templates import read_text
+from touche_llm.prompts.template_text import read_text
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, get_task
 
 EveryTaskOption = Annotated[

@@ -1,28 +1,17 @@
-"""The commands that make a run: all stages, or one of them."""
+"""The commands that make a run: all stages, or one of them.
+
+What they do is imported when they run: the stages are slow to load, and the help and the completion
+of the options need none.
+"""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Sequence
-from pathlib import Path
-
-import typer
 
 from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
-from touche_llm.cli.costs import show_cost
-from touche_llm.cli.failures import FAILURES_EXIT, print_failures
-from touche_llm.cli.options import CommandProgress
-from touche_llm.cli.output import Format, FormatOption, print_rows, say, show_lines
-from touche_llm.cli.requests import run_requests
+from touche_llm.cli.output import Format, FormatOption, show_lines
 from touche_llm.config.configuration import Config
-from touche_llm.data.records import Failure
-from touche_llm.runs import directory as run_directory
-from touche_llm.runs import stages as pipeline
-from touche_llm.runs.directory import RunDirectory
-from touche_llm.runs.facts import format_seconds
-from touche_llm.runs.overview import read_overview
 from touche_llm.tasks import get_task
 
 
@@ -40,12 +29,14 @@ def retrieve(
     `--query-expansion` needs the model.
     """
     if dry_run:
+        from touche_llm.cli.costs import show_cost
+
         show_cost(output, config, out, ("retrieve",), overwrite=overwrite)
         return
-    found = run_requests(
-        config, pipeline.run_retrieve(config, out, CommandProgress(), overwrite=overwrite)
-    )
-    _report(output, "candidates", RunDirectory(out).first_stage_file(found.task), found.failures)
+
+    from touche_llm.cli.stages import retrieve_candidates
+
+    retrieve_candidates(output, config, out, overwrite=overwrite)
 
 
 @s.configured(*s.OF_STAGE["judge"])
@@ -58,12 +49,14 @@ def judge(
 ) -> None:
     """Judge the candidates of a run with the model. Exit code 3 if some have no usable answer."""
     if dry_run:
+        from touche_llm.cli.costs import show_cost
+
         show_cost(output, config, out, ("judge",))
         return
-    outcome = run_requests(
-        config, pipeline.run_judge(config, out, CommandProgress(), overwrite=overwrite)
-    )
-    _report(output, "judgments", out / run_directory.JUDGMENTS, outcome.failures)
+
+    from touche_llm.cli.stages import judge_candidates
+
+    judge_candidates(output, config, out, overwrite=overwrite)
 
 
 @s.configured(*s.OF_STAGE["rank"])
@@ -78,12 +71,14 @@ def rank(
     Needs the model only if a step of `--rank` compares documents.
     """
     if dry_run:
+        from touche_llm.cli.costs import show_cost
+
         show_cost(output, config, out, ("rank",))
         return
-    ranking = run_requests(config, pipeline.run_rank(config, out, CommandProgress()))
-    _report(output, "run", out / run_directory.RUN, ranking.failures, imputed=ranking.imputed)
-    if ranking.imputed:
-        raise typer.Exit(FAILURES_EXIT)
+
+    from touche_llm.cli.stages import rank_candidates
+
+    rank_candidates(output, config, out)
 
 
 @s.configured(*s.OF_RUN)
@@ -102,55 +97,11 @@ def run(
     task = get_task(config.task)
     show_lines([f"task: {task.name} ({task.title})"], sys.stderr)
     if dry_run:
+        from touche_llm.cli.costs import show_cost
+
         show_cost(output, config, out, ("retrieve", "judge", "rank"), overwrite=overwrite)
         return
+
+    from touche_llm.cli.stages import run_all_stages
+
     run_all_stages(output, config, out, overwrite=overwrite)
-
-
-def run_all_stages(output: Format, config: Config, out: Path, *, overwrite: bool) -> None:
-    """Run all stages, and report the outcome."""
-    started = time.monotonic()
-    outcome = run_requests(
-        config, pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite)
-    )
-    seconds = format_seconds(time.monotonic() - started)
-    totals = read_overview(out).totals
-    say(
-        output,
-        f"{seconds}, {totals['requests']:,} requests, {totals['cached']:,} answers from the cache, "
-        f"{totals['prompt_tokens']:,} prompt and {totals['completion_tokens']:,} answer tokens; "
-        f"next: touche-llm show {out}",
-    )
-    overruled = totals["overruled"]
-    if overruled:
-        why = "the probabilities of all labels decide"
-        say(output, f"stances that differ from the answers as written: {overruled:,}, since {why}")
-    _report(
-        output,
-        "run",
-        out / run_directory.RUN,
-        outcome.failures,
-        judgments=outcome.judgments.requested,
-    )
-
-
-def _report(
-    output: Format, name: str, file: Path, failures: Sequence[Failure], **counts: int
-) -> None:
-    """Print the file that a stage has written, with counts, and its failures.
-
-    Exit with code 3 if there are any.
-    """
-    counts |= {"failures": len(failures)}
-    if output is Format.TABLE:
-        shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-        print(f"{name}: {file}" + (f" ({shown})" if shown else ""))
-    else:
-        print_rows(output, [{"file": file, **counts}])
-    if failures:
-        written = (file.parent / of_stage for of_stage in run_directory.ALL_FAILURES)
-        files = [str(path) for path in written if path.exists() and path.stat().st_size]
-        print_failures(
-            output, failures, f"the answers of all attempts are in {' and '.join(files)}"
-        )
-        raise typer.Exit(FAILURES_EXIT)

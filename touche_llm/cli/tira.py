@@ -12,7 +12,7 @@ import typer
 from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.output import Format, FormatOption
-from touche_llm.cli.run import run_all_stages
+from touche_llm.cli.stages import run_all_stages
 from touche_llm.config.files import index_folder, load_with_origins
 from touche_llm.config.origins import DEFAULT, OriginKind, ValueOrigin
 from touche_llm.errors import UsageError

@@ -22,7 +22,7 @@ from touche_llm.lab.runs_of_lab import DRAFTS
 from touche_llm.prompt_lab.holdout import access_log, read_accesses
 from touche_llm.prompts.prompt import copy_prompt
 from touche_llm.prompts.purposes import CatalogEntry
-from touche_llm.prompts.templates import HEADER, read_text
+from touche_llm.prompts.template_text import HEADER, read_text
 
 _VERSION = re.compile(r"^(version:[ \t]*)(\d+)", re.MULTILINE)
 # Name of a template that the user chooses.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import orjson
 from pydantic import Field
@@ -23,12 +23,15 @@ from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, can_be_letters
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
 from touche_llm.prompts.fields import FieldSelection, group_fields, pick_fields
-from touche_llm.prompts.templates import HEADER, TemplateFiles, read_text, resolve_reference
+from touche_llm.prompts.template_text import HEADER, read_text, resolve_reference
 from touche_llm.settings.section import Option, Scope, Section
 from touche_llm.settings.yaml_text import load_yaml
 from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import SanitizedText, sanitize
+
+if TYPE_CHECKING:  # slow to load, and every command reads the settings
+    from touche_llm.prompts.templates import TemplateFiles
 
 
 class PromptsConfig(Section):
@@ -437,6 +440,9 @@ def load_prompt(
     Raises:
         PromptError: A file cannot be read, is invalid, or does not fit the purpose.
     """
+    # Imported here because Jinja is slow to load, and most commands load no prompt.
+    from touche_llm.prompts.templates import TemplateFiles
+
     source = read_template(task, name, folder, text)
     path = source.path
     header = source.header

@@ -29,7 +29,7 @@ from touche_llm.prompts.prompt import (
     read_template,
     template_path,
 )
-from touche_llm.prompts.templates import HEADER, read_text
+from touche_llm.prompts.template_text import HEADER, read_text
 from touche_llm.tasks.questions import Question
 from touche_llm.tasks.task import Task
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ from jinja2 import (
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from touche_llm.data.files import read_bounded
 from touche_llm.errors import PromptError
+from touche_llm.prompts.template_text import HEADER, read_text, resolve_reference
 
 
 class _TemplateLoader(BaseLoader):
@@ -86,8 +85,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 ROLES = ("system", "user")
-HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
-_MAX_BYTES = 2**20
 _OPENING_BRACKETS = tuple("<＜﹤[［")
 _Reference = nodes.Extends | nodes.Include | nodes.Import | nodes.FromImport
 # A file may define these outside its blocks; they apply in all blocks.
@@ -323,45 +320,6 @@ class TemplateFiles:
                 )
             used |= names & variables
         return used
-
-
-def read_text(path: Path) -> str:
-    """Read a template file, with Unix line ends and without a byte order mark.
-
-    Raises:
-        PromptError: The file is too large, or not UTF-8.
-        OSError: The file cannot be read.
-    """
-    content = read_bounded(path, _MAX_BYTES, PromptError)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path}: not UTF-8: {error}") from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def resolve_reference(folder: Path, name: str, where: str) -> Path:
-    """Return the path of a file in a template's folder.
-
-    Args:
-        folder: Folder of the template.
-        name: Name of the file.
-        where: Place of the reference, for messages.
-
-    Raises:
-        PromptError: The file is outside the folder, or missing.
-    """
-    path = folder / name
-    is_inside = path.resolve().is_relative_to(folder.resolve())
-    if not name.isprintable() or not is_inside:
-        raise PromptError(
-            f'{where}: {name!r:.80}: must be the path of a file within {folder}, as "base.jinja"'
-        )
-    if not path.is_file():
-        raise PromptError(
-            f"{where}: {path}: no such file; a template may reference files of its own folder only"
-        )
-    return path
 
 
 def _blank_front_matter(text: str) -> str:

@@ -26,7 +26,7 @@ from touche_llm.llm.protocol import EngineInfo
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.prompts.prompt import Prompt, examples_path
-from touche_llm.prompts.templates import read_text
+from touche_llm.prompts.template_text import read_text
 from touche_llm.regression.result import (
     CheckResult,
     LabelDifference,

@@ -20,7 +20,7 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.kinds.known import KINDS
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.prompts.templates import read_text
+from touche_llm.prompts.template_text import read_text
 from touche_llm.runs.directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
 from touche_llm.settings.yaml_text import read_yaml
 from touche_llm.tasks import TASKS, get_task
