@@ -84,11 +84,12 @@ def retrieve_sentences(
             parents=parents,
             settings=settings,
         )
+        # More than are kept, since many are left out as repetitions.
         ranking = select_candidates(
             topic,
-            found.scores,
-            partial(_get_ids, parts, found.rows),
-            settings.pool * _OVERFETCH,
+            scores=found.scores,
+            get_ids=partial(_get_ids, parts, found.rows),
+            depth=settings.pool * _OVERFETCH,
         )
         yield select_distinct(ranking, parts, settings, analyzer)
 
@@ -174,7 +175,10 @@ def _scale(
 
 
 def is_self_contained(text: str, settings: SentenceSettings) -> bool:
-    """Return whether a sentence has enough words (two letters or more, no links) and is not too long."""
+    """Return whether a sentence can be understood alone: neither too few words nor too long.
+
+    A word has two letters or more, and is no link.
+    """
     if len(text) > settings.most_chars:
         return False
 
@@ -207,11 +211,7 @@ class DuplicateFilter:
         self._kept: dict[str, list[frozenset[str]]] = defaultdict(list)
 
     def add(self, terms: frozenset[str]) -> bool:
-        """Keep a set unless it is empty or a near-duplicate of a kept one.
-
-        Returns:
-            Whether it was kept.
-        """
+        """Keep a set of terms, and return True, unless it is empty or resembles a kept set."""
         if not terms:
             return False
 
@@ -222,17 +222,21 @@ class DuplicateFilter:
         ordered = sorted(sorted(terms), key=len, reverse=True)
         prefix = ordered[: len(terms) - min_size + 1]
 
-        near: set[frozenset[str]] = set()
-        for term in prefix:
-            for kept in self._kept.get(term, ()):
-                if min_size <= len(kept) <= max_size:
-                    near.add(kept)
-        if any(jaccard(terms, kept) >= self._threshold for kept in near):
-            return False
+        for kept in self._find_sharing(prefix):
+            has_near_size = min_size <= len(kept) <= max_size
+            if has_near_size and jaccard(terms, kept) >= self._threshold:
+                return False
 
         for term in prefix:
             self._kept[term].append(terms)
         return True
+
+    def _find_sharing(self, prefix: Iterable[str]) -> set[frozenset[str]]:
+        """Return the kept sets with one of these terms in their prefix."""
+        sharing: set[frozenset[str]] = set()
+        for term in prefix:
+            sharing.update(self._kept.get(term, ()))
+        return sharing
 
 
 def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
