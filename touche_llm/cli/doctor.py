@@ -45,20 +45,25 @@ def doctor(
     """
     engine = s.read_section(EngineConfig, {**given, "engine.base_url": url}, "engine")
     sampling = s.read_section(SamplingConfig, given, "sampling")
-    examination = run_until_interrupted(_examine(engine, sampling, thorough), "nothing was stored")
+    work = _examine(engine, sampling, thorough)
+    examination = run_until_interrupted(work, "nothing was stored")
+
     failure = examination.result if isinstance(examination.result, EngineError) else None
-    if failure is not None and not any(check.is_ok for check in examination.checks):
+    has_passed_a_check = any(check.is_ok for check in examination.checks)
+    if failure is not None and not has_passed_a_check:
         raise failure
+
     checks = [replace(check, remedy=s.name_options(check.remedy)) for check in examination.checks]
     emit(output, [asdict(check) for check in checks], _CHECKS)
     if output is Format.TABLE:
         show_lines(f"{check.name}: {check}" for check in checks if not check.is_ok)
     if failure is not None:
         raise failure
-    is_possible = not any(check.is_blocking for check in checks)
-    say(output, f"{url}: a run {'can' if is_possible else 'could not'} be made")
-    if not is_possible:
+
+    if any(check.is_blocking for check in checks):
+        say(output, f"{url}: a run could not be made")
         raise typer.Exit(1)
+    say(output, f"{url}: a run can be made")
 
 
 _CHECKS = (
@@ -71,7 +76,13 @@ _CHECKS = (
 async def _examine(
     engine: EngineConfig, sampling: SamplingConfig, is_thorough: bool
 ) -> Examination:
-    """Examine a server."""
+    """Check a server with requests as the judge prompt of the default task makes them.
+
+    Args:
+        engine: Settings of the server.
+        sampling: Settings of the requests.
+        is_thorough: Whether to make the checks of many requests, too.
+    """
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.doctor.checks import list_checks
     from touche_llm.doctor.examination import examine
@@ -79,6 +90,8 @@ async def _examine(
     from touche_llm.doctor.survey import ServerUnderTest
     from touche_llm.engines.chat import ChatServer
 
+    occasion = Occasion.THOROUGH if is_thorough else Occasion.DOCTOR
+    progress = CommandProgress()
     async with ChatServer(
         engine.base_url,
         concurrency=engine.concurrency,
@@ -88,14 +101,12 @@ async def _examine(
         patience=1,
     ) as server:
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
-        schemas, progress = list_schemas([prompt]), CommandProgress()
-        occasion = Occasion.THOROUGH if is_thorough else Occasion.DOCTOR
         with progress.stage("checking the server", len(list_checks(occasion))) as step:
             subject = ServerUnderTest(
                 server=server,
                 engine=engine,
                 sampling=sampling,
-                schemas=schemas,
+                schemas=list_schemas([prompt]),
                 warn=progress.warn,
                 step=step,
             )
