@@ -89,7 +89,7 @@ def _can_place(value: float, evaluation: Evaluation, table: Table) -> bool:
 
 
 def _describe_place(table: Table, value: float) -> dict[str, Any]:
-    """Return the place of a value in a published table, and the published runs ahead and behind."""
+    """Return the place of a value in a published table, and the published runs around it."""
     place = find_place(table, value)
     ahead = table.runs[place - 2] if place > 1 else None
     behind = table.runs[place - 1] if place <= len(table.runs) else None
@@ -205,11 +205,15 @@ def _record(
     task: Task,
     files: Mapping[str, Path],
 ) -> None:
-    """Keep qrels and values in the folders of the runs, for later commands."""
+    """Keep qrels and values in the folders of the runs, for later commands.
+
+    A folder that cannot be written is no error: the values are printed in any case.
+    """
     warn = CommandProgress().warn
     for run, evaluation in zip(given, evaluations, strict=True):
         if run.folder is None or run.first_stage:
             continue
+
         directory = RunDirectory(run.folder)
         try:
             with directory.lock("evaluate", warn):
@@ -220,36 +224,42 @@ def _record(
 
 
 def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return notes on runs with another share of judged documents than their first stage, which comes before them."""
+    """Return notes on runs with another share of judged documents than their first stage."""
     notes: list[str] = []
     for place, run in enumerate(given):
         if run.first_stage:
-            first_stage, reranked = evaluations[place : place + 2]
+            first_stage = evaluations[place]
+            reranked = evaluations[place + 1]
             notes += describe_judging(reranked, first_stage)
     return notes
 
 
 def summarize(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return the estimates of all runs, measure by measure."""
-    # The order is that of the run, since its first stage has fewer measures.
-    places = list(evaluations[-1].estimates | evaluations[-1].labels)
-    rows = [row for evaluation in evaluations for row in evaluation.summary().to_dict("records")]
-    return sorted(rows, key=lambda row: places.index(row["measure"]))
+    """Return the estimates of all runs, measure by measure.
+
+    Measures are in the order of the last evaluation: a first stage, which comes before its run, has
+    fewer.
+    """
+    measures = list(evaluations[-1].estimates | evaluations[-1].labels)
+    rows: list[dict[str, Any]] = []
+    for evaluation in evaluations:
+        rows.extend(evaluation.summary().to_dict("records"))
+    return sorted(rows, key=lambda row: measures.index(row["measure"]))
 
 
 def _list_topics(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return a row for each run and topic, with `run`, `topic`, the measures and their judged@k."""
     measures = list(evaluations[-1].estimates)
     shares = [measure.judged for measure in measures]
-    empty = dict.fromkeys(map(str, [*measures, *shares]), nan)
+    unmeasured = dict.fromkeys(map(str, [*measures, *shares]), nan)
+
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for evaluation in evaluations:
         for measured in evaluation.per_topic().itertuples(index=False):
-            key = (evaluation.name, measured.topic)
-            if key not in rows:
-                rows[key] = {"run": evaluation.name, "topic": measured.topic, **empty}
-            rows[key][str(measured.measure.judged)] = measured.judged
-            rows[key][str(measured.measure)] = measured.value
+            empty_row = {"run": evaluation.name, "topic": measured.topic, **unmeasured}
+            row = rows.setdefault((evaluation.name, measured.topic), empty_row)
+            row[str(measured.measure.judged)] = measured.judged
+            row[str(measured.measure)] = measured.value
     return list(rows.values())
 
 
@@ -474,35 +484,20 @@ def calibrate(
         stances = "all its stances take a side" if task.stances else "it has no stances"
         raise UsageError(f"{task.name}: {stances}, so it has no thresholds")
 
-    examples = read_calibration_set(
-        judgments=directory.judgments_file,
-        readings=directory.stances_file,
-        truth=read_qrels({STANCE: stance}, task).stances,
-        task=task,
-    )
-    if examples.without:
-        CommandProgress().warn(
-            f"judged documents without probabilities in the run, not used: {len(examples.without):,} "
-            f"(topic and document): {shorten(examples.without)}"
-        )
-
+    examples = _read_examples(directory, stance, task)
+    labels_by_method = {
+        "by thresholds, held out": label_held_out(examples, task),
+        "most probable": choose_stances(examples.probabilities, {}, task),
+    }
+    rows: list[dict[str, Any]] = []
+    for method, labels in labels_by_method.items():
+        rows.append(_make_calibration_row(method, labels, examples, task))
     topics = list(dict.fromkeys(examples.topics))
-    held_out = _make_calibration_row(
-        name="by thresholds, held out",
-        labels=label_held_out(examples, task),
-        examples=examples,
-        task=task,
-    )
-    most_probable = _make_calibration_row(
-        name="most probable",
-        labels=choose_stances(examples.probabilities, {}, task),
-        examples=examples,
-        task=task,
-    )
     thresholds = fit_thresholds(examples.probabilities, examples.truth, task)
     write_thresholds(out, thresholds, topics, examples.prompt)
 
-    emit(output, [held_out, most_probable], _CALIBRATION)
+    emit(output, rows, _CALIBRATION)
+    held_out, most_probable = rows
     if held_out["macro_f1"] <= most_probable["macro_f1"]:
         say(output, "the thresholds do not help on held-out topics; leave them out")
     fitted = ", ".join(f"{label} {value:.3g}" for label, value in thresholds.items())
@@ -510,6 +505,22 @@ def calibrate(
         output,
         f"thresholds fitted on all {len(topics)} topics, for other topics, in {out}: {fitted}",
     )
+
+
+def _read_examples(directory: RunDirectory, stance_file: Path, task: Task) -> CalibrationSet:
+    """Read the judged documents of a run whose stance people labelled; warn of unusable ones."""
+    examples = read_calibration_set(
+        judgments=directory.judgments_file,
+        readings=directory.stances_file,
+        truth=read_qrels({STANCE: stance_file}, task).stances,
+        task=task,
+    )
+    if examples.without:
+        CommandProgress().warn(
+            f"judged documents without probabilities in the run, not used: {len(examples.without):,} "
+            f"(topic and document): {shorten(examples.without)}"
+        )
+    return examples
 
 
 _CALIBRATION = (
@@ -522,12 +533,19 @@ _CALIBRATION = (
 
 
 def _make_calibration_row(
-    name: str, labels: Labels, examples: CalibrationSet, task: Task
+    method: str, labels: Labels, examples: CalibrationSet, task: Task
 ) -> dict[str, Any]:
-    """Return the row of one way of labelling, with its scores."""
+    """Return the row of one way of labelling, with its scores by the labels of people.
+
+    Args:
+        method: Name of the way of labelling.
+        labels: Its label of each example.
+        examples: Examples, with the labels of people.
+        task: Task of the labels.
+    """
     macro_f1, accuracy = score_labels(labels, examples.truth, task)
     return {
-        "labels": name,
+        "labels": method,
         "topics": len(set(examples.topics)),
         "documents": len(examples.topics),
         "macro_f1": macro_f1,
