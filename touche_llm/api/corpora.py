@@ -98,7 +98,8 @@ class LocalCorpus(Corpus):
     def open_first_stages(self) -> list[FirstStage]:
         """Open the index of each table that is searched; missing ones are built."""
         open_stage = self.retriever.kind.open_stage
-        assert open_stage is not None, "else the corpus is searched in another way"
+        assert open_stage is not None, "only a retriever that scores documents on disk gets here"
+
         stages: list[FirstStage] = []
         for table in self.space.tables:
             inputs = StageInputs(

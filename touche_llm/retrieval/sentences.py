@@ -215,7 +215,8 @@ class DuplicateFilter:
         if not terms:
             return False
 
-        # The tolerance keeps rounding errors from making ceil(0.8 * 5) equal to 5.
+        # Sets of other sizes cannot resemble it. The tolerance keeps rounding errors from making
+        # ceil(0.8 * 5) equal to 5.
         min_size = ceil(self._threshold * len(terms) - 1e-9)
         max_size = int(len(terms) / self._threshold + 1e-9)
         # Long terms first: they are rare, so few sets share them.
