@@ -366,6 +366,7 @@ class DenseCorpus(LocalCorpus):
 
         pool = max(depth, self.settings.pool)
         by_vectors = _search_vectors(vectors, topics, pool, done)
+        # The progress counts each topic once.
         by_words = await super().search(topics, fields, pool, lambda: None)
         return self._fuse(by_words, by_vectors, depth)
 

@@ -282,9 +282,7 @@ async def retrieve(
     expander: QueryExpander | None = None
     if expand_with is not None:
         loader = _PromptLoader(corpus.task, topics, progress)
-        chosen = {} if prompt is None else {"queries": prompt}
-        prompts = loader.load(["queries"], chosen, allowed=["queries"])
-        expander = QueryExpander(ExpansionSettings(), prompts["queries"], expand_with.requester)
+        expander = _make_expander(expand_with, prompt, loader)
     return await retrieval.retrieve(
         topics,
         corpus,
@@ -410,6 +408,15 @@ async def rank(
     async with open_pooling("score", options.settings.cross_encoder, options.cache) as reranker:
         plan = replace(plan, reranker=reranker)
         return await ranking.rank(judgments, plan, progress, stance=options.stance)
+
+
+def _make_expander(
+    model: LanguageModel, prompt: str | None, loader: _PromptLoader
+) -> QueryExpander:
+    """Return the expander of queries with a model; without a prompt with the task's own."""
+    chosen = {} if prompt is None else {"queries": prompt}
+    prompts = loader.load(["queries"], chosen, allowed=["queries"])
+    return QueryExpander(ExpansionSettings(), prompts["queries"], model.requester)
 
 
 def _check_judgments(judgments: Judgments, task: Task) -> None:

@@ -21,7 +21,7 @@ from touche_llm.engines.ray_engine import RayJob
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import UsageError
 from touche_llm.interrupts import run_until_interrupted
-from touche_llm.runs.batch import REQUESTS, Export, export_requests, import_responses
+from touche_llm.runs.batch import REQUESTS, ExportedRequests, export_requests, import_responses
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.record import StageName
 
@@ -65,7 +65,7 @@ def export(
         _print_end(output, stage, out, exported.failed)
 
 
-def _print_next_steps(output: Format, out: Path, exported: Export) -> None:
+def _print_next_steps(output: Format, out: Path, exported: ExportedRequests) -> None:
     """Print how to answer the requests of an export and to import the responses."""
     file = out / REQUESTS
     engine = exported.engine_info

@@ -51,6 +51,7 @@ def doctor(
     failure = examination.result if isinstance(examination.result, EngineError) else None
     has_passed_a_check = any(check.is_ok for check in examination.checks)
     if failure is not None and not has_passed_a_check:
+        # There is no server, so that a table of checks would say nothing.
         raise failure
 
     checks = [replace(check, remedy=s.name_options(check.remedy)) for check in examination.checks]

@@ -58,10 +58,18 @@ _TOP = 20
 def rank_among_published(
     task: Task, rows: Rows, evaluations: Sequence[Evaluation]
 ) -> list[dict[str, Any]]:
-    """Return the rows of `summarize` over all judged topics that have a published table, each with its place there.
+    """Return the rows of runs that can be compared with published runs, with their places.
 
     The place is from 1, the better of a tie; `behind` is the published run after it, or with the
     same value.
+
+    Args:
+        task: Task with tables of published runs.
+        rows: Rows of `summarize`.
+        evaluations: Evaluations of the rows.
+
+    Raises:
+        UsageError: Nothing is published, or no row is a published measure over all judged topics.
     """
     tables = {task.official_measures[table.measure]: table for table in read_tables(task)}
     if not tables:
@@ -72,9 +80,10 @@ def rank_among_published(
     evaluations_by_run = {evaluation.name: evaluation for evaluation in evaluations}
     placed: list[dict[str, Any]] = []
     for measure, table in tables.items():
-        for row in rows:
+        rows_of_measure = [row for row in rows if row["measure"] == measure]
+        for row in rows_of_measure:
             evaluation = evaluations_by_run[row["run"]]
-            if row["measure"] == measure and _can_place(row["value"], evaluation, table):
+            if _can_place(row["value"], evaluation, table):
                 placed.append({**row, **_describe_place(table, row["value"])})
     if not placed:
         raise UsageError(
@@ -171,31 +180,29 @@ def evaluate(
     """
     if per_topic and leaderboard:
         raise UsageError("--per-topic, --leaderboard: each prints its own table; give one of them")
-    known = find_task(task, runs, given.get("dataset"))
-    files, qrels = m.require_qrels(known, runs, qrels_files, given.get("dataset"))
-    measured = m.given_runs(runs, qrels, known)
+    known_task = find_task(task, runs, given.get("dataset"))
+    files, qrels = m.require_qrels(known_task, runs, qrels_files, given.get("dataset"))
+    measured = m.given_runs(runs, qrels, known_task)
     evaluations = m.evaluate_runs(measured, qrels, m.find_recall_depth(measured))
-    _record(measured, evaluations, known, files)
+    _record(measured, evaluations, known_task, files)
 
     notes = [*m.list_fitted(measured, qrels), *_describe_judging(measured, evaluations)]
     if per_topic:
         rows = _list_topics(evaluations)
+        show = partial(_show_topics, rows, evaluations)
     else:
         rows = summarize(evaluations)
         notes += describe_intervals(rows)
+        show = partial(show_summary, rows, evaluations)
     if leaderboard:
-        rows = rank_among_published(known, rows, evaluations)
+        rows = rank_among_published(known_task, rows, evaluations)
+        show = partial(_show_places, rows)
 
-    if output is not Format.TABLE:
-        print_rows(output, rows)
-    else:
-        if per_topic:
-            _show_topics(rows, evaluations)
-        elif leaderboard:
-            _show_places(rows)
-        else:
-            show_summary(rows, evaluations)
+    if output is Format.TABLE:
+        show()
         show_lines(m.describe_qrels(files))
+    else:
+        print_rows(output, rows)
     m.print_notes(qrels, evaluations, measured, *notes)
 
 

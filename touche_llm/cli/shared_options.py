@@ -32,8 +32,11 @@ class Command(TyperCommand):
         """Write the arguments, then the options by panel."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
+            # A hidden parameter has no record.
+            record = parameter.get_help_record(ctx)
+            if record:
                 panels.setdefault(find_panel(parameter), []).append(record)
+
         for panel, records in panels.items():
             if records:
                 with formatter.section(panel):

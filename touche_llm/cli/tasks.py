@@ -176,9 +176,10 @@ def _read_example(file: str, name: str) -> bytes:
 
 def _describe_next_steps(folder: Path, name: str) -> list[str]:
     """Return the lines about a new task: its files, and the commands to run it and to change it."""
-    topics, corpus, answers, qrels = (
-        shlex.quote(str(folder / file)) for file in EXAMPLE_FILES[1:5]
-    )
+    topics = shlex.quote(str(folder / "topics.xml"))
+    corpus = shlex.quote(str(folder / "opinions.jsonl"))
+    answers = shlex.quote(str(folder / "answers.jsonl"))
+    qrels = shlex.quote(str(folder / "qrels-relevance.txt"))
     # Without `./` the path would be read as a task of the project or an option.
     is_misread = str(folder) in TASKS or str(folder).startswith("-")
     place = shlex.quote(f"./{folder}" if is_misread else str(folder))

@@ -297,8 +297,8 @@ class BaseConfig(Section):
         """
         for other in KINDS.values():
             foreign = [name for name in other.sections if name not in kind.sections]
-            is_set = [getattr(self, name) is not None for name in foreign]
-            if any(is_set):
+            given = [name for name in foreign if getattr(self, name) is not None]
+            if given:
                 raise ValueError(
                     f"{', '.join(foreign)}: {task.name} is of the kind {kind.name}, not {other.name}; "
                     "leave the section out"
@@ -520,10 +520,11 @@ def find_settings(scope: Scope) -> tuple[str, ...]:
 
     names: list[str] = []
     for name, field in list_fields(Config):
-        is_section = name in sections
-        own_scope = _find_declaration(field, Scope)
-        # A setting for which neither it nor its section declares a scope decides the ranking.
-        found_scope = own_scope if is_section else scopes[name] or Scope.RANK
+        if name in sections:
+            found_scope = _find_declaration(field, Scope)
+        else:
+            # A setting decides the ranking unless it or its section declares another scope.
+            found_scope = scopes[name] or Scope.RANK
         if found_scope is scope:
             names.append(name)
     return tuple(names)

@@ -305,11 +305,7 @@ def _complete(
     stored = _list_stored(values)
 
     set_values(values, overrides.values, source)
-    _complete_dataset(values, overrides.origins, file)
-    _complete_first_stage(values, source)
-    task = _find_task(values, overrides.origins, file)
-    _complete_weights(values, overrides.values, task, stored_objective)
-    _complete_sections(values, task)
+    _add_dependent_defaults(values, overrides, file, stored_objective)
 
     kept = _list_kept(stored, values, overrides.values)
     file_origins = dict.fromkeys(kept, ValueOrigin(file_kind, source))
@@ -317,6 +313,31 @@ def _complete(
     config = _validate(values, origins, file)
     _check_code_options(config, origins)
     return LoadedConfig(config, origins)
+
+
+def _add_dependent_defaults(
+    values: dict[str, Any],
+    overrides: _Overrides,
+    file: Path | None,
+    stored_objective: Any,
+) -> None:
+    """Add the defaults that depend on other values: on dataset, retriever, task and objective.
+
+    Args:
+        values: Values of the configuration, by section, which are changed.
+        overrides: Those of them that are in place of values of the file.
+        file: File of the values; None if there is none.
+        stored_objective: Objective of the file.
+
+    Raises:
+        UsageError: A value is invalid, or the corpus is missing; the message names the origin.
+    """
+    source = str(file or "options")
+    _complete_dataset(values, overrides.origins, file)
+    _complete_first_stage(values, source)
+    task = _find_task(values, overrides.origins, file)
+    _complete_weights(values, overrides.values, task, stored_objective)
+    _complete_sections(values, task)
 
 
 def _validate(values: Mapping[str, Any], origins: Origins, file: Path | None) -> Config:

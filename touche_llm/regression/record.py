@@ -176,10 +176,10 @@ def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]
         ids_by_argument.setdefault(place.document, {})[place.row] = sentence_id
 
     argument_rows = sorted(ids_by_argument)
-    arguments: list[_Argument] = []
+    arguments: list[_ArgumentRow] = []
     for row, argument_id in zip(argument_rows, store.get_ids(argument_rows), strict=True):
         ids_by_row = ids_by_argument[row]
-        argument = _Argument(
+        argument = _ArgumentRow(
             document=replace(store.get(argument_id), text=""),
             sentences=[_make_sentence(store, ids_by_row[place]) for place in sorted(ids_by_row)],
         )
@@ -188,7 +188,7 @@ def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class _Argument:
+class _ArgumentRow:
     """A row of args.me's table.
 
     Attributes:
@@ -205,7 +205,7 @@ def _make_sentence(store: DocumentStore, sentence_id: str) -> dict[str, str]:
     return {"sent_id": sentence_id, "sent_text": store.parts.get(sentence_id).text}
 
 
-def _write_table(arguments: Iterable[_Argument], stream: IO[bytes]) -> None:
+def _write_table(arguments: Iterable[_ArgumentRow], stream: IO[bytes]) -> None:
     """Write arguments as args.me's table, whose cells hold lists in the syntax of Python."""
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -348,7 +348,7 @@ def _write_corpus(document_ids: set[str], corpus: Corpus, task: Task, stream: IO
 
     documents = (corpus.documents.get(document_id) for document_id in sorted(document_ids))
     if task.reads_arguments:
-        _write_table((_Argument(document, sentences=[]) for document in documents), stream)
+        _write_table((_ArgumentRow(document, sentences=[]) for document in documents), stream)
         return
     for document in documents:
         line = _make_line(document, task.document_keys)

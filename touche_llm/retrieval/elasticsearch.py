@@ -522,7 +522,9 @@ async def load_corpus(
     planned = ElasticManifest(corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b)
     skipped = SkippedLines(warn)
     with closing(Server(settings, warn)) as server:
-        loader = _Loader(server, settings.index, f"{settings.url}, index {settings.index}", warn)
+        loader = _CorpusLoader(
+            server, settings.index, f"{settings.url}, index {settings.index}", warn
+        )
         found = await loader.open_index(planned, corpus)
         loader.check_index(found, planned, skip_bad_lines=skip_bad_lines)
         if found.documents is not None:
@@ -542,7 +544,7 @@ async def load_corpus(
 
 
 @dataclass(frozen=True, slots=True)
-class _Loader:
+class _CorpusLoader:
     """Loader of a corpus into an index.
 
     Attributes:

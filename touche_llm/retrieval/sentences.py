@@ -147,20 +147,22 @@ def join_scores(
         settings: Number of best arguments (ties at the cutoff are included) and weight of their
             scores.
     """
+    # Only a best argument adds its score to those of its sentences.
     best_arguments = select_best_rows(arguments, settings.arguments)
     argument_scores = np.zeros(len(arguments), dtype=np.float64)
     argument_scores[best_arguments] = _scale(arguments[best_arguments], arguments)
 
     is_found = sentences > 0
-    starts = np.searchsorted(parents, best_arguments)
+    first_sentences = np.searchsorted(parents, best_arguments)
     ends = np.searchsorted(parents, best_arguments, side="right")
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        is_found[start:end] = True
+    for first, end in zip(first_sentences.tolist(), ends.tolist(), strict=True):
+        is_found[first:end] = True
 
     rows = np.flatnonzero(is_found)
-    sentence_scores = _scale(sentences[rows], sentences)
+    scores_of_sentences = _scale(sentences[rows], sentences)
+    scores_of_arguments = argument_scores[parents[rows]]
     share = settings.argument_share
-    scores = (1.0 - share) * sentence_scores + share * argument_scores[parents[rows]]
+    scores = (1.0 - share) * scores_of_sentences + share * scores_of_arguments
     return ScoredRows(rows, scores)
 
 

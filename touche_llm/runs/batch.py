@@ -1,4 +1,4 @@
-"""Export of a stage's pending requests as batch files, and import of their responses."""
+"""ExportedRequests of a stage's pending requests as batch files, and import of their responses."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def _run_stage(
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class ExportedRequests:
     """Requests that an export has written.
 
     Attributes:
@@ -106,7 +106,7 @@ class Export:
 
 async def export_requests(
     stage: StageName, config: Config, folder: Path, tokenizer: Path | None, progress: Progress
-) -> Export:
+) -> ExportedRequests:
     """Write the requests that a stage would send now and the cache cannot answer.
 
     The file is one of OpenAI's batch files, and replaces that of the last export in the run's
@@ -143,7 +143,7 @@ async def export_requests(
 
     requests = group_by_topic(engine.pending.values())
     _write_requests(folder, batch, requests)
-    return Export(engine_info, requests, partial_run.counts.failures)
+    return ExportedRequests(engine_info, requests, partial_run.counts.failures)
 
 
 def _check_export(config: Config, folder: Path) -> None:

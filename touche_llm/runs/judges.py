@@ -72,11 +72,10 @@ def agree(
     people = [take_people_labels(qrels, aspect) for aspect in qrels.aspects]
     label_sets: list[LabelSet] = []
     if second is not None:
-        label_sets += [
-            take_people_labels(second, aspect, "second assessors") for aspect in second.aspects
-        ]
+        for aspect in second.aspects:
+            label_sets.append(take_people_labels(second, aspect, "second assessors"))
     for name, path in name_paths(paths).items():
-        label_sets += _read_judge(
+        labels_of_judge = _read_judge(
             name,
             path,
             qrels.aspects,
@@ -84,12 +83,10 @@ def agree(
             scale=scale,
             skip_bad_labels=skip_bad_labels,
         )
-    return study_judges(
-        people,
-        label_sets,
-        read_systems([Path(system) for system in systems]),
-        choose_system_measures(known_task),
-    )
+        label_sets.extend(labels_of_judge)
+
+    runs = read_systems([Path(system) for system in systems])
+    return study_judges(people, label_sets, runs, choose_system_measures(known_task))
 
 
 def find_judge_task(name: str | None, judges: Iterable[Path]) -> Task:

@@ -334,8 +334,8 @@ class RunFolder:
     def _failures_by_document(self) -> dict[tuple[str, str | None], list[Failure]]:
         """Failed requests, by topic id and document id; None for requests about a topic."""
         by_document: dict[tuple[str, str | None], list[Failure]] = defaultdict(list)
-        for in_file in self.failures.values():
-            for failure in in_file:
+        for failures_in_file in self.failures.values():
+            for failure in failures_in_file:
                 by_document[failure.topic_id, failure.document_id].append(failure)
         return dict(by_document)
 
@@ -454,27 +454,19 @@ class RunFolder:
             text = self._read_text(self.corpus, topic_id, document_id)
 
         judgment = self.find_judgment(topic_id, document_id)
-        readings: Mapping[str, Reading] = {}
-        judge_answers: list[StoredCompletion] = []
-        if judgment is not None:
-            readings = judgment.readings
-            judge_answers = self._read_completions(judgment)
-
         stance = self.stance_readings.get((topic_id, document_id))
         separate_stance = None
-        stance_answers: list[StoredCompletion] = []
         if stance is not None:
             separate_stance = Reading(answered=row.stance, probabilities=stance.probabilities)
-            stance_answers = self._read_completions(stance)
 
         return DocumentView(
             row=row,
             text=text,
             truncation=describe_truncation(judgment),
-            readings=readings,
+            readings={} if judgment is None else judgment.readings,
             separate_stance=separate_stance,
-            judge_answers=judge_answers,
-            stance_answers=stance_answers,
+            judge_answers=self._read_completions(judgment),
+            stance_answers=self._read_completions(stance),
             comparisons=self._comparison_lines.get((topic_id, document_id), []),
             failures=self.find_failures(topic_id, document_id),
             sentences=self._view_sentences(topic_id, document_id),
@@ -491,12 +483,12 @@ class RunFolder:
         parts = [text[start:end] for start, end in truncation.parts]
         return f"\n{GAP_MARK}\n".join(parts)
 
-    def _read_completions(self, judged: Judgment | StanceReading) -> list[StoredCompletion]:
+    def _read_completions(self, judged: Judgment | StanceReading | None) -> list[StoredCompletion]:
         """Return the completions behind a judgment, those of reasoning first.
 
-        Empty without a cache.
+        Empty without a judgment, and without a cache.
         """
-        if self.answers is None:
+        if judged is None or self.answers is None:
             return []
 
         completions: list[StoredCompletion] = []
