@@ -1,4 +1,4 @@
-"""ExportedRequests of a stage's pending requests as batch files, and import of their responses."""
+"""Export of a stage's pending requests as batch files, and import of their responses."""
 
 from __future__ import annotations
 
