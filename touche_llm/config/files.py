@@ -182,12 +182,13 @@ NO_WORD = UserWord()
 def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
     """Load the configuration that a run recorded, with the origins of its values.
 
-    If somebody else wrote it, the settings that act are not used, see `config.own_folders`: they
-    are defaults, and topics and index are files that do not exist, unless the user gives them.
+    If somebody else wrote it, settings that start a program, send a request or name another file
+    are not used: they are defaults, and topics and index are files that do not exist, unless the
+    user gives them.
 
     Args:
         file: Configuration in the folder of a run.
-        word: What the user says about the folder.
+        word: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: There is no such file, or a link of somebody else's folder leads out of it.
@@ -232,7 +233,9 @@ def _complete_own_run(values: dict[str, Any], file: Path, word: UserWord) -> Loa
 
 
 def _complete_foreign_run(values: dict[str, Any], file: Path, word: UserWord) -> LoadedConfig:
-    """Return the configuration of a run that somebody else wrote, without settings that act.
+    """Return the configuration of a run that somebody else wrote.
+
+    Its settings that start a program, send a request or name another file are not used.
 
     Raises:
         DataError: A link in the folder leads out of it.

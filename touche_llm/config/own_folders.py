@@ -139,7 +139,8 @@ def _list_files(folder: Path) -> Iterator[Path]:
 def take_acting_values(values: dict[str, Any], kept: Collection[str] = ()) -> dict[str, Any]:
     """Remove the settings that act from the values of a configuration, and return them.
 
-    Values of unknown names stay, since they are reported as errors.
+    Those start a program, send a request or name a file. Values of unknown names stay, since they
+    are reported as errors.
 
     Args:
         values: Values by section, which are changed.

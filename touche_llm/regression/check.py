@@ -182,7 +182,7 @@ def load_finished_run(run: Path, word: UserWord = NO_WORD) -> Config:
 
     Args:
         run: Folder of the run.
-        word: What the user says about it.
+        word: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: The run is not finished, its answers are gone, or it was not written here.

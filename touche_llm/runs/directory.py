@@ -145,7 +145,7 @@ class RunDirectory:
         """Return the configuration of the run with the origins of its values.
 
         Args:
-            word: What the user says about the folder.
+            word: Settings that the user gives, and whether the user trusts the folder.
 
         Raises:
             DataError: The folder has no configuration, or a link that leads out of it.

@@ -168,7 +168,7 @@ def open_folder(path: Path, word: UserWord = NO_WORD) -> Iterator[RunFolder]:
 
     Args:
         path: Folder of the run.
-        word: What the user says about it.
+        word: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: The run is unfinished or damaged.

@@ -122,7 +122,7 @@ def read_overview(folder: Path, word: UserWord = NO_WORD) -> RunOverview:
 
     Args:
         folder: Folder of the run.
-        word: What the user says about it.
+        word: Settings that the user gives, and whether the user trusts the folder.
     """
     directory = RunDirectory(folder)
     overview = RunOverview(directory, _find_change(directory))
