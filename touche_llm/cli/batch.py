@@ -28,20 +28,24 @@ from touche_llm.runs.record import StageName
 _RESPONSES = Path("responses.jsonl")
 
 
+StageArgument = Annotated[StageName, typer.Argument(help="retrieve, judge or rank.")]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="The model's tokeniser, if a document may be too long.",
+        rich_help_panel="Model",
+    ),
+]
+
+
 @s.configured(*s.OF_RUN, without=(*s.DELIVERY, "cache.mode"))
 def export(
     config: Config,
-    stage: Annotated[StageName, typer.Argument(help="retrieve, judge or rank.")],
+    stage: StageArgument,
     out: o.OutOption,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="FOLDER",
-            help="The model's tokeniser, if a document may be too long.",
-            rich_help_panel="Model",
-        ),
-    ] = None,
+    tokenizer: TokenizerOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write the requests of a stage that the cache cannot answer, as requests.jsonl in the folder of the run.
@@ -77,29 +81,36 @@ def _print_next_steps(output: Format, out: Path, exported: ExportedRequests) -> 
     say(output, f"    {shlex.join(import_command)}")
 
 
+RequestsArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A file of requests, as `batch export` writes it."),
+]
+ResponsesOption = Annotated[
+    Path, typer.Option("--responses", "-o", help="The file to write, responses.jsonl.")
+]
+ModelOption = Annotated[
+    Path,
+    typer.Option("--model", metavar="FOLDER", help="Folder of the model, whatever its name."),
+]
+ContextTokensOption = Annotated[
+    int, typer.Option("--context", help="Context in tokens, as of the export.")
+]
+ValuesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An option of vLLM or Ray, as engine.options.tensor_parallel_size=2; repeatable.",
+    ),
+]
+
+
 def ray(
-    requests: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="A file of requests, as `batch export` writes it."),
-    ],
-    responses: Annotated[
-        Path, typer.Option("--responses", "-o", help="The file to write, responses.jsonl.")
-    ],
-    model: Annotated[
-        Path,
-        typer.Option("--model", metavar="FOLDER", help="Folder of the model, whatever its name."),
-    ],
-    context_tokens: Annotated[
-        int, typer.Option("--context", help="Context in tokens, as of the export.")
-    ],
-    values: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="An option of vLLM or Ray, as engine.options.tensor_parallel_size=2; repeatable.",
-        ),
-    ] = None,
+    requests: RequestsArgument,
+    responses: ResponsesOption,
+    model: ModelOption,
+    context_tokens: ContextTokensOption,
+    values: ValuesOption = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:

@@ -22,21 +22,25 @@ if TYPE_CHECKING:  # takes a while to load
     from touche_llm.doctor.examination import Examination
 
 
+UrlArgument = Annotated[
+    str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")
+]
+ThoroughOption = Annotated[
+    bool,
+    typer.Option(
+        "--thorough", help="Also repeat a request sixteen times, to see if its answers differ."
+    ),
+]
+
+
 @s.takes_settings(
     *(f"engine.{name}" for name in ("model", "context", "tokenizer", "request_timeout")),
     *(f"sampling.{name}" for name in ("logprobs", "system_message", "thinking")),
 )
 def doctor(
     given: s.GivenSettings,
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")
-    ],
-    thorough: Annotated[
-        bool,
-        typer.Option(
-            "--thorough", help="Also repeat a request sixteen times, to see if its answers differ."
-        ),
-    ] = False,
+    url: UrlArgument,
+    thorough: ThoroughOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check what a server can do, and name the options for the rest.

@@ -145,6 +145,16 @@ _PLACES = (
 )
 
 
+PerTopicOption = Annotated[
+    bool,
+    typer.Option("--per-topic", help="A row for each topic instead, a column for each measure."),
+]
+LeaderboardOption = Annotated[
+    bool,
+    typer.Option("--leaderboard", help="The place of each run among the published ones instead."),
+]
+
+
 @s.takes_settings("dataset")
 @o.takes_qrels
 def evaluate(
@@ -153,18 +163,8 @@ def evaluate(
     runs: m.RunsArgument,
     task: m.TaskOption = None,
     output: FormatOption = Format.TABLE,
-    per_topic: Annotated[
-        bool,
-        typer.Option(
-            "--per-topic", help="A row for each topic instead, a column for each measure."
-        ),
-    ] = False,
-    leaderboard: Annotated[
-        bool,
-        typer.Option(
-            "--leaderboard", help="The place of each run among the published ones instead."
-        ),
-    ] = False,
+    per_topic: PerTopicOption = False,
+    leaderboard: LeaderboardOption = False,
 ) -> None:
     """Measure runs with qrels, with 95 % intervals over topics.
 
@@ -323,6 +323,14 @@ def _show_topics_of_run(rows: Rows, evaluation: Evaluation, measures: Sequence[M
     print()
 
 
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", help="Write a page as well, with 2 to 8 runs side by side (report.html, say)."
+    ),
+]
+
+
 @s.takes_settings("dataset")
 @o.takes_qrels
 def compare(
@@ -331,12 +339,7 @@ def compare(
     runs: m.RunsArgument,
     task: m.TaskOption = None,
     output: FormatOption = Format.TABLE,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", help="Write a page as well, with 2 to 8 runs side by side (report.html, say)."
-        ),
-    ] = None,
+    html: HtmlOption = None,
     overwrite: o.OverwriteOption = False,
 ) -> None:
     """Compare runs with the first: differences, intervals and tests.
@@ -463,17 +466,22 @@ def _show_changes(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     )
 
 
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="The folder of a run that was judged with log-probabilities."
+    ),
+]
+StanceOption = Annotated[Path, typer.Option("--stance", help="The stance qrels: qid 0 doc LABEL.")]
+OutOption = Annotated[
+    Path, typer.Option("--out", help="The YAML file to write, for --config of a run.")
+]
+
+
 def calibrate(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="The folder of a run that was judged with log-probabilities."
-        ),
-    ],
-    stance: Annotated[Path, typer.Option("--stance", help="The stance qrels: qid 0 doc LABEL.")],
-    out: Annotated[
-        Path, typer.Option("--out", help="The YAML file to write, for --config of a run.")
-    ],
+    run: RunArgument,
+    stance: StanceOption,
+    out: OutOption,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:

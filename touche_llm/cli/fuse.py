@@ -20,48 +20,53 @@ from touche_llm.runs.overview import find_run_file
 from touche_llm.tasks import TASK_HELP
 from touche_llm.tasks.task import Task
 
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN",
+        help="Run files of this or any other program, or folders of runs; two or more.",
+    ),
+]
+OutOption = Annotated[Path, typer.Option("--out", help="The run file to write.")]
+MethodOption = Annotated[
+    Literal["rrf", "interpolation"],
+    typer.Option(
+        "--method", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1."
+    ),
+]
+KOption = Annotated[
+    float,
+    typer.Option("--k", min=0, help="Constant of rrf; the larger, the less a first place counts."),
+]
+WeightOption = Annotated[
+    list[float] | None,
+    typer.Option("--weight", help="One for each run, in their order (default: 1 each)."),
+]
+DepthOption = Annotated[
+    int, typer.Option("--depth", min=1, help="Lines for each topic; the runs are read whole.")
+]
+TagOption = Annotated[str, typer.Option("--tag", help="Last column of the run, one word.")]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="NAME|FOLDER",
+        help=f"{TASK_HELP}, for the labels and limits (default: the task of the runs' folders). Needed where "
+        "some documents have a stance and others none: those get the task's label for an unknown stance, or are "
+        "left out where it has none.",
+    ),
+]
+
 
 def fuse(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN",
-            help="Run files of this or any other program, or folders of runs; two or more.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="The run file to write.")],
-    method: Annotated[
-        Literal["rrf", "interpolation"],
-        typer.Option(
-            "--method", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1."
-        ),
-    ] = "rrf",
-    k: Annotated[
-        float,
-        typer.Option(
-            "--k", min=0, help="Constant of rrf; the larger, the less a first place counts."
-        ),
-    ] = 60.0,
-    weight: Annotated[
-        list[float] | None,
-        typer.Option("--weight", help="One for each run, in their order (default: 1 each)."),
-    ] = None,
-    depth: Annotated[
-        int, typer.Option("--depth", min=1, help="Lines for each topic; the runs are read whole.")
-    ] = 1000,
-    tag: Annotated[
-        str, typer.Option("--tag", help="Last column of the run, one word.")
-    ] = "touche-llm",
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            metavar="NAME|FOLDER",
-            help=f"{TASK_HELP}, for the labels and limits (default: the task of the runs' folders). Needed where "
-            "some documents have a stance and others none: those get the task's label for an unknown stance, or are "
-            "left out where it has none.",
-        ),
-    ] = None,
+    runs: RunsArgument,
+    out: OutOption,
+    method: MethodOption = "rrf",
+    k: KOption = 60.0,
+    weight: WeightOption = None,
+    depth: DepthOption = 1000,
+    tag: TagOption = "touche-llm",
+    task: TaskOption = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:

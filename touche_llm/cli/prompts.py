@@ -132,22 +132,26 @@ def _print_prompt(purpose: Purpose, prompt: Prompt, texts: Mapping[Path, str]) -
         print(to_printable(line))
 
 
+NamesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME|FILE", help="Prompts: names or .jinja files (default: all)."),
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="NAME",
+        help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names or topics).",
+        rich_help_panel="Input",
+    ),
+]
+
+
 @s.takes_settings("prompts.folder", "topics")
 def check_(
     given: s.GivenSettings,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME|FILE", help="Prompts: names or .jinja files (default: all)."),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            metavar="NAME",
-            help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names or topics).",
-            rich_help_panel="Input",
-        ),
-    ] = None,
+    names: NamesArgument = None,
+    task: TaskOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check prompts without a model: whether they load, name all labels and share what they can with other requests.

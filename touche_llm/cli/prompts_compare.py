@@ -51,43 +51,50 @@ _OF_COMPARISON = (
 )
 
 
+TemplatesArgument = Annotated[
+    list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")
+]
+SplitOption = Annotated[
+    Literal["half", "all"],
+    typer.Option(
+        "--split",
+        help="Topics to choose on: their fixed half, and the others are held out; or all.",
+    ),
+]
+ConfirmOption = Annotated[
+    bool,
+    typer.Option("--confirm", help="Compare best and first on the held-out topics; logged."),
+]
+SampleOption = Annotated[
+    int,
+    typer.Option(
+        "--sample",
+        min=1,
+        metavar="N",
+        help="Judged documents to draw, evenly over grades; those of held-out topics wait.",
+    ),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Also write a page with a row per document.",
+        rich_help_panel="Output",
+    ),
+]
+
+
 @s.configured(*_OF_COMPARISON)
 @o.takes_qrels
 def compare(
     config: Config,
     qrels_files: o.QrelsFiles,
-    templates: Annotated[
-        list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")
-    ],
-    split: Annotated[
-        Literal["half", "all"],
-        typer.Option(
-            "--split",
-            help="Topics to choose on: their fixed half, and the others are held out; or all.",
-        ),
-    ] = "half",
-    confirm: Annotated[
-        bool,
-        typer.Option("--confirm", help="Compare best and first on the held-out topics; logged."),
-    ] = False,
-    sample: Annotated[
-        int,
-        typer.Option(
-            "--sample",
-            min=1,
-            metavar="N",
-            help="Judged documents to draw, evenly over grades; those of held-out topics wait.",
-        ),
-    ] = 200,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            help="Also write a page with a row per document.",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    templates: TemplatesArgument,
+    split: SplitOption = "half",
+    confirm: ConfirmOption = False,
+    sample: SampleOption = 200,
+    html: HtmlOption = None,
     dry_run: o.DryRunOption = False,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,

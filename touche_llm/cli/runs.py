@@ -139,22 +139,23 @@ def _shorten_prompt(row: Mapping[str, Any]) -> str:
 _TOP = 20
 
 
+RunDirArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder)."),
+]
+ShouldOpenOption = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+
+
 @s.takes_settings("dataset", "topics", "corpus", "index")
 @o.takes_qrels
 def report(
     given: s.GivenSettings,
     qrels_files: o.QrelsFiles,
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder)."
-        ),
-    ] = None,
+    run_dir: RunDirArgument,
+    out: OutOption = None,
     config_file: s.FolderConfigOption = None,
-    should_open: Annotated[
-        bool, typer.Option("--open", help="Open the page in a browser.")
-    ] = False,
+    should_open: ShouldOpenOption = False,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -195,21 +196,26 @@ def report(
 _OF_LAB = (*s.INPUTS, "prompts.folder", "engine", "sampling", "cache")
 
 
+FolderArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="FOLDER|RUN", help="Where to look for runs (default: here)."),
+]
+PortOption = Annotated[
+    int, typer.Option("--port", min=0, metavar="N", help="Port (default: a free one).")
+]
+StayClosedOption = Annotated[bool, typer.Option("--no-open", help="Open no browser.")]
+
+
 @s.takes_settings(*_OF_LAB)
 @o.takes_qrels
 def lab(
     given: s.GivenSettings,
     qrels_files: o.QrelsFiles,
-    folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="FOLDER|RUN", help="Where to look for runs (default: here)."),
-    ] = None,
+    folder: FolderArgument = None,
     config_file: s.ConfigOption = None,
     assigned: s.SetOption = None,
-    port: Annotated[
-        int, typer.Option("--port", min=0, metavar="N", help="Port (default: a free one).")
-    ] = 0,
-    stay_closed: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    port: PortOption = 0,
+    stay_closed: StayClosedOption = False,
 ) -> None:
     """Serve a page to look at runs and to improve prompts. Ctrl-C ends it.
 

@@ -183,18 +183,23 @@ def _format_stance(row: Mapping[str, Any]) -> str:
     return f"{row['stance']}{'' if share is None else f' {share:.2f}'}{source}"
 
 
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+TopicOption = Annotated[
+    str | None,
+    typer.Option("--topic", metavar="ID", help="Show this topic with its whole ranking."),
+]
+TopOption = Annotated[
+    int | None,
+    typer.Option("--top", min=1, help="Documents per topic (default: 3; with --topic all)."),
+]
+
+
 @s.takes_settings("topics", "corpus", "index")
 def show(
     given: s.GivenSettings,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    topic: Annotated[
-        str | None,
-        typer.Option("--topic", metavar="ID", help="Show this topic with its whole ranking."),
-    ] = None,
-    top: Annotated[
-        int | None,
-        typer.Option("--top", min=1, help="Documents per topic (default: 3; with --topic all)."),
-    ] = None,
+    run: RunArgument,
+    topic: TopicOption = None,
+    top: TopOption = None,
     config_file: s.FolderConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:

@@ -44,14 +44,18 @@ _CHECKED = (
 _MAX_NAME = 31
 
 
+FilesArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="FILE", help="Downloaded files to check, packed or not."),
+]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", metavar="NAME", help="List only the files of this task.")
+]
+
+
 def data(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FILE", help="Downloaded files to check, packed or not."),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", metavar="NAME", help="List only the files of this task.")
-    ] = None,
+    files: FilesArgument = None,
+    task: TaskOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List the published files of the tasks, or check downloaded files.
