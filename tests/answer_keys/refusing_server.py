@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,9 @@ import pytest
 from touche_llm.api import opening as engines
 from touche_llm.engines.cached_info import store_engine_info
 from touche_llm.engines.dry_run import DryRunEngine
-from touche_llm.engines.settings import EngineConfig, PoolingConfig
+from touche_llm.engines.settings import PoolingConfig
 from touche_llm.engines.token_estimates import EstimatingTokenizer
-from touche_llm.llm.cache import Cache
-from touche_llm.llm.protocol import Completion, EngineInfo
+from touche_llm.llm.protocol import Completion, Engine, EngineInfo
 from touche_llm.llm.request import MAX_SAMPLES, Request
 
 MODEL = "scripted"
@@ -58,11 +57,9 @@ class RefusingServer:
             )
         return await self.answers.complete(request)
 
-    async def open(
-        self, _: AsyncExitStack, settings: EngineConfig, *others: Any
-    ) -> engines._OpenedEngine:
-        """Open the server as the engine of the settings."""
-        (cache,) = (other for other in others if isinstance(other, Cache))
+    async def open(self, opener: engines._EngineOpener) -> engines._OpenedEngine[Engine]:
+        """Open the server as the engine of the opener's settings."""
+        settings = opener.engine
         info = EngineInfo(
             model=settings.model_name or MODEL,
             revision=settings.revision,
@@ -70,7 +67,7 @@ class RefusingServer:
             overhead=0,
             engine="in this process",
         )
-        store_engine_info(info, cache)
+        store_engine_info(info, opener.cache)
         return engines._OpenedEngine(engine=self, info=info)
 
     @property
@@ -138,7 +135,7 @@ def serving() -> Iterator[RefusingServer]:
             server.dry_engines.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "_open_configured", server.open)
+        patch.setattr(engines._EngineOpener, "open", lambda opener: server.open(opener))
         patch.setattr(engines, "PoolingServer", partial(_PoolingEngine, server))
         for module in _ANNOUNCING:
             patch.setattr(f"{module}.DryRunEngine", WatchedDryRun)

@@ -57,8 +57,8 @@ async def export_stage(
     config: Config, out: Path, stage: StageName = "judge", tokenizer: Path | None = None
 ) -> list[Request]:
     """Export a stage; the requests."""
-    _, requests, _ = await export_requests(stage, config, out, tokenizer, Silent())
-    return requests
+    exported = await export_requests(stage, config, out, tokenizer, Silent())
+    return exported.requests
 
 
 async def import_files(out: Path, *files: Path) -> Import:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from touche_llm.engines.use import PoolingUse
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.kinds.known import get_kind
 from touche_llm.kinds.search_space import SearchSpace
+from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.corpus import Corpus, CorpusRecord, FirstStage
@@ -62,30 +64,17 @@ class LocalCorpus(Corpus):
         warn: Warn | None,
         retriever_settings: Any = None,
     ) -> None:
-        """Take over an open store."""
+        """Set up the search in an open store; arguments as the attributes of the class."""
         self.task = task
         self.store = store
         self.retriever = retriever
         self.retriever_settings = retriever_settings
         self.space = space
         self.warn = warn
-
-        manifest = store.manifest
-        self.description = CorpusRecord(
-            source=manifest.corpus,
-            sha256=manifest.sha256,
-            documents=manifest.documents,
-            bad_lines=manifest.bad_lines,
-            sentences=manifest.parts if task.sentence_aspects else None,
-        )
-        self.candidates = self.space.candidates
-        self.documents = self.space.documents
-        self.empty = (
-            "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
-            "than half of its documents (`retriever.method: lucene` scores those too)"
-        )
-        if self.space.nothing_found is not None:
-            self.empty += f"; or {self.space.nothing_found}"
+        self.candidates = space.candidates
+        self.documents = space.documents
+        self.description = _record_corpus(store, task)
+        self.empty = _explain_empty_search(space)
 
     async def search(
         self,
@@ -94,7 +83,7 @@ class LocalCorpus(Corpus):
         depth: int,
         done: Callable[[], None],
     ) -> list[list[Candidate]]:
-        """Search the index, built first if it is missing; see the base class."""
+        """Return the candidates of each topic, see the base class; a missing index is built first."""
         stages = self.open_first_stages()
         rankings: list[list[Candidate]] = []
         for ranking in self.space.search(topics, stages, fields, depth):
@@ -109,7 +98,8 @@ class LocalCorpus(Corpus):
     def open_first_stages(self) -> list[FirstStage]:
         """Open the index of each table that is searched; missing ones are built."""
         open_stage = self.retriever.kind.open_stage
-        assert open_stage is not None, "else the corpus is searched in another way"
+        assert open_stage is not None, "only a retriever that scores documents on disk gets here"
+
         stages: list[FirstStage] = []
         for table in self.space.tables:
             inputs = StageInputs(
@@ -127,23 +117,57 @@ class LocalCorpus(Corpus):
         self.store.close()
 
 
+def _record_corpus(store: DocumentStore, task: Task) -> CorpusRecord:
+    """Return the record of a stored corpus for the metadata of a run."""
+    manifest = store.manifest
+    retrieves_sentences = bool(task.sentence_aspects)
+    return CorpusRecord(
+        source=manifest.corpus,
+        sha256=manifest.sha256,
+        documents=manifest.documents,
+        bad_lines=manifest.bad_lines,
+        sentences=manifest.parts if retrieves_sentences else None,
+    )
+
+
+def _explain_empty_search(space: SearchSpace) -> str:
+    """Return the error message for a search that found nothing for any topic."""
+    message = (
+        "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
+        "than half of its documents (`retriever.method: lucene` scores those too)"
+    )
+    if space.nothing_found is not None:
+        message += f"; or {space.nothing_found}"
+    return message
+
+
 def open_run_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
-    """Open the corpus of a configuration; store it first unless the store is up to date."""
-    open_engine = config.retriever.kind.open_engine
+    """Open the corpus of a run: documents in a search engine, or in a store on disk.
+
+    A store is built first unless it is up to date.
+
+    Args:
+        config: Configuration of the run.
+        task: Task of the run.
+        warn: Receives notices.
+    """
+    retriever = config.retriever
+    open_engine = retriever.kind.open_engine
     if open_engine is not None:
         inputs = EngineInputs(
             task=task,
-            bm25=config.retriever.bm25,
+            bm25=retriever.bm25,
             settings=config.retriever_settings,
             warn=warn,
         )
         return open_engine(inputs)
+
     return open_local_corpus(
-        config.dataset or config.corpus,
-        config.index,
-        task,
+        corpus=config.dataset or config.corpus,
+        index=config.index,
+        task=task,
         skip_bad_lines=config.skip_bad_lines,
-        retriever=config.retriever,
+        retriever=retriever,
         search_settings=config.search_settings,
         warn=warn,
         retriever_settings=config.retriever_settings,
@@ -185,12 +209,13 @@ def open_local_corpus(
     store = _open_store(corpus, index, task, skip_bad_lines=skip_bad_lines, warn=warn)
     _check_store(store, task)
 
+    can_build_index = corpus is not None
     return LocalCorpus(
         task=task,
         store=store,
         retriever=retriever,
         space=kind.open_space(store, search_settings),
-        warn=None if corpus is None else warn,
+        warn=warn if can_build_index else None,
         retriever_settings=retriever_settings,
     )
 
@@ -203,7 +228,14 @@ def _open_store(
     skip_bad_lines: bool,
     warn: Warn,
 ) -> DocumentStore:
-    """Open the store of a corpus, built first unless it is up to date, or a store alone.
+    """Open the store of a corpus, which is built first unless it is up to date.
+
+    Args:
+        corpus: File, or id of a dataset; None to open an existing store as it is.
+        index: Folder of the store; None for the default folder of the corpus.
+        task: Task of the corpus.
+        skip_bad_lines: Whether to leave out lines that are not documents.
+        warn: Receives notices.
 
     Raises:
         DataError: The corpus or the store cannot be read.
@@ -213,11 +245,12 @@ def _open_store(
         source = task.make_source(corpus)
         folder = index or _find_default_folder(corpus)
         return ensure_store(source, folder, skip_bad_lines=skip_bad_lines, warn=warn)
-    if index is not None:
-        return DocumentStore(index)
-    raise UsageError(
-        "corpus: missing; give the corpus file, the folder of its index, or `dataset: ID`"
-    )
+
+    if index is None:
+        raise UsageError(
+            "corpus: missing; give the corpus file, the folder of its index, or `dataset: ID`"
+        )
+    return DocumentStore(index)
 
 
 def _find_default_folder(corpus: Path | str) -> Path:
@@ -242,6 +275,21 @@ def _check_store(store: DocumentStore, task: Task) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """Vectors of the documents and queries of a search.
+
+    Attributes:
+        index: Index of the vectors of all documents.
+        queries: Vectors of the topics' queries, as little-endian float32.
+        are_invented: Whether they are those of a dry run, which sends nothing and invents vectors.
+    """
+
+    index: DenseIndex
+    queries: list[bytes]
+    are_invented: bool
+
+
 class DenseCorpus(LocalCorpus):
     """A corpus in a document store, searched by vectors that an embedding model gives its documents.
 
@@ -258,7 +306,7 @@ class DenseCorpus(LocalCorpus):
         progress: Progress,
         opener: OpenPooling = open_pooling,
     ) -> None:
-        """Take over an open corpus.
+        """Add search by vectors to an open corpus, which is closed together with this one.
 
         Args:
             corpus: Corpus whose retriever needs embeddings.
@@ -299,7 +347,7 @@ class DenseCorpus(LocalCorpus):
         depth: int,
         done: Callable[[], None],
     ) -> list[list[Candidate]]:
-        """Search by the vectors, and fuse the rankings with those of the first stage on disk, if any.
+        """Search by vectors, and fuse the rankings with those of a first stage by words, if any.
 
         Documents without a vector are embedded first, and stored also if the server fails. In a dry
         run that lacks a vector, documents from all over the corpus stand for those of the search.
@@ -308,28 +356,31 @@ class DenseCorpus(LocalCorpus):
             EngineError: The server failed.
             ReplayMiss: The cache of a replay lacks a vector.
         """
-        is_hybrid = self.retriever.kind.open_stage is not None
-        pool = max(depth, self.settings.pool) if is_hybrid else depth
+        vectors = await self._embed(topics, fields)
+        if vectors.are_invented:
+            return self._list_stand_ins(topics, depth, done)
+
+        searches_words_too = self.retriever.kind.open_stage is not None
+        if not searches_words_too:
+            return _search_vectors(vectors, topics, depth, done)
+
+        pool = max(depth, self.settings.pool)
+        by_vectors = _search_vectors(vectors, topics, pool, done)
+        # The progress counts each topic once.
+        by_words = await super().search(topics, fields, pool, lambda: None)
+        return self._fuse(by_words, by_vectors, depth)
+
+    async def _embed(self, topics: list[Topic], fields: tuple[QueryField, ...]) -> _Vectors:
+        """Return the vectors of all documents and of the topics' queries; missing ones are made."""
         async with self._open_client() as client:
-            sent_before = client.counts.requests
+            requests_before = client.counts.requests
             index = await self._embed_documents(client)
             queries = await self._embed_queries(client, topics, fields)
             self.usage = PoolingUse.from_client(client, self.settings, index.dimensions)
-            has_sent = client.counts.requests > sent_before
-            if isinstance(client.engine, DryRunEngine) and has_sent:
-                # The vectors of a dry run are invented.
-                return [self._spread(topic, depth, done) for topic in topics]
 
-        rankings: list[list[Candidate]] = []
-        if topics:
-            for ranking in index.retrieve(topics, read_vectors(queries), pool):
-                rankings.append(ranking)
-                done()
-        if not is_hybrid:
-            return rankings
-
-        by_words = await super().search(topics, fields, pool, lambda: None)
-        return self._fuse(by_words, rankings, depth)
+            is_dry_run = isinstance(client.engine, DryRunEngine)
+            has_sent_requests = client.counts.requests > requests_before
+        return _Vectors(index, queries, are_invented=is_dry_run and has_sent_requests)
 
     async def _embed_queries(
         self,
@@ -337,12 +388,19 @@ class DenseCorpus(LocalCorpus):
         topics: list[Topic],
         fields: tuple[QueryField, ...],
     ) -> list[bytes]:
-        """Return the vectors of the topics' queries, as little-endian float32."""
-        inputs = []
+        """Return the vectors of the topics' queries, as little-endian float32.
+
+        Raises:
+            EngineError: The server failed.
+            ReplayMiss: The cache of a replay lacks a vector.
+        """
+        requests: list[Request] = []
         for topic in topics:
             query = sanitize(build_query(topic, fields))
-            inputs.append(client.wrap(self.settings.render_query(query), topic.id))
-        vectors = await client.embed(inputs)
+            text = self.settings.render_query(query)
+            requests.append(client.wrap(text, topic.id))
+
+        vectors = await client.embed(requests)
         client.raise_on_misses()
         return vectors
 
@@ -354,19 +412,22 @@ class DenseCorpus(LocalCorpus):
             ReplayMiss: A document has no vector, and there is no server.
         """
         index = DenseIndex(self.store, self.settings, client.engine_info)
-        missing = index.find_missing()
-        if len(missing) == 0:
+        missing_rows = index.find_missing()
+        if len(missing_rows) == 0:
             return index
+
         if client.engine is None:
             raise ReplayMiss(
-                f"{index.folder}: {len(missing):,} of {len(self.store):,} documents have no vector of "
+                f"{index.folder}: {len(missing_rows):,} of {len(self.store):,} documents have no vector of "
                 f"{client.engine_info.model}; embed them with `touche-llm index` and the address of its server "
                 "(`dense.url`)"
             )
 
-        with self._progress.stage("embedding documents", len(missing), client.counts) as done:
-            if isinstance(client.engine, DryRunEngine):
-                await _count_embeddings(index, client, missing, done)
+        is_dry_run = isinstance(client.engine, DryRunEngine)
+        title = "embedding documents"
+        with self._progress.stage(title, len(missing_rows), client.counts) as done:
+            if is_dry_run:
+                await _count_embeddings(index, client, missing_rows, done)
             else:
                 await index.embed_missing(client, done)
         return index
@@ -385,26 +446,60 @@ class DenseCorpus(LocalCorpus):
             fused.append(ranking[:depth])
         return fused
 
-    def _spread(self, topic: Topic, depth: int, done: Callable[[], None]) -> list[Candidate]:
-        """Return documents from all over the corpus, as many as a search would find."""
+    def _list_stand_ins(
+        self, topics: list[Topic], depth: int, done: Callable[[], None]
+    ) -> list[list[Candidate]]:
+        """Return documents from all over the corpus, as many as a search would find for each topic.
+
+        A dry run takes them for the candidates, since a search by invented vectors says nothing.
+        """
         count = min(depth, len(self.store))
         rows = np.linspace(0, len(self.store) - 1, count).astype(np.int64)
         document_ids = self.store.get_ids(rows.tolist())
+
+        rankings: list[list[Candidate]] = []
+        for topic in topics:
+            ranking: list[Candidate] = []
+            for rank, document_id in enumerate(document_ids, start=1):
+                ranking.append(Candidate(topic.id, document_id, rank, score=-float(rank)))
+            rankings.append(ranking)
+            done()
+        return rankings
+
+
+def _search_vectors(
+    vectors: _Vectors,
+    topics: list[Topic],
+    depth: int,
+    done: Callable[[], None],
+) -> list[list[Candidate]]:
+    """Return the `depth` documents whose vectors are most similar to that of each topic's query."""
+    if not topics:
+        return []
+
+    rankings: list[list[Candidate]] = []
+    queries = read_vectors(vectors.queries)
+    for ranking in vectors.index.retrieve(topics, queries, depth):
+        rankings.append(ranking)
         done()
-        return [
-            Candidate(topic.id, document_id, rank, -float(rank))
-            for rank, document_id in enumerate(document_ids, start=1)
-        ]
+    return rankings
 
 
 async def _count_embeddings(
     index: DenseIndex,
     client: PoolingClient,
-    missing: NDArray[np.int64],
+    missing_rows: NDArray[np.int64],
     done: Callable[[], None],
 ) -> None:
-    """Send a dry run's requests for the documents in the missing rows, and store nothing."""
-    for rows in split_rows(missing, client.batch):
+    """Send a dry run's requests for documents without a vector, which are counted; store nothing.
+
+    Args:
+        index: Index of the documents.
+        client: Client of a dry run.
+        missing_rows: Rows of the documents without a vector, ascending.
+        done: Is called for each document.
+    """
+    for rows in split_rows(missing_rows, client.batch):
         await index.embed(client, rows)
         for _ in rows:
             done()

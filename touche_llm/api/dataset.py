@@ -60,14 +60,17 @@ class Dataset:
         # One folder for each task, since another task of the same dataset can have other aspects.
         folder = self.folder / self.task.name
         if not folder.exists():
-            judged = read_dataset_judgments(self.id, self.task.judged_aspects)
-            with replace_folder(folder, (qrels_file("*"),)) as building:
-                for aspect, judgments in judged.items():
-                    lines = (
-                        f"{topic} 0 {document} {value}\n" for topic, document, value in judgments
-                    )
-                    (building / qrels_file(aspect)).write_text("".join(lines), encoding="utf-8")
+            self._write_qrels(folder)
         return find_qrels(folder, self.task)
+
+    def _write_qrels(self, folder: Path) -> None:
+        """Write the judgments of the dataset to a folder, in a file for each aspect."""
+        judged = read_dataset_judgments(self.id, self.task.judged_aspects)
+        with replace_folder(folder, (qrels_file("*"),)) as building:
+            for aspect, judgments in judged.items():
+                file = building / qrels_file(aspect)
+                lines = [f"{topic} 0 {document} {value}\n" for topic, document, value in judgments]
+                file.write_text("".join(lines), encoding="utf-8")
 
     @cached_property
     def qrels(self) -> Qrels:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,15 +50,11 @@ async def judge(
     kind = get_kind(candidates.task)
     settings = kind.read_judging_settings(judging_settings)
     await candidates.check()
+
     stage = partial(_show_stage, progress=progress, model=requester.client)
-
-    named = _NamedTopics(topics=candidates.topics, all_topics=candidates.topics)
-    if candidates.task.objects_answer is not None and _list_unnamed(candidates.topics):
-        named = await _name_topics(candidates, prompts["objects"], requester, stage)
-        candidates = replace(candidates, topics=named.all_topics)
-
+    named = await _name_topics(candidates, prompts, requester, stage)
     inputs = JudgingInputs(
-        candidates=candidates,
+        candidates=replace(candidates, topics=named.all_topics),
         topics=named.topics,
         documents=candidates.documents,
         prompts=prompts,
@@ -69,8 +65,8 @@ async def judge(
         warn=progress.warn,
     )
     judgments = await kind.judge(inputs)
-
     warn_of_labels(requester.client, prompts, progress)
+
     return replace(
         judgments,
         objects=named.found,
@@ -101,7 +97,7 @@ def _show_stage(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NamedTopics:
-    """Topics with their objects, if the task has some.
+    """Topics with the two objects that each compares, if the task compares objects.
 
     Attributes:
         topics: Topics to judge documents for: without those whose objects are unknown.
@@ -118,34 +114,42 @@ class _NamedTopics:
 
 async def _name_topics(
     candidates: Candidates,
-    prompt: Prompt,
+    prompts: Mapping[str, Prompt],
     requester: Requester,
     stage: Stage,
 ) -> _NamedTopics:
-    """Find the objects of the topics that name none; there is at least one."""
-    unnamed = _list_unnamed(candidates.topics)
-    with stage("finding objects", len(unnamed)) as done:
-        outcomes = await find_objects(candidates.topics, prompt, requester, done)
+    """Return the topics of candidates; the model finds the objects that a topic lacks.
 
-    topics = add_objects(candidates.topics, outcomes.results)
+    A topic as "Is tea better than coffee?" compares objects, whose names the judge prompt needs.
+    """
+    topics = candidates.topics
+    unnamed = [topic for topic in topics if topic.objects is None]
+    needs_objects = candidates.task.objects_answer is not None
+    if not needs_objects or not unnamed:
+        return _NamedTopics(topics=topics, all_topics=topics)
+
+    with stage("finding objects", len(unnamed)) as done:
+        outcomes = await find_objects(topics, prompts["objects"], requester, done)
+
+    all_topics = add_objects(topics, outcomes.results)
     return _NamedTopics(
-        topics=[topic for topic in topics if topic.objects is not None],
-        all_topics=topics,
+        topics=[topic for topic in all_topics if topic.objects is not None],
+        all_topics=all_topics,
         found=outcomes.results,
         failures=outcomes.failures,
     )
 
 
-def _list_unnamed(topics: Iterable[Topic]) -> set[str]:
-    """Return the ids of the topics that name no objects."""
-    return {topic.id for topic in topics if topic.objects is None}
-
-
 def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
-    """Warn of answers to prompts whose labels cannot be read, or say nothing."""
+    """Warn if answers to a prompt have labels that cannot be read, or that say nothing.
+
+    Args:
+        model: Client that counted the labels of its answers.
+        prompts: Prompts of the answers, by purpose.
+        progress: Receives the warnings.
+    """
     for prompt in prompts.values():
         counts = model.labels.summarize(prompt.name)
-        if counts is None:
-            continue
-        for problem in counts.list_problems():
-            progress.warn(f"prompt {prompt.name}: {problem}")
+        if counts is not None:
+            for problem in counts.list_problems():
+                progress.warn(f"prompt {prompt.name}: {problem}")

@@ -64,29 +64,38 @@ class LanguageModel:
             raise UsageError("answers: given beside a url; give a function or a server")
         if answers is not None and not callable(answers):
             raise UsageError(f"answers: {answers!r:.80}: must be a function")
-        values = read_settings(EngineConfig, engine, "engine").model_dump(exclude_unset=True)
+
+        engine_values = read_settings(EngineConfig, engine, "engine").model_dump(exclude_unset=True)
         if url is not None:
-            values["base_url"] = url
+            engine_values["base_url"] = url
         if name is not None:
-            values["model"] = name
-        stored: dict[str, Any] = {"mode": cache_mode}
+            engine_values["model"] = name
+
+        cache_values: dict[str, Any] = {"mode": cache_mode}
         if cache is not None:
-            stored["file"] = cache
+            cache_values["file"] = cache
         elif answers is not None:
-            stored["mode"] = CacheMode.OFF
-        self._engine = read_settings(EngineConfig, values, "engine")
+            cache_values["mode"] = CacheMode.OFF
+
+        self._engine = read_settings(EngineConfig, engine_values, "engine")
         self._sampling = read_settings(SamplingConfig, sampling, "sampling")
-        self._cache = read_settings(CacheConfig, stored, "cache")
+        self._cache = read_settings(CacheConfig, cache_values, "cache")
         self._answers = answers
         self._stack = AsyncExitStack()
         self._client: ModelClient | None = None
 
     def __repr__(self) -> str:
-        name = self._engine.model_name if self._client is None else self._client.engine_info.model
-        if name is None:
-            name = self._engine.base_url if self._answers is None else FUNCTION
-        cache = "no cache" if self._cache.mode is CacheMode.OFF else f"cache {self._cache.file}"
-        return f"<LanguageModel {name}, {cache}>"
+        has_cache = self._cache.mode is not CacheMode.OFF
+        cache = f"cache {self._cache.file}" if has_cache else "no cache"
+        return f"<LanguageModel {self._find_name()}, {cache}>"
+
+    def _find_name(self) -> str:
+        """Return the name of the model, or while it is unknown what answers."""
+        if self._client is not None:
+            return self._client.engine_info.model
+        if self._engine.model_name is not None:
+            return self._engine.model_name
+        return FUNCTION if self._answers is not None else self._engine.base_url
 
     @property
     def info(self) -> EngineInfo:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
@@ -125,12 +124,11 @@ def open_corpus(
             )
         return _open_search_engine(search_engine, known_task, chosen, display.warn)
 
-    if chosen.kind.needs_embeddings != (dense is not None):
-        raise UsageError("dense: only for the retrievers dense and hybrid, which need it")
+    _check_dense(dense, chosen)
     corpus = open_local_corpus(
-        _locate_corpus(file),
-        None if index is None else Path(index),
-        known_task,
+        corpus=_locate_corpus(file),
+        index=None if index is None else Path(index),
+        task=known_task,
         skip_bad_lines=skip_bad_lines,
         retriever=chosen,
         warn=display.warn,
@@ -141,6 +139,15 @@ def open_corpus(
 
     options = read_settings(DenseOptions, dense, "dense")
     return DenseCorpus(corpus, options.settings, options.cache, display)
+
+
+def _check_dense(dense: DenseOptions | None, retriever: RetrieverConfig) -> None:
+    """Raise UsageError unless the options of dense retrieval are given if, and only if, needed."""
+    is_needed = retriever.kind.needs_embeddings
+    is_missing = is_needed and dense is None
+    is_superfluous = not is_needed and dense is not None
+    if is_missing or is_superfluous:
+        raise UsageError("dense: only for the retrievers dense and hybrid, which need it")
 
 
 def _find_task(file: Path | str | Dataset | None, name: str | None) -> Task:
@@ -169,18 +176,24 @@ def _locate_corpus(file: Path | str | Dataset | None) -> Path | str | None:
 def _open_search_engine(
     settings: Section, task: Task, retriever: RetrieverConfig, warn: Warn
 ) -> Corpus:
-    """Open the search engine that declares settings of this type.
+    """Open the search engine to which settings belong, which their type shows.
+
+    Args:
+        settings: Settings of the search engine, as `ChatNoirSettings`.
+        task: Task of the corpus.
+        retriever: Settings of BM25.
+        warn: Receives notices.
 
     Raises:
-        UsageError: No search engine does.
+        UsageError: The settings belong to no search engine.
     """
+    inputs = EngineInputs(task=task, bm25=retriever.bm25, settings=settings, warn=warn)
     for kind in RETRIEVERS.values():
-        section = kind.section
-        if section is None or kind.open_engine is None:
+        if kind.open_engine is None or kind.section is None:
             continue
-        if section.settings is type(settings):
-            inputs = EngineInputs(task=task, bm25=retriever.bm25, settings=settings, warn=warn)
+        if kind.section.settings is type(settings):
             return kind.open_engine(inputs)
+
     raise UsageError(
         f"search_engine: {type(settings).__name__} are no settings of a search engine; give "
         "ChatNoirSettings or ElasticsearchSettings"
@@ -204,9 +217,10 @@ def _complete_settings(retriever: RetrieverConfig, settings: Section | None) -> 
 
 
 def _publish(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, ResultT]:
-    """Make a stage a function of the library.
+    """Make a plain function of a stage, which is a coroutine function, for users of the library.
 
-    It then shows its progress, runs to its end when called, and gives its warnings to the caller.
+    The function runs the stage to its end and shows its progress. Warnings of the stage become
+    warnings of Python.
 
     Args:
         function: Stage with the keyword `progress`.
@@ -214,12 +228,13 @@ def _publish(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P,
 
     @wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        given = cast(Progress | None, options.get("progress"))
-        progress = ForwardedProgress(given or default_progress())
+        display = cast(Progress | None, options.get("progress"))
+        progress = ForwardedProgress(display or default_progress())
         options["progress"] = progress
         try:
             return concurrency.run(function(*arguments, **options))
         finally:
+            # Also if the stage failed. They name the line that called the function.
             for message in progress.messages:
                 warnings.warn(message, ToucheWarning, stacklevel=2)
 
@@ -266,15 +281,8 @@ async def retrieve(
 
     expander: QueryExpander | None = None
     if expand_with is not None:
-        prompts = _load_prompts(
-            corpus.task,
-            ("queries",),
-            given={} if prompt is None else {"queries": prompt},
-            allowed=("queries",),
-            topics=topics,
-            progress=progress,
-        )
-        expander = QueryExpander(ExpansionSettings(), prompts["queries"], expand_with.requester)
+        loader = _PromptLoader(corpus.task, topics, progress)
+        expander = _make_expander(expand_with, prompt, loader)
     return await retrieval.retrieve(
         topics,
         corpus,
@@ -336,18 +344,13 @@ async def judge(
     if judge_per not in get_args(JudgePer):
         raise UsageError(f"judge_per: {judge_per!r:.40}: must be {' or '.join(get_args(JudgePer))}")
 
-    given = dict(prompts or {})
+    chosen = dict(prompts or {})
     if prompt is not None:
-        given["judge"] = prompt
-    loaded = _load_prompts(
-        task,
-        list_judging_purposes(task, candidates.topics, stance.depth),
-        given=given,
-        allowed=("judge", "objects", "sentence", "stance"),
-        topics=candidates.topics,
-        progress=progress,
-        judge_per=judge_per,
-    )
+        chosen["judge"] = prompt
+    needed = list_judging_purposes(task, candidates.topics, stance.depth)
+    loader = _PromptLoader(task, candidates.topics, progress, judge_per)
+    loaded = loader.load(needed, chosen, allowed=["judge", "objects", "sentence", "stance"])
+
     return await judging.judge(
         candidates,
         loaded,
@@ -392,53 +395,107 @@ async def rank(
     """
     assert progress is not None, "the decorator gives one"
     options = read_settings(RankOptions, options, "options")
-    task = candidates.task
-    judged_task = judgments.candidates.task.name
-    if judged_task != task.name:
-        raise UsageError(
-            f"judgments: of the task {judged_task}, not of {task.name}; give the judgments of these candidates"
-        )
-    check_judgments(judgments.judgments, task.question, "judgments")
+    _check_judgments(judgments, candidates.task)
+    judgments = _choose_ranked(candidates, judgments)
 
-    if judgments.sentences is None:
-        topics = add_objects(candidates.topics, judgments.objects)
-        judgments = replace(judgments, candidates=replace(candidates, topics=topics))
-    parsed = read_steps(steps, task)
-    plan = RankingPlan(
-        task=task,
-        weights=_complete_weights(options, task),
-        steps=parsed,
-        settings=options.settings,
-        objective=options.objective,
-    )
-    if needs_texts(parsed):
-        plan = replace(plan, documents=judgments.candidates.documents)
+    plan = _plan_ranking(judgments, read_steps(steps, candidates.task), options)
+    if list_comparison_kinds(plan.steps):
+        loader = _PromptLoader(candidates.task, candidates.topics, progress)
+        plan = _add_comparisons(plan, model, prompts or {}, loader)
 
-    kinds = list_comparison_kinds(parsed)
-    if kinds:
-        if model is None:
-            raise UsageError(
-                f"model: missing; the steps {', '.join(map(str, parsed))} compare documents"
-            )
-        loaded = _load_prompts(
-            task,
-            kinds,
-            given=prompts or {},
-            allowed=("best", "order"),
-            topics=candidates.topics,
-            progress=progress,
-        )
-        plan = replace(plan, prompts=loaded, requester=model.requester)
-
-    async with AsyncExitStack() as stack:
-        if needs_scores(parsed):
-            opened = open_pooling("score", options.settings.cross_encoder, options.cache)
-            plan = replace(plan, reranker=await stack.enter_async_context(opened))
+    if not needs_scores(plan.steps):
+        return await ranking.rank(judgments, plan, progress, stance=options.stance)
+    async with open_pooling("score", options.settings.cross_encoder, options.cache) as reranker:
+        plan = replace(plan, reranker=reranker)
         return await ranking.rank(judgments, plan, progress, stance=options.stance)
 
 
+def _make_expander(
+    model: LanguageModel, prompt: str | None, loader: _PromptLoader
+) -> QueryExpander:
+    """Return the expander of queries with a model; without a prompt with the task's own."""
+    chosen = {} if prompt is None else {"queries": prompt}
+    prompts = loader.load(["queries"], chosen, allowed=["queries"])
+    return QueryExpander(ExpansionSettings(), prompts["queries"], model.requester)
+
+
+def _check_judgments(judgments: Judgments, task: Task) -> None:
+    """Raise an error unless judgments are of this task, and have its grades and labels.
+
+    Raises:
+        UsageError: The judgments are of another task.
+        DataError: A judgment has a grade or label that the task does not have.
+    """
+    judged_task = judgments.candidates.task
+    if judged_task.name != task.name:
+        raise UsageError(
+            f"judgments: of the task {judged_task.name}, not of {task.name}; give the judgments of these candidates"
+        )
+    check_judgments(judgments.judgments, task.question, "judgments")
+
+
+def _choose_ranked(candidates: Candidates, judgments: Judgments) -> Judgments:
+    """Return judgments with the candidates to rank.
+
+    Those are the given ones, or the documents that were made of judged sentences.
+    """
+    if judgments.sentences is not None:
+        return judgments
+
+    topics = add_objects(candidates.topics, judgments.objects)
+    return replace(judgments, candidates=replace(candidates, topics=topics))
+
+
+def _plan_ranking(
+    judgments: Judgments, steps: tuple[Step, ...], options: RankOptions
+) -> RankingPlan:
+    """Return the plan of a ranking without the models of its steps.
+
+    Raises:
+        UsageError: A weight is unknown, or a step needs texts and the candidates have no corpus.
+    """
+    task = judgments.candidates.task
+    weights = _complete_weights(options, task)
+    documents = judgments.candidates.documents if needs_texts(steps) else None
+    return RankingPlan(
+        task=task,
+        weights=weights,
+        steps=steps,
+        settings=options.settings,
+        objective=options.objective,
+        documents=documents,
+    )
+
+
+def _add_comparisons(
+    plan: RankingPlan,
+    model: LanguageModel | None,
+    prompts: Mapping[str, str],
+    loader: _PromptLoader,
+) -> RankingPlan:
+    """Return the plan of a ranking with the model and the prompts that compare documents.
+
+    Args:
+        plan: Plan with a step that compares.
+        model: Open model; None is an error.
+        prompts: Names or paths of prompts by purpose; the others are the task's own.
+        loader: Loader of the prompts.
+
+    Raises:
+        PromptError: A prompt is missing or invalid.
+        UsageError: The model is missing or not open, or a prompt has another purpose.
+    """
+    if model is None:
+        raise UsageError(
+            f"model: missing; the steps {', '.join(map(str, plan.steps))} compare documents"
+        )
+    purposes = list_comparison_kinds(plan.steps)
+    loaded = loader.load(purposes, prompts, allowed=["best", "order"])
+    return replace(plan, prompts=loaded, requester=model.requester)
+
+
 def _complete_weights(options: RankOptions, task: Task) -> dict[str, float]:
-    """Return the weights of a ranking: those of the objective, but for the given ones.
+    """Return the weights of a ranking: those of the objective, in part replaced by given ones.
 
     Raises:
         UsageError: The task has no weight of a given name.
@@ -453,51 +510,74 @@ def _complete_weights(options: RankOptions, task: Task) -> dict[str, float]:
 
 
 def read_steps(steps: Sequence[str], task: Task) -> tuple[Step, ...]:
-    """Parse the steps of a ranking; raise UsageError if one is unknown or does not fit the task."""
+    """Parse the steps of a ranking, as `["judge", "pairwise:10"]`.
+
+    Args:
+        steps: Steps in order, or one text with commas between them.
+        task: Task of the ranking.
+
+    Raises:
+        UsageError: A step is unknown, or does not fit the task.
+    """
+    texts = steps.split(",") if isinstance(steps, str) else steps
     try:
-        parsed = parse_steps(steps.split(",") if isinstance(steps, str) else steps)
+        parsed = parse_steps(texts)
         check_sides(parsed, task.sides, "balance")
     except ValueError as error:
         raise UsageError(f"steps: {error}") from error
     return parsed
 
 
-def _load_prompts(
-    task: Task,
-    names: Sequence[str],
-    *,
-    given: Mapping[str, str],
-    allowed: Sequence[str],
-    topics: list[Topic],
-    progress: Progress,
-    judge_per: JudgePer = "document",
-) -> dict[str, Prompt]:
-    """Load the prompts of some purposes, and check their examples.
+@dataclass(frozen=True, slots=True)
+class _PromptLoader:
+    """Loader of the prompts of a stage.
 
-    Args:
+    Attributes:
         task: Task of the prompts.
-        names: Purposes that are needed.
-        given: Names or paths of prompts by purpose; the others are the task's own.
-        allowed: Purposes for which prompts may be given.
-        topics: Topics of the run, which no example may be about.
+        topics: Topics of the run, which no few-shot example may be about.
         progress: Receives warnings.
         judge_per: Whether a judge prompt is sent for each field of its answer.
-
-    Raises:
-        PromptError: A prompt is missing or invalid.
-        UsageError: A prompt is given for another purpose, or an example is about one of the topics.
     """
-    purposes = purposes_of(task)
-    possible = [name for name in allowed if name in purposes]
-    unknown = [name for name in given if name not in possible]
-    if unknown:
-        raise UsageError(
-            f"prompts: no purpose {', '.join(unknown)} here; expected {', '.join(possible)}"
-        )
 
-    loaded: dict[str, Prompt] = {}
-    for name in names:
-        loaded[name] = load(task, purposes[name], given.get(name, name), judge_per=judge_per)
-    for prompt in loaded.values():
-        check_examples(prompt, topics, None, progress.warn)
-    return loaded
+    task: Task
+    topics: list[Topic]
+    progress: Progress
+    judge_per: JudgePer = "document"
+
+    def load(
+        self,
+        needed: Sequence[str],
+        chosen: Mapping[str, str],
+        *,
+        allowed: Sequence[str],
+    ) -> dict[str, Prompt]:
+        """Load the prompts of some purposes, and check their few-shot examples.
+
+        Args:
+            needed: Purposes of the prompts.
+            chosen: Names or paths of prompts by purpose; the others are the task's own.
+            allowed: Purposes for which prompts may be chosen.
+
+        Returns:
+            Prompts by purpose.
+
+        Raises:
+            PromptError: A prompt is missing or invalid.
+            UsageError: A prompt is chosen for another purpose, or an example is about one of the
+                topics.
+        """
+        purposes = purposes_of(self.task)
+        possible = [name for name in allowed if name in purposes]
+        unknown = [name for name in chosen if name not in possible]
+        if unknown:
+            raise UsageError(
+                f"prompts: no purpose {', '.join(unknown)} here; expected {', '.join(possible)}"
+            )
+
+        prompts: dict[str, Prompt] = {}
+        for name in needed:
+            template = chosen.get(name, name)
+            prompts[name] = load(self.task, purposes[name], template, judge_per=self.judge_per)
+        for prompt in prompts.values():
+            check_examples(prompt, self.topics, None, self.progress.warn)
+        return prompts

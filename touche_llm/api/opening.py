@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from touche_llm.api.progress import Progress, SilentProgress
 from touche_llm.engines.answer_function import FUNCTION, AnswerFunction, FunctionEngine
@@ -27,11 +26,12 @@ from touche_llm.errors import EngineError, Rejected, Transient, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.client import StartUp
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.protocol import Engine, EngineInfo
+from touche_llm.llm.protocol import Engine, EngineInfo, PoolingEngine
 from touche_llm.llm.request import EMPTY_CHAT, place_system_message
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
 
 if TYPE_CHECKING:
+    from touche_llm.engines.chat import ChatServer
     from touche_llm.engines.http import HttpClient
 from touche_llm.engines.cached_info import (
     ENDLESS,
@@ -64,8 +64,11 @@ class StoredAnswers:
 Answers = Engine | AnswerFunction | StoredAnswers
 
 
+EngineT = TypeVar("EngineT")
+
+
 @dataclass(frozen=True, slots=True)
-class _OpenedEngine:
+class _OpenedEngine(Generic[EngineT]):
     """What answers the requests of a client.
 
     Attributes:
@@ -75,7 +78,7 @@ class _OpenedEngine:
             made or there is none.
     """
 
-    engine: Engine | None
+    engine: EngineT | None
     info: EngineInfo
     start_up: StartUp | None = None
 
@@ -117,6 +120,9 @@ async def open_client(
         raise UsageError(
             "cache.retry_failures: a replay sends nothing; set `cache.mode: reuse`, and a server"
         )
+    # A round of a Ray job holds all requests that do not depend on others.
+    concurrency = MAX_ROUND if engine.name == "ray" else engine.concurrency
+
     async with AsyncExitStack() as stack:
         stored = stack.enter_context(Cache(cache.file, cache.mode, observe))
         if answers is not None:
@@ -124,22 +130,23 @@ async def open_client(
         elif cache.mode is CacheMode.REPLAY:
             opened = _OpenedEngine(engine=None, info=replay_engine_info(engine, stored))
         else:
-            opened = await _open_configured(
-                stack,
-                engine,
-                sampling,
-                schemas,
-                stored,
-                progress or SilentProgress(),
+            opener = _EngineOpener(
+                stack=stack,
+                engine=engine,
+                sampling=sampling,
+                schemas=schemas,
+                cache=stored,
+                progress=progress or SilentProgress(),
             )
+            opened = await opener.open()
+
         yield ModelClient(
             engine_info=opened.info,
             engine=opened.engine,
             start_up=opened.start_up,
             cache=stored,
             sampling=sampling,
-            # A round of a Ray job holds all requests that do not depend on others.
-            concurrency=MAX_ROUND if engine.name == "ray" else engine.concurrency,
+            concurrency=concurrency,
             retry_for=engine.retry_for,
             retry_failures=cache.retry_failures,
         )
@@ -147,123 +154,161 @@ async def open_client(
 
 def _open_answers(
     answers: Answers, info: EngineInfo | None, engine: EngineConfig, cache: Cache
-) -> _OpenedEngine:
-    """Return what answers in place of the engine of the settings."""
+) -> _OpenedEngine[Engine]:
+    """Return what answers in place of the engine of the settings.
+
+    Args:
+        answers: An engine, a function, or the stored answers alone.
+        info: Description of an engine; None for what the cache or else the settings say.
+        engine: Settings of the engine.
+        cache: Cache of the answers, which stores the description of a function.
+    """
     if isinstance(answers, StoredAnswers):
         return _OpenedEngine(engine=None, info=info or assume_engine_info(engine, cache))
     if not callable(answers):
         return _OpenedEngine(engine=answers, info=info or assume_engine_info(engine, cache))
 
-    info = EngineInfo(
+    function_info = EngineInfo(
         model=engine.model_name or FUNCTION,
         revision=engine.revision,
         context=engine.context or ENDLESS,
         overhead=0,
         engine=FUNCTION,
     )
-    store_engine_info(info, cache)
-    return _OpenedEngine(engine=FunctionEngine(answers), info=info)
+    store_engine_info(function_info, cache)
+    return _OpenedEngine(engine=FunctionEngine(answers), info=function_info)
 
 
-async def _open_configured(
-    stack: AsyncExitStack,
-    engine: EngineConfig,
-    sampling: SamplingConfig,
-    schemas: Schemas,
-    cache: Cache,
-    progress: Progress,
-) -> _OpenedEngine:
-    """Open the engine of the settings; `stack` closes it."""
-    try:
-        if engine.name == "ray":
-            return await _open_ray(stack, engine, sampling, cache, progress)
-        return await _open_server(stack, engine, sampling, schemas, cache, progress)
-    except EngineError as error:
-        if not cache.find(name_kind(None)):
-            raise
-        raise EngineError(
-            f"{error}; stored answers alone need no server (`cache.mode: replay`)"
-        ) from error
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EngineOpener:
+    """Opener of the engine that the settings name.
 
+    Attributes:
+        stack: Closes what was opened.
+        engine: Settings of the engine.
+        sampling: Settings of the requests.
+        schemas: Schemas of answers whose labels the start-up check must be able to read.
+        cache: Cache of the answers, beside which the log of a server is written.
+        progress: Receives the problems that the start-up check finds.
+    """
 
-async def _open_ray(
-    stack: AsyncExitStack,
-    engine: EngineConfig,
-    sampling: SamplingConfig,
-    cache: Cache,
-    progress: Progress,
-) -> _OpenedEngine:
-    """Open the engine of Ray Data jobs."""
-    from touche_llm.engines.ray_engine import RayEngine, RayJob
+    stack: AsyncExitStack
+    engine: EngineConfig
+    sampling: SamplingConfig
+    schemas: Schemas
+    cache: Cache
+    progress: Progress
 
-    job = RayJob.from_settings(engine, cache.path.with_name(LOG))
-    tokenizer = ChatTokenizer(job.folder, sampling.chat_template_kwargs)
-    empty_chat = place_system_message(EMPTY_CHAT, sampling.system_message)
-    info = EngineInfo(
-        model=get_model_name(job.folder),
-        revision=engine.revision,
-        context=job.context,
-        overhead=await tokenizer.count_tokens(empty_chat),
-        engine="Ray Data job",
-    )
-    store_engine_info(info, cache)
-    ray = await stack.enter_async_context(RayEngine(job, tokenizer, progress.warn))
-    return _OpenedEngine(engine=ray, info=info)
+    async def open(self) -> _OpenedEngine[Engine]:
+        """Open the engine: a server, or jobs of Ray Data.
 
+        Raises:
+            EngineError: The engine cannot be used.
+        """
+        try:
+            if self.engine.name == "ray":
+                return await self._open_ray()
+            return await self._open_server()
+        except EngineError as error:
+            has_stored_answers = bool(self.cache.find(name_kind(None)))
+            if not has_stored_answers:
+                raise
+            raise EngineError(
+                f"{error}; stored answers alone need no server (`cache.mode: replay`)"
+            ) from error
 
-async def _open_server(
-    stack: AsyncExitStack,
-    engine: EngineConfig,
-    sampling: SamplingConfig,
-    schemas: Schemas,
-    cache: Cache,
-    progress: Progress,
-) -> _OpenedEngine:
-    """Open the client of a server, after its start-up check unless that can wait."""
-    # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
-    from touche_llm.doctor.checks import list_checks
-    from touche_llm.doctor.examination import connect
-    from touche_llm.doctor.registry import Occasion
-    from touche_llm.doctor.survey import ServerUnderTest
-    from touche_llm.engines.chat import ChatServer
-    from touche_llm.engines.managed import serve
+    async def _open_ray(self) -> _OpenedEngine[Engine]:
+        """Open the engine of Ray Data jobs, which needs no start-up check."""
+        from touche_llm.engines.ray_engine import RayEngine, RayJob
 
-    is_managed = engine.name == "managed"
-    folder = check_model_folder(engine.model) if is_managed else Path()
+        job = RayJob.from_settings(self.engine, self.cache.path.with_name(LOG))
+        tokenizer = ChatTokenizer(job.folder, self.sampling.chat_template_kwargs)
+        empty_chat = place_system_message(EMPTY_CHAT, self.sampling.system_message)
+        info = EngineInfo(
+            model=get_model_name(job.folder),
+            revision=self.engine.revision,
+            context=job.context,
+            overhead=await tokenizer.count_tokens(empty_chat),
+            engine="Ray Data job",
+        )
+        store_engine_info(info, self.cache)
 
-    async def start_up(context: int | None) -> EngineInfo:
-        if is_managed:
-            log = cache.path.with_name(LOG)
-            server.base_url = await stack.enter_async_context(
-                serve(folder, engine.options, log, context=engine.context)
-            )
-        settings = engine.model_copy(update={"model": engine.model_name, "context": context})
-        with progress.stage("checking the server", len(list_checks(Occasion.START_UP))) as step:
+        engine = RayEngine(job, tokenizer, self.progress.warn)
+        return _OpenedEngine(engine=await self.stack.enter_async_context(engine), info=info)
+
+    async def _open_server(self) -> _OpenedEngine[Engine]:
+        """Open the client of a server, after its start-up check unless that can wait."""
+        # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
+        from touche_llm.engines.chat import ChatServer
+
+        if self._is_managed:
+            check_model_folder(self.engine.model)
+        client = ChatServer(
+            self.engine.base_url,
+            concurrency=self.engine.concurrency,
+            request_timeout=self.engine.request_timeout,
+            chat_template_kwargs=self.sampling.chat_template_kwargs,
+        )
+        server = await self.stack.enter_async_context(client)
+
+        known = await _recall(self.engine, self.cache, server)
+        if known is None:
+            info = await self._start_up(server, self.engine.context)
+            return _OpenedEngine(engine=server, info=info)
+        start_up = partial(self._start_up, server, known.context)
+        return _OpenedEngine(engine=server, info=known, start_up=start_up)
+
+    @property
+    def _is_managed(self) -> bool:
+        """Whether the program starts the server itself."""
+        return self.engine.name == "managed"
+
+    async def _start_up(self, server: ChatServer, context: int | None) -> EngineInfo:
+        """Check a server, which is started first if it is managed, and return its description.
+
+        Args:
+            server: Client of the server.
+            context: Context length to check; None for that of the server.
+
+        Raises:
+            EngineError: The server cannot be used.
+        """
+        from touche_llm.doctor.checks import list_checks
+        from touche_llm.doctor.examination import connect
+        from touche_llm.doctor.registry import Occasion
+        from touche_llm.doctor.survey import ServerUnderTest
+
+        if self._is_managed:
+            server.base_url = await self._start_server()
+
+        values = {"model": self.engine.model_name, "context": context}
+        count = len(list_checks(Occasion.START_UP))
+        with self.progress.stage("checking the server", count) as step:
             subject = ServerUnderTest(
                 server=server,
-                engine=settings,
-                sampling=sampling,
-                schemas=schemas,
-                warn=progress.warn,
+                engine=self.engine.model_copy(update=values),
+                sampling=self.sampling,
+                schemas=self.schemas,
+                warn=self.progress.warn,
                 step=step,
             )
             examined = await connect(subject)
+
         server.dialect = examined.dialect
-        store_engine_info(examined.info, cache)
+        store_engine_info(examined.info, self.cache)
         return examined.info
 
-    server = await stack.enter_async_context(
-        ChatServer(
-            engine.base_url,
-            concurrency=engine.concurrency,
-            request_timeout=engine.request_timeout,
-            chat_template_kwargs=sampling.chat_template_kwargs,
+    async def _start_server(self) -> str:
+        """Start a vLLM server, which ends with the stack, and return its base URL."""
+        from touche_llm.engines.managed import serve
+
+        serving = serve(
+            check_model_folder(self.engine.model),
+            self.engine.options,
+            self.cache.path.with_name(LOG),
+            context=self.engine.context,
         )
-    )
-    known = await _recall(engine, cache, server)
-    if known is None:
-        return _OpenedEngine(engine=server, info=await start_up(engine.context))
-    return _OpenedEngine(engine=server, info=known, start_up=partial(start_up, known.context))
+        return await self.stack.enter_async_context(serving)
 
 
 async def _recall(
@@ -274,10 +319,18 @@ async def _recall(
 ) -> EngineInfo | None:
     """Return the stored description of an engine whose start-up check can wait.
 
-    Where no model is named, the server has to say at once that it is the described one.
+    A run whose answers are all stored then needs no server.
+
+    Args:
+        settings: Settings of the engine. If they name no model, the server has to say which one it
+            serves, and it must be the described one.
+        cache: Cache with descriptions of engines.
+        client: Client of the server.
+        purpose: What an embedding model or cross-encoder is for; None for a language model.
 
     Returns:
-        The description, or None if no single one fits.
+        The description; None if no description fits the settings, or several with different
+        contexts.
     """
     if cache.mode is not CacheMode.REUSE:
         return None
@@ -288,11 +341,7 @@ async def _recall(
         served = await _look_at_server(settings, client, purpose)
         if served is None:
             return None
-        named = settings.model_copy(update={"model": served.model})
-        fitting = []
-        for known in find_fitting_engines(named, cache, purpose):
-            if known.context == served.context and known.engine == served.engine:
-                fitting.append(known)
+        fitting = _find_described(served, settings, cache, purpose)
 
     contexts = {known.context for known in fitting}
     if len(contexts) != 1:
@@ -300,12 +349,28 @@ async def _recall(
     return choose_engine(fitting, cache, purpose)
 
 
+def _find_described(
+    served: EngineInfo,
+    settings: ModelSettings,
+    cache: Cache,
+    purpose: PoolingPurpose | None,
+) -> list[EngineInfo]:
+    """Return the stored descriptions of the engine that a server says it is."""
+    named_settings = settings.model_copy(update={"model": served.model})
+    described: list[EngineInfo] = []
+    for known in find_fitting_engines(named_settings, cache, purpose):
+        if known.context == served.context and known.engine == served.engine:
+            described.append(known)
+    return described
+
+
 async def _look_at_server(
     settings: ModelSettings, client: HttpClient, purpose: PoolingPurpose | None
 ) -> EngineInfo | None:
-    """Return what a server says of its only model.
+    """Return the description of the only model of a server.
 
-    None if it does not reply soon, or serves several; the start-up check then reports it.
+    None if the server does not reply soon, or serves several models: the start-up check, which
+    follows then, reports it.
     """
     from touche_llm.engines.identification import identify
 
@@ -324,46 +389,76 @@ async def open_pooling(
     answers: CacheConfig,
     dimensions: int | None = None,
 ) -> AsyncIterator[PoolingClient]:
-    """Open an embedding model, with vectors of `dimensions` or of the model's own length, or a cross-encoder.
+    """Open the client of an embedding model or of a cross-encoder.
 
-    A replay needs no server, nor does a configuration without an address: the cache must have all
+    In a replay, and if the settings have no address, there is no server: the cache must have all
     results.
+
+    Args:
+        purpose: `embedding` or `score`.
+        settings: Settings of the model and its server.
+        answers: File of stored results, and its use.
+        dimensions: Dimensions of the vectors; None for the model's own.
+
+    Raises:
+        DataError: The cache cannot be opened.
+        EngineError: The server cannot be used.
+        UsageError: A replay does not know the model.
     """
-    with Cache(answers.file, answers.mode) as cache:
-        policy: Mapping[str, Any] = {
-            "cache": cache,
-            "purpose": purpose,
-            "retry_for": settings.retry_for,
-            "batch": settings.batch,
-            "concurrency": settings.concurrency,
-            "dimensions": dimensions,
-        }
+    async with AsyncExitStack() as stack:
+        cache = stack.enter_context(Cache(answers.file, answers.mode))
         if cache.mode is CacheMode.REPLAY or settings.url is None:
-            yield PoolingClient(
-                engine_info=replay_engine_info(settings, cache, purpose), engine=None, **policy
-            )
-            return
-        # Imported here because the HTTP libraries are slow to load.
-        from touche_llm.engines.http import HttpClient
+            info = replay_engine_info(settings, cache, purpose)
+            opened: _OpenedEngine[PoolingEngine] = _OpenedEngine(engine=None, info=info)
+        else:
+            client = await stack.enter_async_context(_connect_pooling(purpose, settings))
+            opened = await _open_pooling_server(client, purpose, settings, cache, dimensions)
 
-        section = SECTIONS[purpose]
-        connection = HttpClient(
-            settings.url,
+        yield PoolingClient(
+            engine_info=opened.info,
+            engine=opened.engine,
+            start_up=opened.start_up,
+            cache=cache,
+            purpose=purpose,
+            retry_for=settings.retry_for,
+            batch=settings.batch,
             concurrency=settings.concurrency,
-            request_timeout=settings.request_timeout,
-            section=section,
-            address=f"`{section}.url`",
+            dimensions=dimensions,
         )
-        async with connection as client:
-            server = PoolingServer(client, purpose, settings)
 
-            async def start_up() -> EngineInfo:
-                facts = await server.connect(dimensions)
-                store_engine_info(facts, cache, purpose)
-                return facts
 
-            known = await _recall(settings, cache, client, purpose)
-            if known is None:
-                yield PoolingClient(engine_info=await start_up(), engine=server, **policy)
-            else:
-                yield PoolingClient(engine_info=known, engine=server, start_up=start_up, **policy)
+def _connect_pooling(purpose: PoolingPurpose, settings: PoolingConfig) -> HttpClient:
+    """Return the HTTP client of a server, to be opened; nothing is sent yet."""
+    # Imported here because the HTTP libraries are slow to load.
+    from touche_llm.engines.http import HttpClient
+
+    assert settings.url is not None, "else there is no server"
+    section = SECTIONS[purpose]
+    return HttpClient(
+        settings.url,
+        concurrency=settings.concurrency,
+        request_timeout=settings.request_timeout,
+        section=section,
+        address=f"`{section}.url`",
+    )
+
+
+async def _open_pooling_server(
+    client: HttpClient,
+    purpose: PoolingPurpose,
+    settings: PoolingConfig,
+    cache: Cache,
+    dimensions: int | None,
+) -> _OpenedEngine[PoolingEngine]:
+    """Return the engine of a server, after its start-up check unless that can wait."""
+    server = PoolingServer(client, purpose, settings)
+
+    async def start_up() -> EngineInfo:
+        info = await server.connect(dimensions)
+        store_engine_info(info, cache, purpose)
+        return info
+
+    known = await _recall(settings, cache, client, purpose)
+    if known is None:
+        return _OpenedEngine(engine=server, info=await start_up())
+    return _OpenedEngine(engine=server, info=known, start_up=start_up)

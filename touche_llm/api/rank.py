@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,25 +101,27 @@ class Ranking(ParsedRun):
         return make_frame(rows, list_result_columns(self.task))
 
     def _list_results(self) -> Iterator[dict[str, ResultValue]]:
-        """Yield the values of each line by column, in the order of `list_result_columns`."""
+        """Yield the values of each line by column, in the order of `list_result_columns`.
+
+        None for a grade or probability that is unknown.
+        """
         for line in self.lines:
+            label = self.labels[line.topic_id][line.document_id]
+            judgment = self.judgments.get(line.topic_id, {}).get(line.document_id)
+            grades = {} if judgment is None else judgment.grades
+            probabilities = label.probabilities or {}
+
             row: dict[str, ResultValue] = {
                 "topic": line.topic_id,
                 "document": line.document_id,
                 "rank": line.rank,
                 "score": line.score,
             }
-            label = self.labels[line.topic_id][line.document_id]
             if self.task.stances:
                 row["stance"] = line.stance
                 row["stance_source"] = label.source
-
-            judgment = self.judgments.get(line.topic_id, {}).get(line.document_id)
-            grades = {} if judgment is None else judgment.grades
             for name in self.task.question.grades:
                 row[name] = grades.get(name)
-
-            probabilities = label.probabilities or {}
             for stance in self.task.stances:
                 row[f"p_{stance}"] = probabilities.get(stance)
             yield row
@@ -133,9 +135,9 @@ def list_result_columns(task: Task) -> tuple[str, ...]:
     """Return the columns of `results.tsv`; those of the stance only if the task has stances."""
     columns = ["topic", "document", "rank", "score"]
     if task.stances:
-        columns += ["stance", "stance_source"]
-    columns += task.question.grades
-    columns += [f"p_{stance}" for stance in task.stances]
+        columns.extend(["stance", "stance_source"])
+    columns.extend(task.question.grades)
+    columns.extend(f"p_{stance}" for stance in task.stances)
     return tuple(columns)
 
 
@@ -164,11 +166,12 @@ async def rank(
         EngineError: A server failed, or no labels can be read.
         ReplayMiss: The cache of a replay lacks an answer.
     """
+    candidates = judgments.candidates
     judgment_by_document = judgments.by_document()
     labels = _choose_labels(judgments, judgment_by_document, plan.task, stance)
-    _warn_of_thresholds(judgments, stance, progress)
+    if stance is not None:
+        _warn_of_thresholds(judgments, stance, progress)
 
-    candidates = judgments.candidates
     ranked = await _rank_topics(candidates, judgment_by_document, labels, plan, progress)
     _check_answers(plan, progress)
     if not ranked.lines:
@@ -197,19 +200,34 @@ def _choose_labels(
     task: Task,
     settings: StanceSettings | None,
 ) -> dict[str, dict[str, ChosenStance]]:
-    """Choose the stance of each candidate; those without one have no entry."""
-    readings = {(reading.topic_id, reading.document_id): reading for reading in judgments.stances}
+    """Choose the stance label of each candidate.
+
+    Args:
+        judgments: Judgments with their candidates, and answers to the stance prompt.
+        judgment_by_document: The same judgments by topic and document.
+        task: Task with the labels.
+        settings: Thresholds of the labels; None for the most probable ones.
+
+    Returns:
+        Labels by topic and document; a document whose stance is unknown has none.
+    """
+    readings: dict[tuple[str, str], StanceReading] = {}
+    for reading in judgments.stances:
+        readings[reading.topic_id, reading.document_id] = reading
 
     labels: dict[str, dict[str, ChosenStance]] = {}
     for topic_id, candidates in judgments.candidates.rankings.items():
+        judgments_of_topic = judgment_by_document.get(topic_id, {})
         labels[topic_id] = {}
         for candidate in candidates:
-            document_id = candidate.document_id
-            judgment = judgment_by_document.get(topic_id, {}).get(document_id)
-            reading = readings.get((topic_id, document_id))
-            label = choose_label(judgment, reading, task, settings)
+            label = choose_label(
+                judgments_of_topic.get(candidate.document_id),
+                readings.get((topic_id, candidate.document_id)),
+                task,
+                settings,
+            )
             if label is not None:
-                labels[topic_id][document_id] = label
+                labels[topic_id][candidate.document_id] = label
     return labels
 
 
@@ -220,7 +238,7 @@ async def _rank_topics(
     plan: RankingPlan,
     progress: Progress,
 ) -> RankedTopics:
-    """Rank the candidates with a stance of all topics, and show the progress."""
+    """Rank the candidates that have a stance label, topic by topic, and show the progress."""
     stances: dict[str, dict[str, str]] = {}
     for topic_id, chosen in labels.items():
         stances[topic_id] = {document_id: label.label for document_id, label in chosen.items()}
@@ -239,7 +257,7 @@ async def _rank_topics(
 
 
 def _check_answers(plan: RankingPlan, progress: Progress) -> None:
-    """Raise an error if answers are missing or cannot be read, and warn of labels that say nothing.
+    """Check the answers to all comparisons, and warn if their labels say nothing.
 
     Raises:
         EngineError: The labels of no answer to a prompt can be read.
@@ -247,9 +265,11 @@ def _check_answers(plan: RankingPlan, progress: Progress) -> None:
     """
     for client in plan.clients:
         client.raise_on_misses()
+
     if plan.requester is not None:
-        plan.requester.client.labels.raise_on_unread()
-        warn_of_labels(plan.requester.client, plan.prompts, progress)
+        model = plan.requester.client
+        model.labels.raise_on_unread()
+        warn_of_labels(model, plan.prompts, progress)
 
 
 def _group_lines(lines: Iterable[RunLine]) -> dict[str, list[Candidate]]:
@@ -271,39 +291,40 @@ def _list_stances(lines: Iterable[RunLine]) -> dict[tuple[str, str], str]:
 
 
 def _warn_of_unjudged(ranking: Ranking, judgments: Judgments, progress: Progress) -> None:
-    """Warn of documents without a judgment, and of those that are left out for lack of a stance."""
+    """Warn of documents without a judgment: in the ranking, and left out of it."""
     task = ranking.task
     imputed = ranking.imputed
-    if imputed:
+    if imputed > 0:
         effect = f", stance {task.unknown_stance}" if task.stances else ""
         progress.warn(
             f"{imputed} of {len(ranking.lines)} documents have no judgment: first-stage order{effect}"
         )
 
+    # Without a judgment, a document is left out if the task has no label for an unknown stance.
     expected_lines = 0
     for candidates in judgments.candidates.list_rankings():
         expected_lines += min(len(candidates), task.documents_per_topic.max)
-    # Candidates without a stance are left out if the task has no label for an unknown one.
     omitted = expected_lines - len(ranking.lines)
-    if omitted:
+    if omitted != 0:
         progress.warn(
             f"{omitted} documents have no judgment and are left out, since {task.name} has no such stance"
         )
 
 
-def _warn_of_thresholds(
-    judgments: Judgments, settings: StanceSettings | None, progress: Progress
-) -> None:
-    """Warn if the thresholds of the stance do not fit the answers that they are applied to."""
-    if settings is None or not settings.thresholds or not settings.calibrated_for:
+def _warn_of_thresholds(judgments: Judgments, settings: StanceSettings, progress: Progress) -> None:
+    """Warn if the thresholds of the stance were fitted on the answers to another prompt."""
+    fitted_prompt = settings.calibrated_for
+    if not settings.thresholds or not fitted_prompt:
         return
-    answers: Collection[Judgment | StanceReading] = (
-        judgments.stances if settings.depth else judgments.judgments
-    )
-    other_prompts = {answer.prompt for answer in answers} - {settings.calibrated_for}
+
+    # The stance is that of the stance prompt if there is one, else that of the judge prompt.
+    answers: Sequence[Judgment | StanceReading] = judgments.judgments
+    if settings.depth > 0:
+        answers = judgments.stances
+    prompts = sorted({answer.prompt for answer in answers})
+    other_prompts = [prompt for prompt in prompts if prompt != fitted_prompt]
     if other_prompts:
-        prompts = sorted({answer.prompt for answer in answers})
         progress.warn(
-            f"the thresholds of the stance were fitted on answers to {settings.calibrated_for}, and these are answers "
+            f"the thresholds of the stance were fitted on answers to {fitted_prompt}, and these are answers "
             f"to {', '.join(prompts)}: fit them anew"
         )

@@ -19,8 +19,13 @@ from touche_llm.retrieval.settings import QueryField
 
 def add_objects(topics: list[Topic], found: Iterable[Objects]) -> list[Topic]:
     """Return the topics with the objects that the model found for those that name none."""
-    objects = {record.topic_id: record.objects for record in found}
-    return [replace(topic, objects=topic.objects or objects.get(topic.id)) for topic in topics]
+    found_objects = {record.topic_id: record.objects for record in found}
+
+    completed: list[Topic] = []
+    for topic in topics:
+        objects = topic.objects or found_objects.get(topic.id)
+        completed.append(replace(topic, objects=objects))
+    return completed
 
 
 async def retrieve(
@@ -103,25 +108,32 @@ async def _add_rankings(
         expansion: Additional queries, of one topic at least.
         expander: Weight of an additional query, and constant of the fusion.
     """
-    queries_by_topic = {queries.topic_id: queries.queries for queries in expansion.results}
+    variants = _list_variants(topics, expansion.results)
+    found = await corpus.search(variants, ("title",), depth, lambda: None)
+
+    additional_rankings: dict[str, list[list[Candidate]]] = defaultdict(list)
+    for variant, ranking in zip(variants, found, strict=True):
+        additional_rankings[variant.id].append(ranking)
+
+    fused: list[list[Candidate]] = []
+    for topic, ranking in zip(topics, rankings, strict=True):
+        additional = additional_rankings[topic.id]
+        if additional:
+            weights = [1.0] + [expander.settings.weight] * len(additional)
+            ranking = fuse_candidates([ranking, *additional], weights, expander.settings.k)
+        fused.append(corpus.limit(ranking, depth))
+    return fused
+
+
+def _list_variants(topics: list[Topic], additional: Iterable[Queries]) -> list[Topic]:
+    """Return a copy of a topic for each of its additional queries, with the query as its title."""
+    queries_by_topic = {record.topic_id: record.queries for record in additional}
+
     variants: list[Topic] = []
     for topic in topics:
         for query in queries_by_topic.get(topic.id, ()):
             variants.append(replace(topic, title=query))
-    found = await corpus.search(variants, ("title",), depth, lambda: None)
-
-    found_by_topic: dict[str, list[list[Candidate]]] = defaultdict(list)
-    for variant, ranking in zip(variants, found, strict=True):
-        found_by_topic[variant.id].append(ranking)
-
-    fused: list[list[Candidate]] = []
-    for topic, ranking in zip(topics, rankings, strict=True):
-        others = found_by_topic[topic.id]
-        if others:
-            weights = [1.0, *(expander.settings.weight for _ in others)]
-            ranking = fuse_candidates([ranking, *others], weights, expander.settings.k)
-        fused.append(corpus.limit(ranking, depth))
-    return fused
+    return variants
 
 
 def warn_of_empty(candidates: Candidates, progress: Progress) -> None:

@@ -70,7 +70,9 @@ def _callback(
 ) -> None:
     if log_file is None:
         return
-    log, handler = logging.getLogger("touche_llm"), _LogFile(log_file, encoding="utf-8")
+
+    log = logging.getLogger("touche_llm")
+    handler = _LogFile(log_file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
@@ -89,10 +91,10 @@ def _describe_error(error: Exception) -> str | None:
             # Imported here because it loads the configuration.
             from touche_llm.cli.options import name_options
 
-            advice = (
-                "; --skip-bad-lines leaves such lines out" if isinstance(error, BadLine) else ""
-            )
-            return name_options(str(error)) + advice
+            message = name_options(str(error))
+            if isinstance(error, BadLine):
+                message += "; --skip-bad-lines leaves such lines out"
+            return message
         case OSError():
             return to_printable(describe_os_error(error))
         case UnicodeEncodeError():
@@ -118,8 +120,7 @@ def _describe_sqlite_error(error: Exception) -> str | None:
 
 def main() -> None:
     """Run the command line; an expected error ends it with one line and an exit code."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A character that the encoding lacks is written as Python would, `\\xe9`.
             stream.reconfigure(errors="backslashreplace")
@@ -132,23 +133,27 @@ def main() -> None:
     except ParserError as error:
         # A group without a command shows its help.
         is_help = error.message.startswith("Usage:")
-        print(
-            error.message if is_help else f"error: {describe_parser_error(error)}", file=sys.stderr
-        )
+        message = error.message if is_help else f"error: {describe_parser_error(error)}"
+        print(message, file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception as error:
-        if (
-            isinstance(error, OSError)
-            and error.filename is None
-            and error.errno in (errno.EPIPE, errno.ENOSPC)
-        ):
-            # Standard output is full or has lost its reader; Python would try to write the rest of
-            # it again.
+        if isinstance(error, OSError) and _is_of_standard_output(error):
+            _discard_output()
             error.filename = "standard output"
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        message = None if "--debug" in sys.argv else _describe_error(error)
-        if message is None:
+        problem = None if "--debug" in sys.argv else _describe_error(error)
+        if problem is None:
             raise
+        # A reader that has closed the pipe, as `head` does, wants no message.
         if not isinstance(error, BrokenPipeError):
-            print(f"error: {message}", file=sys.stderr)
+            print(f"error: {problem}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))
+
+
+def _is_of_standard_output(error: OSError) -> bool:
+    """Return whether standard output is full, or has lost its reader."""
+    return error.filename is None and error.errno in (errno.EPIPE, errno.ENOSPC)
+
+
+def _discard_output() -> None:
+    """Discard what is left of standard output, which Python would try to write at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

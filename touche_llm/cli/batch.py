@@ -21,27 +21,31 @@ from touche_llm.engines.ray_engine import RayJob
 from touche_llm.engines.settings import EngineConfig
 from touche_llm.errors import UsageError
 from touche_llm.interrupts import run_until_interrupted
-from touche_llm.runs.batch import REQUESTS, export_requests, import_responses
+from touche_llm.runs.batch import REQUESTS, ExportedRequests, export_requests, import_responses
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.record import StageName
 
 _RESPONSES = Path("responses.jsonl")
 
 
+StageArgument = Annotated[StageName, typer.Argument(help="retrieve, judge or rank.")]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="The model's tokeniser, if a document may be too long.",
+        rich_help_panel="Model",
+    ),
+]
+
+
 @s.configured(*s.OF_RUN, without=(*s.DELIVERY, "cache.mode"))
 def export(
     config: Config,
-    stage: Annotated[StageName, typer.Argument(help="retrieve, judge or rank.")],
+    stage: StageArgument,
     out: o.OutOption,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="FOLDER",
-            help="The model's tokeniser, if a document may be too long.",
-            rich_help_panel="Model",
-        ),
-    ] = None,
+    tokenizer: TokenizerOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write the requests of a stage that the cache cannot answer, as requests.jsonl in the folder of the run.
@@ -53,45 +57,60 @@ def export(
         out.mkdir(parents=True, exist_ok=True)
     with RunDirectory(out).lock(f"batch export {stage}", progress.warn):
         work = export_requests(stage, config, out, tokenizer, progress)
-        facts, requests, failed = run_requests(config, work)
-    file = out / REQUESTS
+        exported = run_requests(config, work)
+
+    count = len(exported.requests)
     if output is not Format.TABLE:
-        rows = [{"stage": stage, "file": file, "requests": len(requests)}] if requests else []
-        print_rows(output, rows, ("stage", "file", "requests"))
-    if not requests:
-        _print_end(output, stage, out, failed)
-        return
-    answer_command = build_run_batch_command(file, _RESPONSES, facts.model, facts.context)
+        row = {"stage": stage, "file": out / REQUESTS, "requests": count}
+        print_rows(output, [row] if count > 0 else [], tuple(row))
+    if count > 0:
+        _print_next_steps(output, out, exported)
+    else:
+        _print_end(output, stage, out, exported.failed)
+
+
+def _print_next_steps(output: Format, out: Path, exported: ExportedRequests) -> None:
+    """Print how to answer the requests of an export and to import the responses."""
+    file = out / REQUESTS
+    engine = exported.engine_info
+    answer_command = build_run_batch_command(file, _RESPONSES, engine.model, engine.context)
     import_command = ["touche-llm", "batch", "import", str(_RESPONSES), "--out", str(out)]
     next_steps = "answer them, import the responses, and repeat this export until none is pending"
-    say(output, f"{len(requests):,} requests now, in {file}; {next_steps}")
+    say(output, f"{len(exported.requests):,} requests now, in {file}; {next_steps}")
     say(output, f"    {shlex.join(answer_command)}")
     say(output, f"    {shlex.join(import_command)}")
 
 
+RequestsArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A file of requests, as `batch export` writes it."),
+]
+ResponsesOption = Annotated[
+    Path, typer.Option("--responses", "-o", help="The file to write, responses.jsonl.")
+]
+ModelOption = Annotated[
+    Path,
+    typer.Option("--model", metavar="FOLDER", help="Folder of the model, whatever its name."),
+]
+ContextTokensOption = Annotated[
+    int, typer.Option("--context", help="Context in tokens, as of the export.")
+]
+ValuesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An option of vLLM or Ray, as engine.options.tensor_parallel_size=2; repeatable.",
+    ),
+]
+
+
 def ray(
-    requests: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="A file of requests, as `batch export` writes it."),
-    ],
-    responses: Annotated[
-        Path, typer.Option("--responses", "-o", help="The file to write, responses.jsonl.")
-    ],
-    model: Annotated[
-        Path,
-        typer.Option("--model", metavar="FOLDER", help="Folder of the model, whatever its name."),
-    ],
-    context_tokens: Annotated[
-        int, typer.Option("--context", help="Context in tokens, as of the export.")
-    ],
-    values: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="An option of vLLM or Ray, as engine.options.tensor_parallel_size=2; repeatable.",
-        ),
-    ] = None,
+    requests: RequestsArgument,
+    responses: ResponsesOption,
+    model: ModelOption,
+    context_tokens: ContextTokensOption,
+    values: ValuesOption = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -132,18 +151,19 @@ def import_(
     progress = CommandProgress()
     with RunDirectory(out).lock("batch import", progress.warn):
         work = import_responses(out, responses, progress)
-        done = run_until_interrupted(work, "import the same files again")
-    rows = [
-        {"outcome": kind, "count": len(texts), "example": texts[0]}
-        for kind, texts in done.problems.items()
-    ]
+        imported = run_until_interrupted(work, "import the same files again")
+
+    rows: list[dict[str, Any]] = [{"outcome": "stored", "count": imported.stored, "example": None}]
+    for kind, reasons in imported.problems.items():
+        rows.append({"outcome": kind, "count": len(reasons), "example": reasons[0]})
     columns = (Column("outcome", is_text=True), Column("count"), Column("example", is_cut=True))
-    emit(output, [{"outcome": "stored", "count": done.stored, "example": None}, *rows], columns)
-    if done.is_done:
-        _print_end(output, done.stage, out, done.failed)
+    emit(output, rows, columns)
+
+    if imported.is_done:
+        _print_end(output, imported.stage, out, imported.failed)
     else:
         say(output, "more is pending: repeat the export")
-    if done.problems:
+    if imported.problems:
         raise typer.Exit(FAILURES_EXIT)
 
 
@@ -164,12 +184,20 @@ def _read_options(values: list[str]) -> dict[str, Any]:
 
 
 def _print_end(output: Format, stage: StageName, out: Path, failed: int) -> None:
+    """Print that a stage can be made of the answers in the cache, and how.
+
+    Args:
+        output: Form of the output.
+        stage: Stage without a pending request.
+        out: Folder of the run.
+        failed: Number of requests with only unusable answers.
+    """
     command = shlex.join(("touche-llm", stage, "--out", str(out), "--cache-mode", "replay"))
     say(
         output,
         f"nothing is pending: the stage needs no server now: {command}, with the options of the export",
     )
-    if failed:
+    if failed > 0:
         say(
             output,
             f"{failed:,} questions have no usable answer; an export with --retry-failures sends them again",

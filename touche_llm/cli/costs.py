@@ -26,10 +26,10 @@ def show_cost(
     overwrite: bool = False,
 ) -> None:
     """Print what stages would request, see `print_costs`."""
-    result = run_requests(
-        config, estimate_cost(config, folder, stages, CommandProgress(), overwrite=overwrite)
-    )
-    notes = []
+    work = estimate_cost(config, folder, stages, CommandProgress(), overwrite=overwrite)
+    result = run_requests(config, work)
+
+    notes: list[str] = []
     if result.has_unknown_queries:
         notes.append("Documents that only queries of the model find are not counted.")
     kind = get_kind(get_task(config.task))
@@ -39,10 +39,17 @@ def show_cost(
 
 
 def print_costs(output: Format, config: Config, result: DryRun, further: Sequence[str]) -> None:
-    """Print the requests and estimated prompt tokens of each prompt of the stages, and what these numbers mean."""
-    rows: list[dict[str, Any]] = [
-        {"stage": cost.stage, "prompt": cost.prompt, **_sum_costs([cost])} for cost in result.costs
-    ]
+    """Print the requests and estimated tokens of each prompt, and what these numbers mean.
+
+    Args:
+        output: Form of the output.
+        config: Configuration of the run.
+        result: Dry run of some stages.
+        further: Additional notes.
+    """
+    rows: list[dict[str, Any]] = []
+    for cost in result.costs:
+        rows.append({"stage": cost.stage, "prompt": cost.prompt, **_sum_costs([cost])})
     total = {"stage": "all", "prompt": "", **_sum_costs(result.costs)}
     if output is not Format.TABLE:
         print_rows(output, rows, tuple(total))
@@ -54,7 +61,7 @@ def print_costs(output: Format, config: Config, result: DryRun, further: Sequenc
         print("0 requests")
 
     failed = sum(result.failed.values())
-    if failed:
+    if failed > 0:
         say(output, f"Known failures: {describe_known_failures(failed)}.")
     if rows:
         for note in _explain_costs(result, total, further):

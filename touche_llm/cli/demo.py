@@ -33,14 +33,17 @@ from touche_llm.tasks.task import Task
 def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
     """Print the official measures of a run and of its first stage.
 
-    Keep the run's in its folder, for `report`.
+    Those of the run are kept in its folder, for `report`.
     """
     qrels = read_qrels(files, task)
     measured = m.given_runs([folder], qrels, task)
     evaluations = m.evaluate_runs(measured, qrels, m.find_recall_depth(measured))
+    # The run comes after its first stage.
     record_evaluation(RunDirectory(folder), task, files, evaluations[-1])
+
     official = [task.official_measures[aspect] for aspect in files]
-    show_summary([row for row in summarize(evaluations) if row["measure"] in official], evaluations)
+    rows = [row for row in summarize(evaluations) if row["measure"] in official]
+    show_summary(rows, evaluations)
 
 
 SAMPLES = Path(__file__).parent.parent / "samples"
@@ -62,34 +65,51 @@ def demo(
     Answers and judgments are invented.
     """
     names = SAMPLE_TASKS if task is None else [get_task(task).name]
-    if not set(names) <= set(SAMPLE_TASKS):
+    if any(name not in SAMPLE_TASKS for name in names):
         raise UsageError(
             f"--task {task}: the demo has no sample of it; give {', '.join(SAMPLE_TASKS)}"
         )
+
     for name in names:
-        folder, known, config = out / name, TASKS[name], sample_config(name, out / name, {})
-        # Its notes advise on models and corpora, which are invented here.
-        run_until_interrupted(
-            pipeline.run_all(config, folder, SilentProgress(), overwrite=overwrite)
-        )
-        topics = read_run_topics(folder, config)
-        print(f"{known.title}\n")
-        show_rankings(list_rows(folder, config, known, topics, top=3), known, topics)
-        print()
-        if judgments := find_qrels(SAMPLES / name, known):
-            _measure(folder, known, judgments)
-    config = sample_config(names[0], out / names[0], {})
-    files = (config.topics, config.corpus or config.topics, out / names[0] / run_directory.RUN)
-    topics_file, corpus, run = (shlex.quote(shorten_path(file)) for file in files)
-    show_lines(
-        (
-            "The answers and judgments were invented for this demo; no model gave them, and nothing follows from them.",
-            "Look at a run in a browser, check its file, or make a run with a model that vLLM serves:",
-            f"    touche-llm report {shlex.quote(shorten_path(out / names[0]))} --open",
-            f"    touche-llm validate {run} --task {names[0]} --topics {topics_file}",
-            f"    touche-llm run --task {names[0]} --topics {topics_file} --corpus {corpus} --out runs/model",
-        )
-    )
+        _run_sample(TASKS[name], out / name, overwrite=overwrite)
+    show_lines(_list_next_steps(names[0], out / names[0]))
+
+
+def _run_sample(task: Task, folder: Path, *, overwrite: bool) -> None:
+    """Run a task on its sample, and print its best documents and its measures."""
+    config = sample_config(task.name, folder, {})
+    # Notes would advise on models and corpora, which are invented here.
+    progress = SilentProgress()
+    run_until_interrupted(pipeline.run_all(config, folder, progress, overwrite=overwrite))
+
+    topics = read_run_topics(folder, config)
+    print(f"{task.title}\n")
+    show_rankings(list_rows(folder, config, task, topics, top=3), task, topics)
+    print()
+    qrels_files = find_qrels(SAMPLES / task.name, task)
+    if qrels_files:
+        _measure(folder, task, qrels_files)
+
+
+def _list_next_steps(task: str, folder: Path) -> list[str]:
+    """Return the lines below the output: a warning, and commands to try on the run of a task."""
+    config = sample_config(task, folder, {})
+    run_folder = _quote(folder)
+    run = _quote(folder / run_directory.RUN)
+    topics = _quote(config.topics)
+    corpus = _quote(config.corpus or config.topics)
+    return [
+        "The answers and judgments were invented for this demo; no model gave them, and nothing follows from them.",
+        "Look at a run in a browser, check its file, or make a run with a model that vLLM serves:",
+        f"    touche-llm report {run_folder} --open",
+        f"    touche-llm validate {run} --task {task} --topics {topics}",
+        f"    touche-llm run --task {task} --topics {topics} --corpus {corpus} --out runs/model",
+    ]
+
+
+def _quote(path: Path) -> str:
+    """Return a path as it is written in a shell, from the current folder if it lies below."""
+    return shlex.quote(shorten_path(path))
 
 
 def sample_config(task: str, out: Path, flags: Mapping[str, Any]) -> Config:

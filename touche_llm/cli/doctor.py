@@ -22,21 +22,25 @@ if TYPE_CHECKING:  # takes a while to load
     from touche_llm.doctor.examination import Examination
 
 
+UrlArgument = Annotated[
+    str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")
+]
+ThoroughOption = Annotated[
+    bool,
+    typer.Option(
+        "--thorough", help="Also repeat a request sixteen times, to see if its answers differ."
+    ),
+]
+
+
 @s.takes_settings(
     *(f"engine.{name}" for name in ("model", "context", "tokenizer", "request_timeout")),
     *(f"sampling.{name}" for name in ("logprobs", "system_message", "thinking")),
 )
 def doctor(
     given: s.GivenSettings,
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")
-    ],
-    thorough: Annotated[
-        bool,
-        typer.Option(
-            "--thorough", help="Also repeat a request sixteen times, to see if its answers differ."
-        ),
-    ] = False,
+    url: UrlArgument,
+    thorough: ThoroughOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check what a server can do, and name the options for the rest.
@@ -45,20 +49,26 @@ def doctor(
     """
     engine = s.read_section(EngineConfig, {**given, "engine.base_url": url}, "engine")
     sampling = s.read_section(SamplingConfig, given, "sampling")
-    examination = run_until_interrupted(_examine(engine, sampling, thorough), "nothing was stored")
+    work = _examine(engine, sampling, thorough)
+    examination = run_until_interrupted(work, "nothing was stored")
+
     failure = examination.result if isinstance(examination.result, EngineError) else None
-    if failure is not None and not any(check.is_ok for check in examination.checks):
+    has_passed_a_check = any(check.is_ok for check in examination.checks)
+    if failure is not None and not has_passed_a_check:
+        # There is no server, so that a table of checks would say nothing.
         raise failure
+
     checks = [replace(check, remedy=s.name_options(check.remedy)) for check in examination.checks]
     emit(output, [asdict(check) for check in checks], _CHECKS)
     if output is Format.TABLE:
         show_lines(f"{check.name}: {check}" for check in checks if not check.is_ok)
     if failure is not None:
         raise failure
-    is_possible = not any(check.is_blocking for check in checks)
-    say(output, f"{url}: a run {'can' if is_possible else 'could not'} be made")
-    if not is_possible:
+
+    if any(check.is_blocking for check in checks):
+        say(output, f"{url}: a run could not be made")
         raise typer.Exit(1)
+    say(output, f"{url}: a run can be made")
 
 
 _CHECKS = (
@@ -71,7 +81,13 @@ _CHECKS = (
 async def _examine(
     engine: EngineConfig, sampling: SamplingConfig, is_thorough: bool
 ) -> Examination:
-    """Examine a server."""
+    """Check a server with requests as the judge prompt of the default task makes them.
+
+    Args:
+        engine: Settings of the server.
+        sampling: Settings of the requests.
+        is_thorough: Whether to make the checks of many requests, too.
+    """
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.doctor.checks import list_checks
     from touche_llm.doctor.examination import examine
@@ -79,6 +95,8 @@ async def _examine(
     from touche_llm.doctor.survey import ServerUnderTest
     from touche_llm.engines.chat import ChatServer
 
+    occasion = Occasion.THOROUGH if is_thorough else Occasion.DOCTOR
+    progress = CommandProgress()
     async with ChatServer(
         engine.base_url,
         concurrency=engine.concurrency,
@@ -88,14 +106,12 @@ async def _examine(
         patience=1,
     ) as server:
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
-        schemas, progress = list_schemas([prompt]), CommandProgress()
-        occasion = Occasion.THOROUGH if is_thorough else Occasion.DOCTOR
         with progress.stage("checking the server", len(list_checks(occasion))) as step:
             subject = ServerUnderTest(
                 server=server,
                 engine=engine,
                 sampling=sampling,
-                schemas=schemas,
+                schemas=list_schemas([prompt]),
                 warn=progress.warn,
                 step=step,
             )

@@ -56,10 +56,18 @@ _TOP = 20
 def rank_among_published(
     task: Task, rows: Rows, evaluations: Sequence[Evaluation]
 ) -> list[dict[str, Any]]:
-    """Return the rows of `summarize` over all judged topics that have a published table, each with its place there.
+    """Return the rows of runs that can be compared with published runs, with their places.
 
     The place is from 1, the better of a tie; `behind` is the published run after it, or with the
     same value.
+
+    Args:
+        task: Task with tables of published runs.
+        rows: Rows of `summarize`.
+        evaluations: Evaluations of the rows.
+
+    Raises:
+        UsageError: Nothing is published, or no row is a published measure over all judged topics.
     """
     tables = {task.official_measures[table.measure]: table for table in read_tables(task)}
     if not tables:
@@ -70,9 +78,10 @@ def rank_among_published(
     evaluations_by_run = {evaluation.name: evaluation for evaluation in evaluations}
     placed: list[dict[str, Any]] = []
     for measure, table in tables.items():
-        for row in rows:
+        rows_of_measure = [row for row in rows if row["measure"] == measure]
+        for row in rows_of_measure:
             evaluation = evaluations_by_run[row["run"]]
-            if row["measure"] == measure and _can_place(row["value"], evaluation, table):
+            if _can_place(row["value"], evaluation, table):
                 placed.append({**row, **_describe_place(table, row["value"])})
     if not placed:
         raise UsageError(
@@ -87,7 +96,7 @@ def _can_place(value: float, evaluation: Evaluation, table: Table) -> bool:
 
 
 def _describe_place(table: Table, value: float) -> dict[str, Any]:
-    """Return the place of a value in a published table, and the published runs ahead and behind."""
+    """Return the place of a value in a published table, and the published runs around it."""
     place = find_place(table, value)
     ahead = table.runs[place - 2] if place > 1 else None
     behind = table.runs[place - 1] if place <= len(table.runs) else None
@@ -134,6 +143,16 @@ _PLACES = (
 )
 
 
+PerTopicOption = Annotated[
+    bool,
+    typer.Option("--per-topic", help="A row for each topic instead, a column for each measure."),
+]
+LeaderboardOption = Annotated[
+    bool,
+    typer.Option("--leaderboard", help="The place of each run among the published ones instead."),
+]
+
+
 @s.takes_settings("dataset")
 @o.takes_qrels
 def evaluate(
@@ -142,18 +161,8 @@ def evaluate(
     runs: m.RunsArgument,
     task: m.TaskOption = None,
     output: FormatOption = Format.TABLE,
-    per_topic: Annotated[
-        bool,
-        typer.Option(
-            "--per-topic", help="A row for each topic instead, a column for each measure."
-        ),
-    ] = False,
-    leaderboard: Annotated[
-        bool,
-        typer.Option(
-            "--leaderboard", help="The place of each run among the published ones instead."
-        ),
-    ] = False,
+    per_topic: PerTopicOption = False,
+    leaderboard: LeaderboardOption = False,
 ) -> None:
     """Measure runs with qrels, with 95 % intervals over topics.
 
@@ -169,31 +178,29 @@ def evaluate(
     """
     if per_topic and leaderboard:
         raise UsageError("--per-topic, --leaderboard: each prints its own table; give one of them")
-    known = find_task(task, runs, given.get("dataset"))
-    files, qrels = m.require_qrels(known, runs, qrels_files, given.get("dataset"))
-    measured = m.given_runs(runs, qrels, known)
+    known_task = find_task(task, runs, given.get("dataset"))
+    files, qrels = m.require_qrels(known_task, runs, qrels_files, given.get("dataset"))
+    measured = m.given_runs(runs, qrels, known_task)
     evaluations = m.evaluate_runs(measured, qrels, m.find_recall_depth(measured))
-    _record(measured, evaluations, known, files)
+    _record(measured, evaluations, known_task, files)
 
     notes = [*m.list_fitted(measured, qrels), *_describe_judging(measured, evaluations)]
     if per_topic:
         rows = _list_topics(evaluations)
+        show = partial(_show_topics, rows, evaluations)
     else:
         rows = summarize(evaluations)
         notes += describe_intervals(rows)
+        show = partial(show_summary, rows, evaluations)
     if leaderboard:
-        rows = rank_among_published(known, rows, evaluations)
+        rows = rank_among_published(known_task, rows, evaluations)
+        show = partial(_show_places, rows)
 
-    if output is not Format.TABLE:
-        print_rows(output, rows)
-    else:
-        if per_topic:
-            _show_topics(rows, evaluations)
-        elif leaderboard:
-            _show_places(rows)
-        else:
-            show_summary(rows, evaluations)
+    if output is Format.TABLE:
+        show()
         show_lines(m.describe_qrels(files))
+    else:
+        print_rows(output, rows)
     m.print_notes(qrels, evaluations, measured, *notes)
 
 
@@ -203,11 +210,15 @@ def _record(
     task: Task,
     files: Mapping[str, Path],
 ) -> None:
-    """Keep qrels and values in the folders of the runs, for later commands."""
+    """Keep qrels and values in the folders of the runs, for later commands.
+
+    A folder that cannot be written is no error: the values are printed in any case.
+    """
     warn = CommandProgress().warn
     for run, evaluation in zip(given, evaluations, strict=True):
         if run.folder is None or run.first_stage:
             continue
+
         directory = RunDirectory(run.folder)
         try:
             with directory.lock("evaluate", warn):
@@ -218,36 +229,42 @@ def _record(
 
 
 def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return notes on runs with another share of judged documents than their first stage, which comes before them."""
+    """Return notes on runs with another share of judged documents than their first stage."""
     notes: list[str] = []
     for place, run in enumerate(given):
         if run.first_stage:
-            first_stage, reranked = evaluations[place : place + 2]
+            first_stage = evaluations[place]
+            reranked = evaluations[place + 1]
             notes += describe_judging(reranked, first_stage)
     return notes
 
 
 def summarize(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return the estimates of all runs, measure by measure."""
-    # The order is that of the run, since its first stage has fewer measures.
-    places = list(evaluations[-1].estimates | evaluations[-1].labels)
-    rows = [row for evaluation in evaluations for row in evaluation.summary().to_dict("records")]
-    return sorted(rows, key=lambda row: places.index(row["measure"]))
+    """Return the estimates of all runs, measure by measure.
+
+    Measures are in the order of the last evaluation: a first stage, which comes before its run, has
+    fewer.
+    """
+    measures = list(evaluations[-1].estimates | evaluations[-1].labels)
+    rows: list[dict[str, Any]] = []
+    for evaluation in evaluations:
+        rows.extend(evaluation.summary().to_dict("records"))
+    return sorted(rows, key=lambda row: measures.index(row["measure"]))
 
 
 def _list_topics(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return a row for each run and topic, with `run`, `topic`, the measures and their judged@k."""
     measures = list(evaluations[-1].estimates)
     shares = [measure.judged for measure in measures]
-    empty = dict.fromkeys(map(str, [*measures, *shares]), nan)
+    unmeasured = dict.fromkeys(map(str, [*measures, *shares]), nan)
+
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for evaluation in evaluations:
         for measured in evaluation.per_topic().itertuples(index=False):
-            key = (evaluation.name, measured.topic)
-            if key not in rows:
-                rows[key] = {"run": evaluation.name, "topic": measured.topic, **empty}
-            rows[key][str(measured.measure.judged)] = measured.judged
-            rows[key][str(measured.measure)] = measured.value
+            empty_row = {"run": evaluation.name, "topic": measured.topic, **unmeasured}
+            row = rows.setdefault((evaluation.name, measured.topic), empty_row)
+            row[str(measured.measure.judged)] = measured.judged
+            row[str(measured.measure)] = measured.value
     return list(rows.values())
 
 
@@ -304,6 +321,14 @@ def _show_topics_of_run(rows: Rows, evaluation: Evaluation, measures: Sequence[M
     print()
 
 
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", help="Write a page as well, with 2 to 8 runs side by side (report.html, say)."
+    ),
+]
+
+
 @s.takes_settings("dataset")
 @o.takes_qrels
 def compare(
@@ -312,12 +337,7 @@ def compare(
     runs: m.RunsArgument,
     task: m.TaskOption = None,
     output: FormatOption = Format.TABLE,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", help="Write a page as well, with 2 to 8 runs side by side (report.html, say)."
-        ),
-    ] = None,
+    html: HtmlOption = None,
     overwrite: o.OverwriteOption = False,
 ) -> None:
     """Compare runs with the first: differences, intervals and tests.
@@ -441,17 +461,22 @@ def _show_changes(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     )
 
 
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="The folder of a run that was judged with log-probabilities."
+    ),
+]
+StanceOption = Annotated[Path, typer.Option("--stance", help="The stance qrels: qid 0 doc LABEL.")]
+OutOption = Annotated[
+    Path, typer.Option("--out", help="The YAML file to write, for --config of a run.")
+]
+
+
 def calibrate(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="The folder of a run that was judged with log-probabilities."
-        ),
-    ],
-    stance: Annotated[Path, typer.Option("--stance", help="The stance qrels: qid 0 doc LABEL.")],
-    out: Annotated[
-        Path, typer.Option("--out", help="The YAML file to write, for --config of a run.")
-    ],
+    run: RunArgument,
+    stance: StanceOption,
+    out: OutOption,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -469,35 +494,20 @@ def calibrate(
         stances = "all its stances take a side" if task.stances else "it has no stances"
         raise UsageError(f"{task.name}: {stances}, so it has no thresholds")
 
-    examples = read_calibration_set(
-        judgments=directory.judgments_file,
-        readings=directory.stances_file,
-        truth=read_qrels({STANCE: stance}, task).stances,
-        task=task,
-    )
-    if examples.without:
-        CommandProgress().warn(
-            f"judged documents without probabilities in the run, not used: {len(examples.without):,} "
-            f"(topic and document): {shorten(examples.without)}"
-        )
-
+    examples = _read_examples(directory, stance, task)
+    labels_by_method = {
+        "by thresholds, held out": label_held_out(examples, task),
+        "most probable": choose_stances(examples.probabilities, {}, task),
+    }
+    rows: list[dict[str, Any]] = []
+    for method, labels in labels_by_method.items():
+        rows.append(_make_calibration_row(method, labels, examples, task))
     topics = list(dict.fromkeys(examples.topics))
-    held_out = _make_calibration_row(
-        name="by thresholds, held out",
-        labels=label_held_out(examples, task),
-        examples=examples,
-        task=task,
-    )
-    most_probable = _make_calibration_row(
-        name="most probable",
-        labels=choose_stances(examples.probabilities, {}, task),
-        examples=examples,
-        task=task,
-    )
     thresholds = fit_thresholds(examples.probabilities, examples.truth, task)
     write_thresholds(out, thresholds, topics, examples.prompt)
 
-    emit(output, [held_out, most_probable], _CALIBRATION)
+    emit(output, rows, _CALIBRATION)
+    held_out, most_probable = rows
     if held_out["macro_f1"] <= most_probable["macro_f1"]:
         say(output, "the thresholds do not help on held-out topics; leave them out")
     fitted = ", ".join(f"{label} {value:.3g}" for label, value in thresholds.items())
@@ -505,6 +515,22 @@ def calibrate(
         output,
         f"thresholds fitted on all {len(topics)} topics, for other topics, in {out}: {fitted}",
     )
+
+
+def _read_examples(directory: RunDirectory, stance_file: Path, task: Task) -> CalibrationSet:
+    """Read the judged documents of a run whose stance people labelled; warn of unusable ones."""
+    examples = read_calibration_set(
+        judgments=directory.judgments_file,
+        readings=directory.stances_file,
+        truth=read_qrels({STANCE: stance_file}, task).stances,
+        task=task,
+    )
+    if examples.without:
+        CommandProgress().warn(
+            f"judged documents without probabilities in the run, not used: {len(examples.without):,} "
+            f"(topic and document): {shorten(examples.without)}"
+        )
+    return examples
 
 
 _CALIBRATION = (
@@ -517,12 +543,19 @@ _CALIBRATION = (
 
 
 def _make_calibration_row(
-    name: str, labels: Labels, examples: CalibrationSet, task: Task
+    method: str, labels: Labels, examples: CalibrationSet, task: Task
 ) -> dict[str, Any]:
-    """Return the row of one way of labelling, with its scores."""
+    """Return the row of one way of labelling, with its scores by the labels of people.
+
+    Args:
+        method: Name of the way of labelling.
+        labels: Its label of each example.
+        examples: Examples, with the labels of people.
+        task: Task of the labels.
+    """
     macro_f1, accuracy = score_labels(labels, examples.truth, task)
     return {
-        "labels": name,
+        "labels": method,
         "topics": len(set(examples.topics)),
         "documents": len(examples.topics),
         "macro_f1": macro_f1,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from touche_llm.api.corpora import DenseCorpus, open_local_corpus
+from touche_llm.api.corpora import DenseCorpus, LocalCorpus, open_local_corpus
 from touche_llm.cli import options as s
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import Format, FormatOption, print_result
@@ -43,11 +43,9 @@ def index(
     elasticsearch` they are loaded into an index there; what was stopped resumes.
     """
     s.check_inputs(given)
-    dataset = given.get("dataset")
-    corpus = dataset or given.get("corpus")
-    if corpus is None:
+    if not given.get("dataset") and given.get("corpus") is None:
         raise UsageError("index: missing --corpus or --dataset; see touche-llm index --help")
-    task = get_task(given.get("task") or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))
+    task = _find_task(given)
     retriever = s.read_section(RetrieverConfig, given, "retriever")
     if not retriever.kind.can_index:
         raise UsageError(
@@ -57,16 +55,26 @@ def index(
     values = s.set_values(assigned or [], "index")
     _check_sections(retriever, given, values)
     settings = _read_own_settings(retriever, given | values)
-    problem = retriever.kind.find_problem(task)
-    if retriever.kind.load_corpus is not None:
+    is_search_engine = retriever.kind.load_corpus is not None
+    if is_search_engine:
         _check_load(retriever, given)
+    problem = retriever.kind.find_problem(task)
     if problem is not None:
         raise UsageError(f"--retriever {retriever.name}: {problem}")
 
-    if retriever.kind.load_corpus is not None:
+    if is_search_engine:
         _load(retriever, task, settings, given, output)
     else:
         _store(retriever, task, settings, given, output)
+
+
+def _find_task(given: s.GivenSettings) -> Task:
+    """Return the task of a corpus: the given one, that of the dataset, or the default."""
+    if given.get("task"):
+        return get_task(given["task"])
+    if given.get("dataset"):
+        return get_task(find_dataset_task(given["dataset"]))
+    return get_task(DEFAULT_TASK)
 
 
 def _join_retrievers_with_index() -> str:
@@ -85,12 +93,16 @@ def _check_sections(
         given: Settings of options, of which only the sections of other retrievers are unused.
         values: Settings of `--set`, of which only the own section of the retriever is used.
     """
+    own_section = retriever.kind.section
+    own_name = None if own_section is None else own_section.name
     for name in (*given, *values):
         section = name.partition(".")[0]
-        own = retriever.kind.section
-        is_own = own is not None and section == own.name
-        if not is_own and (name in values or section in SECTIONS):
-            flag = "--set " if name in values else ""
+        if section == own_name:
+            continue
+
+        is_assigned = name in values
+        if is_assigned or section in SECTIONS:
+            flag = "--set " if is_assigned else ""
             raise UsageError(f"{flag}{name}: not used with --retriever {retriever.name}")
 
 
@@ -109,46 +121,60 @@ def _store(
     given: s.GivenSettings,
     output: Format,
 ) -> None:
-    """Store a corpus on disk with the index, the vectors or both that the retriever needs."""
-    corpus = given.get("dataset") or given["corpus"]
+    """Store a corpus on disk with the index, the vectors or both that the retriever needs.
+
+    Args:
+        retriever: First stage.
+        task: Task of the corpus.
+        settings: Settings that the first stage declares.
+        given: Settings of the command line.
+        output: Form of the output.
+    """
+    source = given.get("dataset") or given["corpus"]
     progress = CommandProgress()
     with open_local_corpus(
-        corpus,
-        given.get("index"),
-        task,
+        corpus=source,
+        index=given.get("index"),
+        task=task,
         skip_bad_lines=given.get("skip_bad_lines", False),
         warn=progress.warn,
         retriever=retriever,
         retriever_settings=settings,
-    ) as opened:
+    ) as corpus:
         if retriever.kind.has_index:
-            opened.open_first_stages()
+            corpus.open_first_stages()
         if retriever.kind.needs_embeddings:
-            work = DenseCorpus(opened, settings, CacheConfig(mode=CacheMode.OFF), progress).embed()
+            no_cache = CacheConfig(mode=CacheMode.OFF)
+            work = DenseCorpus(corpus, settings, no_cache, progress).embed()
             run_until_interrupted(work, "the vectors so far are stored; the same command resumes")
-        store = opened.store
-        documents = len(store)
-        sentences = len(store.parts)
-        parts = f" and their {sentences:,} sentences" if sentences else ""
-        sentence = f"{documents:,} documents of {corpus}{parts} are indexed in {store.folder}"
-        row = {
-            "corpus": corpus,
-            "documents": documents,
-            "sentences": sentences or None,
-            "folder": store.folder,
-        }
-        print_result(output, sentence, row)
+        _print_stored(output, corpus, source)
+
+
+def _print_stored(output: Format, corpus: LocalCorpus, source: Path | str) -> None:
+    """Print the numbers of documents and sentences of a stored corpus, and its folder."""
+    documents = len(corpus.store)
+    sentences = len(corpus.store.parts)
+    folder = corpus.store.folder
+    parts = f" and their {sentences:,} sentences" if sentences else ""
+    row = {
+        "corpus": source,
+        "documents": documents,
+        "sentences": sentences or None,
+        "folder": folder,
+    }
+    sentence = f"{documents:,} documents of {source}{parts} are indexed in {folder}"
+    print_result(output, sentence, row)
 
 
 def _check_load(retriever: RetrieverConfig, given: s.GivenSettings) -> None:
-    """Raise UsageError for a setting of a corpus on disk."""
-    method = retriever.kind.bm25_method
+    """Raise UsageError for a setting that a search engine with its own documents does not have."""
     if "index" in given:
         raise UsageError(
             f"--retriever {retriever.name}: stores the index itself; leave out --index"
         )
-    if method is not None and given.get("retriever.method", method) != method:
-        raise UsageError(f"--retriever {retriever.name}: scores as --bm25-method {method}")
+    only_method = retriever.kind.bm25_method
+    if only_method is not None and given.get("retriever.method", only_method) != only_method:
+        raise UsageError(f"--retriever {retriever.name}: scores as --bm25-method {only_method}")
     if "dataset" in given:
         raise UsageError(
             f"--dataset: cannot be loaded with --retriever {retriever.name}; give its file as --corpus"

@@ -65,9 +65,19 @@ TaskOption = Annotated[
 def find_qrels_files(
     task: Task, runs: Iterable[Path], given: Mapping[str, Path], dataset: str | None
 ) -> Mapping[str, Path]:
-    """Return the qrels files that were given, else those of the runs' last evaluation, else of the first one's dataset.
+    """Return the qrels files to measure runs with; empty if none are known.
 
-    Qrels of the last evaluation are named on standard error. A dataset has its own qrels.
+    They are those that were given, or else those of the runs' last evaluation, which are named on
+    standard error, or else those of the first run's dataset.
+
+    Args:
+        task: Task of the runs.
+        runs: Run files and folders of runs.
+        given: Files by aspect.
+        dataset: Dataset whose qrels are used instead.
+
+    Raises:
+        UsageError: Both files and a dataset are given.
     """
     if given and dataset is not None:
         raise UsageError(
@@ -75,16 +85,36 @@ def find_qrels_files(
         )
     if given:
         return given
-    folders = [folder for path in runs if (folder := find_run_directory(path)) is not None]
-    if dataset is None and (known := find_known_qrels(folders, task)):
-        options = " ".join(
-            format_qrels_option(aspect, shorten_path(path)) for aspect, path in known.items()
-        )
-        CommandProgress().warn(f"qrels of the last evaluation: {options}")
-        return known
-    own = (folder.read_config().dataset for folder in folders if folder.config_file.exists())
-    used = dataset or next(filter(None, own), None)
-    return {} if used is None else Dataset(used, task.reference).qrels_files
+
+    directories = [find_run_directory(path) for path in runs]
+    folders = [directory for directory in directories if directory is not None]
+    if dataset is None:
+        known = find_known_qrels(folders, task)
+        if known:
+            _name_known_qrels(known)
+            return known
+        dataset = _find_dataset(folders)
+    if dataset is None:
+        return {}
+    return Dataset(dataset, task.reference).qrels_files
+
+
+def _name_known_qrels(files: Mapping[str, Path]) -> None:
+    """Print on standard error that the qrels of the last evaluation are used, as options."""
+    options: list[str] = []
+    for aspect, path in files.items():
+        options.append(format_qrels_option(aspect, shorten_path(path)))
+    CommandProgress().warn(f"qrels of the last evaluation: {' '.join(options)}")
+
+
+def _find_dataset(folders: Iterable[RunDirectory]) -> str | None:
+    """Return the dataset of the first run that has one; None if none has."""
+    for folder in folders:
+        if folder.config_file.exists():
+            dataset = folder.read_config().dataset
+            if dataset:
+                return dataset
+    return None
 
 
 def require_qrels(
@@ -92,7 +122,8 @@ def require_qrels(
 ) -> tuple[Mapping[str, Path], Qrels]:
     """Return the files of `find_qrels_files` and their content.
 
-    Raise UsageError if there are none.
+    Raises:
+        UsageError: There are none.
     """
     files = find_qrels_files(task, runs, given, dataset)
     if not files:
@@ -153,30 +184,59 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task) -> list[Given]:
     """Read runs in their order.
 
     The first stage of a run comes before it, if it is known and can be measured.
+
+    Args:
+        paths: Run files and folders of runs.
+        qrels: Qrels to measure them with.
+        task: Task of the runs.
+
+    Raises:
+        DataError: A file is missing or malformed.
+        UsageError: A run is given twice, or is of another task.
     """
     # Where stances are not measured, other programs may write what they like in the column.
     labels = qrels.labels if qrels.stances else None
     runs: list[Given] = []
+    names: set[str] = set()
     for path in paths:
         name = to_printable(str(path))
-        if any(name == other.name for other in runs):
+        if name in names:
             raise UsageError(f"{path}: is given twice; name each run once")
-        directory, fitted_on = find_run_directory(path), tuple[str, ...]()
-        run, folder = read_run(path, labels), None if directory is None else directory.path
-        if directory is not None and directory.config_file.exists():
-            own = directory.read_config()
-            if (of_run := get_task(own.task)).name != task.name:
-                raise UsageError(
-                    f"{path}: a run of {of_run.name}, not of {task.name}; measure runs of one task (--task {own.task})"
-                )
-            fitted_on = own.fitted_on
-        if directory is not None and qrels.grades and directory.candidates_file.exists():
-            own_stage = replace(
-                reading.read_run(directory.candidates_file), chosen_topics=run.chosen_topics
-            )
-            runs.append(Given(f"{name} ({get_kind(task).before_judging})", own_stage, folder, True))
-        runs.append(Given(name, run, folder, fitted_on=fitted_on))
+        names.add(name)
+
+        directory = find_run_directory(path)
+        run = read_run(path, labels)
+        if directory is None:
+            runs.append(Given(name, run))
+            continue
+
+        fitted_on = _read_fitted_topics(directory, path, task)
+        first_stage = directory.candidates_file
+        # A first stage labels nothing, so only grades measure it.
+        if qrels.grades and first_stage.exists():
+            candidates = replace(reading.read_run(first_stage), chosen_topics=run.chosen_topics)
+            title = f"{name} ({get_kind(task).before_judging})"
+            runs.append(Given(title, candidates, directory.path, first_stage=True))
+        runs.append(Given(name, run, directory.path, fitted_on=fitted_on))
     return runs
+
+
+def _read_fitted_topics(directory: RunDirectory, path: Path, task: Task) -> tuple[str, ...]:
+    """Return the topics that the thresholds of a run's stances were fitted on, if any.
+
+    Raises:
+        UsageError: The run is of another task.
+    """
+    if not directory.config_file.exists():
+        return ()
+
+    config = directory.read_config()
+    run_task = get_task(config.task)
+    if run_task.name != task.name:
+        raise UsageError(
+            f"{path}: a run of {run_task.name}, not of {task.name}; measure runs of one task (--task {config.task})"
+        )
+    return config.fitted_on
 
 
 def find_recall_depth(runs: Sequence[Given]) -> int:
@@ -198,13 +258,14 @@ def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evalu
     """Measure each run, a first stage only by grades, since it labels nothing."""
     from touche_llm.evaluation.measures import evaluate_run
 
-    evaluations = []
-    for each in runs:
+    qrels_of_grades = replace(qrels, stances={})
+    evaluations: list[Evaluation] = []
+    for given in runs:
+        measuring = qrels_of_grades if given.first_stage else qrels
         try:
-            judged = replace(qrels, stances={}) if each.first_stage else qrels
-            evaluations.append(evaluate_run(each.name, each.run, judged, depth))
+            evaluations.append(evaluate_run(given.name, given.run, measuring, depth))
         except DataError as error:
-            raise DataError(f"{each.name}: {error}") from error
+            raise DataError(f"{given.name}: {error}") from error
     return evaluations
 
 
@@ -215,11 +276,13 @@ def print_notes(
 
     What holds for all runs is printed once.
     """
-    notes = [*format_notes({each.name: each.notes for each in evaluations}), *further]
-    for each in runs:
-        imputed = _count_imputed_stances(each)
+    notes_by_run = {evaluation.name: evaluation.notes for evaluation in evaluations}
+    notes = [*format_notes(notes_by_run), *further]
+    for run in runs:
+        imputed = _count_imputed_stances(run)
         if qrels.stances and imputed:
-            notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")
+            notes.append(f"{run.name}: imputed stances, for lack of a usable answer: {imputed:,}")
+
     sys.stdout.flush()
     for note in notes:
         CommandProgress().warn(note)

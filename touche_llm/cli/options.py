@@ -156,11 +156,15 @@ class SettingOption:
 
 
 def _split_numbers(option: SettingOption, text: str) -> GivenSettings:
-    """Return the settings in a text as `judge=512,stance=0`, by dotted name."""
+    """Return the settings in a text as `judge=512,stance=0`, by dotted name.
+
+    Raises:
+        UsageError: The text has another form.
+    """
     settings: GivenSettings = {}
     for pair in text.split(","):
-        name, separator, number = pair.strip().partition("=")
-        if not separator or not name.isidentifier() or not number.isdecimal():
+        name, _, number = pair.strip().partition("=")
+        if not name.isidentifier() or not number.isdecimal():
             raise UsageError(
                 f"{option.flag}: {pair!r:.80} must be {option.option.metavar}, as judge=512"
             )
@@ -248,9 +252,13 @@ OPTIONS: Mapping[str, SettingOption] = {option.setting: option for option in _li
 def takes_settings(
     *settings: str, without: Collection[str] = ()
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """Return a decorator that adds the options of settings to a command, which receives those given as `given`.
+    """Return a decorator that adds the options of settings to a command.
 
-    Settings are dotted names, also of sections; options of those in `without` are left out.
+    The command receives the settings that are given as `given`, by dotted name.
+
+    Args:
+        settings: Dotted names of settings, or of sections with all of their settings.
+        without: Names of settings that get no option.
     """
     options = _choose(settings, without)
     parameters = [option.to_parameter() for option in options]
@@ -262,28 +270,51 @@ def configured(
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that adds the options of settings, `--config` and `--set` to a command.
 
-    The command receives the configuration that they make, as `config`; see `takes_settings` for the
-    arguments.
+    The command receives the configuration that they make, as `config`. An error about a setting
+    names the option or file that set it.
+
+    Args:
+        settings: Dotted names of settings, or of sections with all of their settings.
+        without: Names of settings that get no option.
     """
     options = _choose(settings, without)
     parameters = [*(option.to_parameter() for option in options), _CONFIG, _SET]
 
     def decorate(command: CommandFunction) -> CommandFunction:
-        def load(values: dict[str, Any], own: Mapping[str, Any]) -> LoadedConfig:
-            name = str(own.get("stage") or command.__name__)
-            given = _collect(options, values)
-            return load_settings(
-                name, given, values["config_file"], values["assigned"], own.get("out")
-            )
-
         @wraps(command)
         def run_command(config: LoadedConfig, **own: Any) -> None:
             with config.origins.locate_errors():
                 command(config=config.config, **own)
 
+        def load(values: Mapping[str, Any], own: Mapping[str, Any]) -> LoadedConfig:
+            return _load_for_command(command.__name__, options, values, own)
+
         return replace_parameter("config", parameters, load)(run_command)
 
     return decorate
+
+
+def _load_for_command(
+    command: str,
+    options: Sequence[SettingOption],
+    values: Mapping[str, Any],
+    own: Mapping[str, Any],
+) -> LoadedConfig:
+    """Load the configuration of a command.
+
+    Args:
+        command: Name of the command.
+        options: Options of settings.
+        values: Values of these options, of `--config` and of `--set`, by parameter.
+        own: Values of the command's own parameters; a `stage` among them counts as the command.
+    """
+    return load_settings(
+        command=str(own.get("stage") or command),
+        given=_collect(options, values),
+        file=values["config_file"],
+        assigned=values["assigned"],
+        folder=own.get("out"),
+    )
 
 
 def _choose(settings: Collection[str], without: Collection[str]) -> list[SettingOption]:
@@ -295,6 +326,7 @@ def _choose(settings: Collection[str], without: Collection[str]) -> list[Setting
 
 
 def _collect(options: Sequence[SettingOption], values: Mapping[str, Any]) -> GivenSettings:
+    """Return the settings of the options that were given, by dotted name."""
     given: GivenSettings = {}
     for option in options:
         value = values[option.parameter_name]
@@ -435,25 +467,36 @@ def _find_option_origin(name: str) -> ValueOrigin:
 
 
 def set_values(given: list[str], command: str) -> dict[str, Any]:
-    """Return the values of `--set` by dotted name, read as in a configuration."""
+    """Return the values of `--set` by dotted name, read as in a configuration.
+
+    Args:
+        given: Assignments, as `ranking.listwise.window=10`.
+        command: Command or stage; a setting that earlier stages used cannot be set any more.
+
+    Raises:
+        UsageError: An assignment has another form, no value, or a setting of an earlier stage.
+    """
     values: dict[str, Any] = {}
     for assignment in given:
-        where = f"--set {assignment:.80}"
         name, separator, text = assignment.partition("=")
-        if not separator or not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"{where}: must be NAME=VALUE, as --set ranking.listwise.window=10")
+        option = f"--set {assignment:.80}"
+        is_name = all(part.isidentifier() for part in name.split("."))
+        if not separator or not is_name:
+            raise UsageError(f"{option}: must be NAME=VALUE, as --set ranking.listwise.window=10")
         if is_one_of(name, _DONE_BEFORE.get(command, ())):
             raise UsageError(
-                f"{where}: a stage before `{command}` depends on it; give it to `touche-llm run`"
+                f"{option}: a stage before `{command}` depends on it; give it to `touche-llm run`"
             )
+
         try:
-            values[name] = parse_yaml(text)
+            value = parse_yaml(text)
         except YamlError as error:
-            raise UsageError(f"{where}: the value is not YAML: {error}") from error
-        if values[name] is None:
+            raise UsageError(f"{option}: the value is not YAML: {error}") from error
+        if value is None:
             raise UsageError(
-                f"{where}: has no value; to unset it, leave it out of a configuration file"
+                f"{option}: has no value; to unset it, leave it out of a configuration file"
             )
+        values[name] = value
     return values
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +67,9 @@ _CHECKS = (
     Column("errors"),
     Column("warnings"),
 )
+_TOKENS_LEGEND = (
+    "tokens: of the longest topic's prompt without documents, estimated at four characters each"
+)
 
 
 @s.takes_settings("prompts.folder")
@@ -75,11 +80,11 @@ def list_(
 
     Exit code 1 if one does not load.
     """
-    found = find_prompts(
-        TASKS.values() if task is None else [get_task(task)], given.get("prompts.folder")
-    )
-    emit(output, [_make_row(entry) for entry in found], _LIST, _NAMES)
-    errors = [entry.error for entry in found if entry.error is not None]
+    tasks = TASKS.values() if task is None else [get_task(task)]
+    entries = find_prompts(tasks, given.get("prompts.folder"))
+    emit(output, [_make_row(entry) for entry in entries], _LIST, _NAMES)
+
+    errors = [entry.error for entry in entries if entry.error is not None]
     for error in errors:
         say(output, f"error: {error}")
     if errors:
@@ -89,47 +94,64 @@ def list_(
 @s.takes_settings("task", "prompts.folder")
 def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = Format.TABLE) -> None:
     """Print a prompt's template and the files that it includes."""
-    purpose, prompt = load_named(
-        get_task(given.get("task", DEFAULT_TASK)), name, given.get("prompts.folder")
-    )
+    task = get_task(given.get("task", DEFAULT_TASK))
+    purpose, prompt = load_named(task, name, given.get("prompts.folder"))
     texts = {prompt.path: read_text(prompt.path)}
-    texts |= {prompt.path.parent / part: text for part, text in prompt.files.texts.items()}
-    if output is not Format.TABLE:
-        rows = [
-            {"prompt": prompt.label, "answer": purpose.name, "file": path, "text": texts[path]}
-            for path in texts
-        ]
-        print_rows(output, [row | {"examples": len(prompt.examples)} for row in rows])
+    for included, text in prompt.files.texts.items():
+        texts[prompt.path.parent / included] = text
+
+    if output is Format.TABLE:
+        _print_prompt(purpose, prompt, texts)
         return
-    header = prompt.header
-    print(
-        to_printable(
-            f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}"
-        )
-    )
-    print(to_printable(f"answer: {purpose.name}: {_describe_fields(purpose, prompt)}"))
-    if prompt.examples:
-        print(to_printable(f"{len(prompt.examples)} examples: {examples_path(prompt.path)}"))
+    rows: list[dict[str, Any]] = []
     for path, text in texts.items():
-        print(to_printable(f"\n── {path} ──\n{text.strip().expandtabs()}"))
+        row = {
+            "prompt": prompt.label,
+            "answer": purpose.name,
+            "file": path,
+            "text": text,
+            "examples": len(prompt.examples),
+        }
+        rows.append(row)
+    print_rows(output, rows)
+
+
+def _print_prompt(purpose: Purpose, prompt: Prompt, texts: Mapping[Path, str]) -> None:
+    """Print what a prompt is for, and the texts of its files, for people."""
+    header = prompt.header
+    lines = [
+        f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}",
+        f"answer: {purpose.name}: {_describe_fields(purpose, prompt)}",
+    ]
+    if prompt.examples:
+        lines.append(f"{len(prompt.examples)} examples: {examples_path(prompt.path)}")
+    for path, text in texts.items():
+        lines.append(f"\n── {path} ──\n{text.strip().expandtabs()}")
+
+    for line in lines:
+        print(to_printable(line))
+
+
+NamesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME|FILE", help="Prompts: names or .jinja files (default: all)."),
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="NAME",
+        help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names or topics).",
+        rich_help_panel="Input",
+    ),
+]
 
 
 @s.takes_settings("prompts.folder", "topics")
 def check_(
     given: s.GivenSettings,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME|FILE", help="Prompts: names or .jinja files (default: all)."),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            metavar="NAME",
-            help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names or topics).",
-            rich_help_panel="Input",
-        ),
-    ] = None,
+    names: NamesArgument = None,
+    task: TaskOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check prompts without a model: whether they load, name all labels and share what they can with other requests.
@@ -137,40 +159,56 @@ def check_(
     Documents are invented, and topics unless some are given. Exit code 1 if there are errors;
     warnings leave it at 0.
     """
-    folder, file = given.get("prompts.folder"), given.get("topics")
-    tasks = [*TASKS.values()] if not (task or names or file) else [get_task(task or DEFAULT_TASK)]
+    folder = given.get("prompts.folder")
+    topics_file = given.get("topics")
+    if task or names or topics_file:
+        tasks = [get_task(task or DEFAULT_TASK)]
+    else:
+        tasks = [*TASKS.values()]
     for checked_task in tasks:
         get_kind(checked_task)  # raises errors of the definition
-    found = (
-        [find_prompt(tasks[0], name, folder) for name in names]
-        if names
-        else find_prompts(tasks, folder)
-    )
-    topics = [] if file is None else read_topics(file)
-    rows = [(entry, _check_entry(entry, topics, file)) for entry in found]
-    emit(output, [_make_check_row(entry, checked) for entry, checked in rows], _CHECKS)
+    if names:
+        entries = [find_prompt(tasks[0], name, folder) for name in names]
+    else:
+        entries = find_prompts(tasks, folder)
+
+    topics = [] if topics_file is None else read_topics(topics_file)
+    checked = [_CheckedEntry(entry, _check_entry(entry, topics, topics_file)) for entry in entries]
+    emit(output, [_make_check_row(item) for item in checked], _CHECKS)
     if output is Format.TABLE:
-        show_lines(
-            [
-                "tokens: of the longest topic's prompt without documents, estimated at four characters each"
-            ]
-        )
-        show_lines(
-            f"{finding.level}: {entry.task.name} {entry.name}: {finding.message}"
-            for entry, checked in rows
-            for finding in checked.findings
-        )
-    if any(checked.of("error") for _, checked in rows):
+        show_lines([_TOKENS_LEGEND, *_list_findings(checked)])
+    if any(item.prompt.of("error") for item in checked):
         raise typer.Exit(1)
 
 
-def _check_entry(found: CatalogEntry, topics: list[Topic], file: Path | None) -> CheckedPrompt:
-    """Check a prompt and its examples; one that cannot be loaded has that error as finding."""
-    if isinstance(found.result, PromptError):
-        return CheckedPrompt([Finding("error", str(found.result))])
+@dataclass(frozen=True, slots=True)
+class _CheckedEntry:
+    """A template of the catalogue, and what its checks found."""
 
-    purpose, prompt = found.result
-    checked = run_until_interrupted(check(found.task, purpose, prompt, topics))
+    entry: CatalogEntry
+    prompt: CheckedPrompt
+
+
+def _list_findings(checked: Iterable[_CheckedEntry]) -> Iterator[str]:
+    """Yield a line for each finding, with task and name of the prompt."""
+    for item in checked:
+        for finding in item.prompt.findings:
+            yield f"{finding.level}: {item.entry.task.name} {item.entry.name}: {finding.message}"
+
+
+def _check_entry(entry: CatalogEntry, topics: list[Topic], file: Path | None) -> CheckedPrompt:
+    """Check a prompt and its examples; one that cannot be loaded has that error as finding.
+
+    Args:
+        entry: Template of the catalogue.
+        topics: Topics that no example may be about.
+        file: File of the topics, for messages.
+    """
+    if isinstance(entry.result, PromptError):
+        return CheckedPrompt([Finding("error", str(entry.result))])
+
+    purpose, prompt = entry.result
+    checked = run_until_interrupted(check(entry.task, purpose, prompt, topics))
     try:
         check_examples(prompt, topics, file, lambda _: None)
     except UsageError as error:
@@ -178,46 +216,51 @@ def _check_entry(found: CatalogEntry, topics: list[Topic], file: Path | None) ->
     return checked
 
 
-def _make_check_row(found: CatalogEntry, checked: CheckedPrompt) -> dict[str, Any]:
-    row = _make_row(found)
-    row = {name: row[name] for name in ("task", "name", "version", "hash", "path")}
-    problems = "; ".join(f"{finding.level}: {finding.message}" for finding in checked.findings)
-    counts = {"errors": len(checked.of("error")), "warnings": len(checked.of("warning"))}
-    return row | {"tokens": checked.tokens, **counts, "problems": problems or None}
-
-
-def _make_row(found: CatalogEntry) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(_NAMES)
-    row |= {
-        "task": found.task.name,
-        "name": found.name,
-        "path": found.path,
-        "error": found.error,
+def _make_check_row(checked: _CheckedEntry) -> dict[str, Any]:
+    """Return the row of a checked prompt."""
+    entry_row = _make_row(checked.entry)
+    findings = checked.prompt.findings
+    problems = "; ".join(f"{finding.level}: {finding.message}" for finding in findings)
+    return {
+        **{name: entry_row[name] for name in ("task", "name", "version", "hash", "path")},
+        "tokens": checked.prompt.tokens,
+        "errors": len(checked.prompt.of("error")),
+        "warnings": len(checked.prompt.of("warning")),
+        "problems": problems or None,
     }
-    if found.loaded is not None:
-        purpose, prompt = found.loaded
-        row |= {
-            "version": prompt.header.version,
-            "hash": prompt.hash,
-            "purpose": prompt.header.purpose,
-        }
-        row |= {
-            "answer": purpose.name,
-            "fields": _describe_fields(purpose, prompt),
-            "examples": len(prompt.examples),
-        }
+
+
+def _make_row(entry: CatalogEntry) -> dict[str, Any]:
+    """Return the row of a template, with the names of `_NAMES`; None for what is unknown."""
+    row: dict[str, Any] = dict.fromkeys(_NAMES)
+    row["task"] = entry.task.name
+    row["name"] = entry.name
+    row["path"] = entry.path
+    row["error"] = entry.error
+    if entry.loaded is not None:
+        purpose, prompt = entry.loaded
+        row["version"] = prompt.header.version
+        row["hash"] = prompt.hash
+        row["purpose"] = prompt.header.purpose
+        row["answer"] = purpose.name
+        row["fields"] = _describe_fields(purpose, prompt)
+        row["examples"] = len(prompt.examples)
     return row
 
 
 def _describe_fields(purpose: Purpose, prompt: Prompt) -> str:
+    """Return the fields of the answer to a prompt with their labels, as `relevance (0 to 3)`."""
     if purpose.depends_on == "documents":
         return (
             "a label of the documents" if purpose.name == "best" else "all labels of the documents"
         )
     if purpose.depends_on == "topic":
         return "first, second (words of the title)"
-    labels = get_labels(prompt.answer_for(Topic("", ""), 1))
-    return ", ".join(
-        f"{name} ({f'{of[0]} to {of[-1]}' if isinstance(of[0], int) else ' '.join(map(str, of))})"
-        for name, of in labels.items()
-    )
+
+    fields: list[str] = []
+    for name, labels in get_labels(prompt.answer_for(Topic("", ""), 1)).items():
+        if isinstance(labels[0], int):
+            fields.append(f"{name} ({labels[0]} to {labels[-1]})")
+        else:
+            fields.append(f"{name} ({' '.join(map(str, labels))})")
+    return ", ".join(fields)

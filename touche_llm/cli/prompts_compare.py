@@ -30,14 +30,19 @@ from touche_llm.config.configuration import Config
 from touche_llm.data.files import check_output
 from touche_llm.data.measure import Measure, MeasureName
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.evaluation.qrels import Qrels, read_qrels
 
 if TYPE_CHECKING:
     from touche_llm.prompt_lab.comparison import PromptComparison
-    from touche_llm.prompt_lab.variants import PartMeasures
+    from touche_llm.prompt_lab.variants import PartMeasures, Variant
 
 _MAX_ON_PAGE = 8
 _HELD_OUT = "Held-out topics are not counted: the first prompt and the best judge as many documents of these."
+_LEGEND = (
+    "kappa: quadratically weighted, of the most probable label; random order: mean nDCG@5 of the same "
+    "documents over all orders; outside: mean probability off the "
+    "labels; tokens: of all prompts, cached ones included"
+)
 _CHANGE = ("difference", "low", "high", "p", "p_holm", "wins", "ties", "losses")
 _OF_COMPARISON = (
     *s.INPUTS,
@@ -46,43 +51,50 @@ _OF_COMPARISON = (
 )
 
 
+TemplatesArgument = Annotated[
+    list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")
+]
+SplitOption = Annotated[
+    Literal["half", "all"],
+    typer.Option(
+        "--split",
+        help="Topics to choose on: their fixed half, and the others are held out; or all.",
+    ),
+]
+ConfirmOption = Annotated[
+    bool,
+    typer.Option("--confirm", help="Compare best and first on the held-out topics; logged."),
+]
+SampleOption = Annotated[
+    int,
+    typer.Option(
+        "--sample",
+        min=1,
+        metavar="N",
+        help="Judged documents to draw, evenly over grades; those of held-out topics wait.",
+    ),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Also write a page with a row per document.",
+        rich_help_panel="Output",
+    ),
+]
+
+
 @s.configured(*_OF_COMPARISON)
 @o.takes_qrels
 def compare(
     config: Config,
     qrels_files: o.QrelsFiles,
-    templates: Annotated[
-        list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")
-    ],
-    split: Annotated[
-        Literal["half", "all"],
-        typer.Option(
-            "--split",
-            help="Topics to choose on: their fixed half, and the others are held out; or all.",
-        ),
-    ] = "half",
-    confirm: Annotated[
-        bool,
-        typer.Option("--confirm", help="Compare best and first on the held-out topics; logged."),
-    ] = False,
-    sample: Annotated[
-        int,
-        typer.Option(
-            "--sample",
-            min=1,
-            metavar="N",
-            help="Judged documents to draw, evenly over grades; those of held-out topics wait.",
-        ),
-    ] = 200,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            help="Also write a page with a row per document.",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    templates: TemplatesArgument,
+    split: SplitOption = "half",
+    confirm: ConfirmOption = False,
+    sample: SampleOption = 200,
+    html: HtmlOption = None,
     dry_run: o.DryRunOption = False,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
@@ -105,48 +117,80 @@ def compare(
             raise UsageError(
                 f"--html: a page shows at most {_MAX_ON_PAGE} prompts; name fewer than {len(templates)}"
             )
-        check_output(
-            html, overwrite, filter(None, (*qrels_files.values(), config.topics, config.corpus))
-        )
+        inputs_of_run = (*qrels_files.values(), config.topics, config.corpus)
+        check_output(html, overwrite, [file for file in inputs_of_run if file is not None])
     if not qrels_files and config.dataset is not None:
         qrels_files = Dataset(config.dataset, config.task).qrels_files
+
     qrels = read_qrels(qrels_files, config.task)
     progress = CommandProgress()
-    plan = Plan(sample, split, confirm)
-    inputs = ComparisonInputs(config, templates, qrels, plan)
+    inputs = ComparisonInputs(config, templates, qrels, Plan(sample, split, confirm))
     if dry_run:
         cost = run_requests(config, estimate_comparison(inputs, progress))
         print_costs(output, config, cost, [_HELD_OUT] if confirm else [])
         return
-    found = run_requests(config, compare_prompts(inputs, progress))
-    rows = {part.name: _make_rows(found, part) for part in found.parts}
-    if output is Format.TABLE:
-        for part in found.parts:
-            _show(found, part, rows[part.name])
-        show_lines(
-            [
-                "kappa: quadratically weighted, of the most probable label; random order: mean nDCG@5 of the same "
-                "documents over all orders; outside: mean probability off the "
-                "labels; tokens: of all prompts, cached ones included"
-            ]
-        )
-    else:
-        print_rows(output, [row for of_part in rows.values() for row in of_part])
-    if html is not None:
-        from touche_llm.report.matrix import render_matrix
-        from touche_llm.report.page import write_page
 
-        size = write_page(render_matrix(found, qrels, dict(qrels_files)), html)
-        say(output, f"page: {html} ({size:,} bytes)")
-    say(output, found.verdict.sentence)
-    if failures := found.all_failures():
+    comparison = run_requests(config, compare_prompts(inputs, progress))
+    _print_comparison(output, comparison)
+    if html is not None:
+        _write_page(output, html, comparison, qrels, qrels_files)
+    say(output, comparison.verdict.sentence)
+
+    failures = comparison.all_failures()
+    if failures:
         note = "documents without a judgment are ranked last; the same command requests them again"
         print_failures(output, failures, note)
         raise typer.Exit(FAILURES_EXIT)
 
 
-def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_comparison(output: Format, comparison: PromptComparison) -> None:
+    """Print the measures of all variants, part by part."""
+    rows_by_part = {part.name: _make_rows(comparison, part) for part in comparison.parts}
+    if output is not Format.TABLE:
+        print_rows(output, [row for rows in rows_by_part.values() for row in rows])
+        return
+
+    for part in comparison.parts:
+        _show(comparison, part, rows_by_part[part.name])
+    show_lines([_LEGEND])
+
+
+def _write_page(
+    output: Format,
+    page: Path,
+    comparison: PromptComparison,
+    qrels: Qrels,
+    qrels_files: Mapping[str, Path],
+) -> None:
+    """Write a page with a row for each document, and print its name."""
+    from touche_llm.report.matrix import render_matrix
+    from touche_llm.report.page import write_page
+
+    size = write_page(render_matrix(comparison, qrels, dict(qrels_files)), page)
+    say(output, f"page: {page} ({size:,} bytes)")
+
+
+def _show(
+    comparison: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[str, Any]]
+) -> None:
     """Print the tables of a part: the measures of its variants, and their changes."""
+    random_order = dict.fromkeys(rows[0])
+    random_order["variant"] = "random order"
+    random_order[_key(part.headline_measure)] = part.chance
+    show_table(_list_columns(part), [*rows, random_order], _describe_part(part))
+    print()
+
+    changes: list[dict[str, Any]] = []
+    for measure in part.measures:
+        for variant in comparison.variants_in(part)[1:]:
+            change = part.differences[variant.name, measure]
+            changes.append({"measure": measure, "variant": variant.name, **change})
+    show_table(_CHANGES, changes, f"change from {comparison.variants[0].name}")
+    print()
+
+
+def _list_columns(part: PartMeasures) -> list[Column]:
+    """Return the columns of the measures and the costs of variants."""
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
         # Each graded aspect has a kappa or a correlation; the other measures occur once.
@@ -157,20 +201,7 @@ def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[st
     columns.append(Column("failures", drop=2))
     columns.append(Column("tokens", drop=2, value="prompt_tokens"))
     columns.append(Column("requests", drop=2))
-
-    random_order = dict.fromkeys(rows[0])
-    random_order["variant"] = "random order"
-    random_order[_key(part.measures[0])] = part.chance
-    show_table(columns, [*rows, random_order], _describe_part(part))
-    print()
-
-    changes: list[dict[str, Any]] = []
-    for measure in part.measures:
-        for variant in found.variants_in(part)[1:]:
-            change = part.differences[variant.name, measure]
-            changes.append({"measure": measure, "variant": variant.name, **change})
-    show_table(_CHANGES, changes, f"change from {found.variants[0].name}")
-    print()
+    return columns
 
 
 def _describe_part(part: PartMeasures) -> str:
@@ -188,35 +219,41 @@ def _key(measure: Measure) -> str:
     return re.sub(r"\W+", "_", str(measure).lower())
 
 
-def _make_rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
-    """Return a row per variant: its measures, their differences from the first variant's, and its costs."""
-    rows = []
-    for variant in found.variants_in(part):
-        prompt, said = variant.prompt, found.judged[part.name, variant.name]
-        best = variant.name == found.verdict.winner
-        row: dict[str, Any] = {
-            "part": part.name,
-            "topics": len(part.topics),
-            "documents": len(part.sample),
-        }
-        row |= {
-            "variant": variant.name,
-            "prompt": prompt.name,
-            "version": prompt.header.version,
-            "hash": prompt.hash,
-        }
-        row |= {"best": best, "confirmed": found.verdict.confirmed if best else None}
-        for measure, figure in part.estimates[variant.name].items():
-            name = _key(measure)
-            change = part.differences.get((variant.name, measure), {})
-            row |= {name: figure.value} | {f"{name}_{key}": change.get(key) for key in _CHANGE}
-        accesses, counts = found.earlier_accesses, said.counts
-        row |= {
-            "random_ndcg_5": part.chance,
-            "earlier_accesses": None if accesses is None else len(accesses),
-        }
-        row |= {"outside": part.off_label_mass[variant.name], "failures": len(said.failures)}
-        row |= {"prompt_tokens": counts.prompt_tokens + counts.cached_prompt_tokens}
-        row |= {"requests": counts.requests, "cache_hits": counts.cache_hits}
-        rows.append(row)
-    return rows
+def _make_rows(comparison: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
+    """Return a row for each variant that judged a part, for other programs."""
+    return [_make_row(comparison, part, variant) for variant in comparison.variants_in(part)]
+
+
+def _make_row(comparison: PromptComparison, part: PartMeasures, variant: Variant) -> dict[str, Any]:
+    """Return the measures of a variant, their differences from the first variant's, and its costs."""
+    verdict = comparison.verdict
+    is_best = variant.name == verdict.winner
+    row: dict[str, Any] = {
+        "part": part.name,
+        "topics": len(part.topics),
+        "documents": len(part.sample),
+        "variant": variant.name,
+        "prompt": variant.prompt.name,
+        "version": variant.prompt.header.version,
+        "hash": variant.prompt.hash,
+        "best": is_best,
+        "confirmed": verdict.confirmed if is_best else None,
+    }
+    for measure, estimate in part.estimates[variant.name].items():
+        name = _key(measure)
+        change = part.differences.get((variant.name, measure), {})
+        row[name] = estimate.value
+        for key in _CHANGE:
+            row[f"{name}_{key}"] = change.get(key)
+
+    accesses = comparison.earlier_accesses
+    judgments = comparison.judged[part.name, variant.name]
+    counts = judgments.counts
+    row["random_ndcg_5"] = part.chance
+    row["earlier_accesses"] = None if accesses is None else len(accesses)
+    row["outside"] = part.off_label_mass[variant.name]
+    row["failures"] = len(judgments.failures)
+    row["prompt_tokens"] = counts.prompt_tokens + counts.cached_prompt_tokens
+    row["requests"] = counts.requests
+    row["cache_hits"] = counts.cache_hits
+    return row

@@ -65,16 +65,22 @@ def _load(
     topic: str,
     documents: list[str] | None,
     file: Path | None,
-    sets: list[str] | None,
+    assigned: list[str] | None,
 ) -> LoadedConfig:
     """Load the configuration of a command about a topic.
 
-    A prompt without documents needs no corpus.
+    Args:
+        given: Settings of the command line, which are changed.
+        topic: Id of the topic.
+        documents: Ids of the documents; without any no corpus is needed.
+        file: Configuration file, which may name a corpus.
+        assigned: Values of `--set`.
     """
     given["topic"] = (topic,)
-    if not documents and file is None and not given.keys() & {"corpus", "index"}:
+    names_corpus = file is not None or "corpus" in given or "index" in given
+    if not documents and not names_corpus:
         given["index"] = _NO_INDEX
-    return s.load_settings("prompts", given, file, sets)
+    return s.load_settings("prompts", given, file, assigned)
 
 
 @s.takes_settings(
@@ -157,25 +163,24 @@ async def _render(
 ) -> _RenderedPrompt:
     """Make the requests of a prompt about the topic and the documents; nothing is sent."""
     async with open_offline(run.config) as builders:
-        _, trials = await _ask(run, purpose, prompt, documents, builders.known, builders.dry)
+        subject = await _make_subject(run, purpose, documents, builders.known)
+        trials = await ask(prompt, subject, builders.dry)
         return _RenderedPrompt(trials=trials, engine_info=builders.dry.client.engine_info)
 
 
-async def _ask(
-    run: RunContext,
-    purpose: Purpose,
-    prompt: Prompt,
-    documents: list[str] | None,
-    known: Requester,
-    requester: Requester,
-) -> tuple[Subject, list[Trial]]:
-    """Send a prompt about the topic and the documents.
+async def _make_subject(
+    run: RunContext, purpose: Purpose, documents: list[str] | None, requester: Requester
+) -> Subject:
+    """Return the topic and the documents that a prompt is about.
 
-    Missing objects of the topic come from `known`.
+    Args:
+        run: Run with the topic alone.
+        purpose: Purpose of the prompt.
+        documents: Ids of the documents.
+        requester: Finds the objects of the topic if it names none and the prompt needs them.
     """
     (topic,) = run.topics
-    subject = await make_subject(run, topic, purpose, tuple(documents or ()), known)
-    return subject, await ask(prompt, subject, requester)
+    return await make_subject(run, topic, purpose, tuple(documents or ()), requester)
 
 
 def _describe_cut(document_id: str, cut: Cut) -> str:
@@ -198,22 +203,23 @@ def copy(
 
     No file is overwritten; the same command completes a copy that was interrupted.
     """
-    of_task = get_task(given.get("task", DEFAULT_TASK))
-    _, prompt = load_named(of_task, name, given.get("prompts.folder"))
-    mine = file or Path(prompt.path.name)
-    if mine.suffix != ".jinja":
-        raise UsageError(f"{mine}: not the name of a template; end it in .jinja")
-    written = copy_prompt(prompt, mine)
-    if output is not Format.TABLE:
-        print_rows(output, [{"prompt": prompt.label, "file": path} for path in written])
-    else:
+    task = get_task(given.get("task", DEFAULT_TASK))
+    _, prompt = load_named(task, name, given.get("prompts.folder"))
+    copy_file = file or Path(prompt.path.name)
+    if copy_file.suffix != ".jinja":
+        raise UsageError(f"{copy_file}: not the name of a template; end it in .jinja")
+
+    written = copy_prompt(prompt, copy_file)
+    if output is Format.TABLE:
         show_lines(f"wrote {path}" for path in written)
+    else:
+        print_rows(output, [{"prompt": prompt.label, "file": path} for path in written])
     version = prompt.header.version
     say(
         output,
-        f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then",
+        f"next: change a sentence of {copy_file} and raise its version, {version} to {version + 1}; then",
     )
-    say(output, f"    touche-llm prompts check {mine} --task {of_task.reference}")
+    say(output, f"    touche-llm prompts check {copy_file} --task {task.reference}")
 
 
 _ANSWERS = (
@@ -259,7 +265,7 @@ def try_(
             )
         subject, trials = run_requests(config, _send(run, purpose, prompt, documents))
         if qrels is not None:
-            # Human judgments, of one document each, are about to be shown: an access to the topic.
+            # Human judgments are about to be shown, which counts as an access to the topic.
             record_trial(
                 config.cache.file,
                 subject.topic,
@@ -300,12 +306,13 @@ def _make_title(prompt: Prompt, topic: Topic) -> str:
 async def _send(
     run: RunContext, purpose: Purpose, prompt: Prompt, documents: list[str] | None
 ) -> tuple[Subject, list[Trial]]:
+    """Send the requests of a prompt, and return what it is about, and the answers."""
     config = run.config
-    async with open_client(
-        config.engine, config.sampling, config.cache, progress=run.progress
-    ) as model:
+    opening = open_client(config.engine, config.sampling, config.cache, progress=run.progress)
+    async with opening as model:
         requester = make_requester(model)
-        return await _ask(run, purpose, prompt, documents, requester, requester)
+        subject = await _make_subject(run, purpose, documents, requester)
+        return subject, await ask(prompt, subject, requester)
 
 
 def _list_lines(trial: Trial) -> Iterator[str]:

@@ -32,12 +32,18 @@ NamesArgument = Annotated[
 ]
 
 
+RunDirArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")
+]
+NameArgument = Annotated[
+    str | None,
+    typer.Argument(help="Name of the recorded run (default: the name of the folder)."),
+]
+
+
 def record_(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    name: Annotated[
-        str | None,
-        typer.Argument(help="Name of the recorded run (default: the name of the folder)."),
-    ] = None,
+    run_dir: RunDirArgument,
+    name: NameArgument = None,
     root: DirOption = _DEFAULT,
     config_file: s.FolderConfigOption = None,
     overwrite: o.OverwriteOption = False,

@@ -45,10 +45,11 @@ def runs(
     the share of judged documents; `show` has the qrels and the topics that they rest on. Unfinished
     and damaged runs are listed too.
     """
-    latest_first = sorted(
-        map(read_overview, find_runs(folder)), key=lambda run: run.changed, reverse=True
-    )
-    overviews = sorted(latest_first, key=lambda run: run.directory.path.parent)
+    overviews = [read_overview(path) for path in find_runs(folder)]
+    # By folder, and within a folder by date: sorting keeps the order of equal ones.
+    overviews.sort(key=lambda run: run.changed, reverse=True)
+    overviews.sort(key=lambda run: run.directory.path.parent)
+
     measures = list_measures(run.evaluation for run in overviews)
     rows = [_make_row(run, folder, measures) for run in overviews]
     if rows or output is not Format.TABLE:
@@ -60,6 +61,7 @@ def runs(
 
 
 def _list_names(measures: Iterable[Measure]) -> list[str]:
+    """Return the names of the values of a row, in the order of the output for programs."""
     names = ["run", "state", "problem", "task", "model", "prompt", "steps", "topics"]
     names += [str(measure) for measure in measures]
     names += [f"{measure} judged" for measure in measures]
@@ -67,54 +69,82 @@ def _list_names(measures: Iterable[Measure]) -> list[str]:
 
 
 def _make_row(overview: RunOverview, root: Path, measures: Iterable[Measure]) -> dict[str, Any]:
-    config, evaluation = overview.config, overview.evaluation
+    """Return the row of a run, with the names of `_list_names`; None for what is unknown."""
     row: dict[str, Any] = dict.fromkeys(_list_names(measures))
-    row |= {"run": overview.directory.path.relative_to(root), "state": overview.state}
-    row |= {
-        "problem": overview.problem or None,
-        "model": overview.model or None,
-        "prompt": overview.prompt or None,
-    }
-    row |= {"topics": overview.topics, "date": overview.changed.isoformat(timespec="seconds")}
-    row |= overview.totals
-    if config is not None:
-        row |= {"task": config.task, "steps": ",".join(config.rank)}
+    row.update(overview.totals)
+    row["run"] = overview.directory.path.relative_to(root)
+    row["state"] = overview.state
+    row["problem"] = overview.problem or None
+    row["model"] = overview.model or None
+    row["prompt"] = overview.prompt or None
+    row["topics"] = overview.topics
+    row["date"] = overview.changed.isoformat(timespec="seconds")
+    if overview.config is not None:
+        row["task"] = overview.config.task
+        row["steps"] = ",".join(overview.config.rank)
+
+    evaluation = overview.evaluation
+    recorded_measures = {} if evaluation is None else evaluation.measures
     for measure in measures:
-        if evaluation is not None and (recorded := evaluation.measures.get(measure)) is not None:
-            row |= {str(measure): recorded.value, f"{measure} judged": recorded.judged}
+        recorded = recorded_measures.get(measure)
+        if recorded is not None:
+            row[str(measure)] = recorded.value
+            row[f"{measure} judged"] = recorded.judged
     return row
 
 
-def _list_columns(
-    rows: Sequence[Mapping[str, Any]], measures: Mapping[Measure, str]
-) -> list[Column]:
+def _list_columns(rows: Sequence[Mapping[str, Any]], titles: Mapping[Measure, str]) -> list[Column]:
+    """Return the columns of the table, without those that say nothing.
+
+    Args:
+        rows: Rows of the runs.
+        titles: Titles of the measures.
+    """
     columns = [Column("run", is_text=True)]
-    columns += [Column("state", is_text=True)] * any(row["state"] != COMPLETE for row in rows)
-    if len({row["task"] for row in rows if row["task"]}) > 1:
-        columns.append(Column("task", is_text=True, value=lambda row: Path(row["task"] or "").name))
-    measured = [
-        measure for measure in measures if any(row[str(measure)] is not None for row in rows)
-    ]
-    return [
-        *columns,
-        *(Column(measures[measure], value=str(measure)) for measure in measured),
-        Column("topics", drop=5),
-        Column("date", drop=2, value=lambda row: row["date"][:10]),
-        Column(
-            "model", drop=1, is_cut=True, value=lambda row: (row["model"] or "").rpartition("/")[2]
-        ),
-        Column(
-            "prompt",
-            drop=3,
-            is_cut=True,
-            value=lambda row: (row["prompt"] or "").rpartition("-")[0],
-        ),
-        Column("requests", drop=4),
-    ]
+    if any(row["state"] != COMPLETE for row in rows):
+        columns.append(Column("state", is_text=True))
+    tasks = {row["task"] for row in rows if row["task"]}
+    if len(tasks) > 1:
+        columns.append(Column("task", is_text=True, value=_shorten_task))
+    for measure, title in titles.items():
+        if any(row[str(measure)] is not None for row in rows):
+            columns.append(Column(title, value=str(measure)))
+
+    columns.append(Column("topics", drop=5))
+    columns.append(Column("date", drop=2, value=lambda row: row["date"][:10]))
+    columns.append(Column("model", drop=1, is_cut=True, value=_shorten_model))
+    columns.append(Column("prompt", drop=3, is_cut=True, value=_shorten_prompt))
+    columns.append(Column("requests", drop=4))
+    return columns
+
+
+def _shorten_task(row: Mapping[str, Any]) -> str:
+    """Return the name of a run's task; that of its folder if it is a folder."""
+    return Path(row["task"] or "").name
+
+
+def _shorten_model(row: Mapping[str, Any]) -> str:
+    """Return the name of a run's model without the organisation or folder before it."""
+    model: str = row["model"] or ""
+    return model.rpartition("/")[2]
+
+
+def _shorten_prompt(row: Mapping[str, Any]) -> str:
+    """Return the label of a run's prompt without the hash at its end."""
+    prompt: str = row["prompt"] or ""
+    return prompt.rpartition("-")[0]
 
 
 # Number of documents per topic shown with text.
 _TOP = 20
+
+
+RunDirArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder)."),
+]
+ShouldOpenOption = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
 
 @s.takes_settings("dataset", "topics", "corpus", "index")
@@ -122,17 +152,10 @@ _TOP = 20
 def report(
     given: s.GivenSettings,
     qrels_files: o.QrelsFiles,
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder)."
-        ),
-    ] = None,
+    run_dir: RunDirArgument,
+    out: OutOption = None,
     config_file: s.FolderConfigOption = None,
-    should_open: Annotated[
-        bool, typer.Option("--open", help="Open the page in a browser.")
-    ] = False,
+    should_open: ShouldOpenOption = False,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -145,20 +168,25 @@ def report(
     from touche_llm.report.page import render, write_page
     from touche_llm.report.run_page import gather_report
 
-    target = out or run_dir / REPORT
-    # The page in the run's folder is one of the run's own files.
-    if target != run_dir / REPORT or not is_page(target):
+    own_page = run_dir / REPORT
+    target = out or own_page
+    # An earlier page in the run's folder is one of the run's own files, so it is replaced.
+    is_own_page = target == own_page and is_page(target)
+    if not is_own_page:
         check_output(target, overwrite, qrels_files.values())
+
     word = s.make_word(given, config_file)
     task = get_task(RunDirectory(run_dir).read_with_origins(word).config.task)
-    known = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))
-    qrels = read_qrels(known, task) if known else None
-    found = gather_report(run_dir, qrels, _TOP, word)
-    for note in found.notes:
+    used_qrels = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))
+    qrels = read_qrels(used_qrels, task) if used_qrels else None
+    content = gather_report(run_dir, qrels, _TOP, word)
+    for note in content.notes:
         CommandProgress().warn(note)
-    size = write_page(render(found), target)
-    sentence = f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)"
-    print_result(output, sentence, {"file": target, "topics": len(found.topics), "bytes": size})
+
+    size = write_page(render(content), target)
+    topic_count = len(content.topics)
+    sentence = f"report: {target} ({topic_count:,} topics, {size:,} bytes)"
+    print_result(output, sentence, {"file": target, "topics": topic_count, "bytes": size})
     if should_open and not webbrowser.open(target.absolute().as_uri()):
         CommandProgress().warn(
             f"{target}: found no browser on this machine; open the page in one yourself"
@@ -168,21 +196,26 @@ def report(
 _OF_LAB = (*s.INPUTS, "prompts.folder", "engine", "sampling", "cache")
 
 
+FolderArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="FOLDER|RUN", help="Where to look for runs (default: here)."),
+]
+PortOption = Annotated[
+    int, typer.Option("--port", min=0, metavar="N", help="Port (default: a free one).")
+]
+StayClosedOption = Annotated[bool, typer.Option("--no-open", help="Open no browser.")]
+
+
 @s.takes_settings(*_OF_LAB)
 @o.takes_qrels
 def lab(
     given: s.GivenSettings,
     qrels_files: o.QrelsFiles,
-    folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="FOLDER|RUN", help="Where to look for runs (default: here)."),
-    ] = None,
+    folder: FolderArgument = None,
     config_file: s.ConfigOption = None,
     assigned: s.SetOption = None,
-    port: Annotated[
-        int, typer.Option("--port", min=0, metavar="N", help="Port (default: a free one).")
-    ] = 0,
-    stay_closed: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    port: PortOption = 0,
+    stay_closed: StayClosedOption = False,
 ) -> None:
     """Serve a page to look at runs and to improve prompts. Ctrl-C ends it.
 
@@ -195,22 +228,32 @@ def lab(
     # Only here: the libraries of a web server are slow to load.
     from touche_llm.lab.runs_of_lab import LabInputs, Workplace
 
-    is_alone = config_file is not None or not given.keys().isdisjoint(("topics", "dataset"))
     if folder is not None and config_file is not None:
         raise UsageError(
             f"--config {config_file}: for work without a run; leave out {folder}, or the file"
         )
-    root = folder or (None if is_alone else Path())
+    names_topics = "topics" in given or "dataset" in given
+    root = folder
+    if root is None and config_file is None and not names_topics:
+        root = Path()
     if root is None:
+        # Errors of the settings come before the server starts.
         s.load_settings("lab", given, config_file, assigned)
+
     settings = given | s.set_values(assigned or [], "lab")
-    workplace = Workplace(
-        LabInputs(root, config_file, settings, qrels_files), CommandProgress().warn
-    )
+    inputs = LabInputs(root, config_file, settings, qrels_files)
+    workplace = Workplace(inputs, CommandProgress().warn)
     run_until_interrupted(_serve(workplace, port, should_open=not stay_closed))
 
 
 async def _serve(workplace: Workplace, port: int, *, should_open: bool) -> None:
+    """Serve the pages of the lab until the program is interrupted.
+
+    Args:
+        workplace: Runs and prompts of the lab.
+        port: Port; 0 for a free one.
+        should_open: Whether to open a browser, if the output is a terminal.
+    """
     from touche_llm.lab.redirect import write_redirect
     from touche_llm.lab.server import serve_lab
 

@@ -32,8 +32,11 @@ class Command(TyperCommand):
         """Write the arguments, then the options by panel."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
+            # A hidden parameter has no record.
+            record = parameter.get_help_record(ctx)
+            if record:
                 panels.setdefault(find_panel(parameter), []).append(record)
+
         for panel, records in panels.items():
             if records:
                 with formatter.section(panel):
@@ -119,31 +122,36 @@ def replace_parameter(
     options: Sequence[inspect.Parameter],
     collect: Callable[[dict[str, Any], Mapping[str, Any]], Any],
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """Return a decorator that gives a command options in place of its parameter `name`.
+    """Return a decorator that gives a command options in place of one of its parameters.
 
-    `collect` makes the parameter's value of the values of the options, and of the command's own.
+    A parameter `config`, for example, becomes `--task`, `--topics` and so on.
+
+    Args:
+        name: Name of the parameter.
+        options: Options that replace it.
+        collect: Returns the value of the parameter, given the values of the options and those of
+            the command's other parameters.
     """
 
     def decorate(command: CommandFunction) -> CommandFunction:
-        own = [
-            item
-            for item in inspect.signature(command, eval_str=True).parameters.values()
-            if item.name != name
-        ]
-
         @wraps(command)
         def expanded(**values: Any) -> None:
             given = {option.name: values.pop(option.name) for option in options}
             command(**values, **{name: collect(given, values)})
 
-        parameters = [
-            item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (*options, *own)
-        ]
-        expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        expanded.__annotations__ = {item.name: item.annotation for item in parameters}
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        kept = [parameter for parameter in own if parameter.name != name]
+        _set_signature(expanded, [*options, *kept])
         return expanded
 
     return decorate
+
+
+def _set_signature(function: Any, parameters: Sequence[inspect.Parameter]) -> None:
+    """Declare the parameters of a function, of which typer makes options and arguments."""
+    keywords = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
+    function.__signature__ = inspect.Signature(keywords)
+    function.__annotations__ = {item.name: item.annotation for item in keywords}
 
 
 def make_parameter(name: str, kind: Any, *declared: str, **attributes: Any) -> inspect.Parameter:
@@ -162,15 +170,20 @@ _QRELS = {
 
 
 def _collect_qrels(values: dict[str, Any], _: Mapping[str, Any]) -> QrelsFiles:
-    given = {aspect: path for aspect in _QRELS if (path := values[aspect]) is not None}
+    """Return the qrels files by aspect, of the options of aspects and of `--qrels ASPECT=FILE`."""
+    files: dict[str, Path] = {}
+    for aspect in _QRELS:
+        if values[aspect] is not None:
+            files[aspect] = values[aspect]
+
     for text in values["qrels"] or ():
         aspect, _, path = text.partition("=")
-        if not aspect or not path or aspect in given:
+        if not aspect or not path or aspect in files:
             raise UsageError(
                 f"--qrels {text:.80}: must be ASPECT=FILE, as --qrels depth=qrels.txt, once for an aspect"
             )
-        given[aspect] = Path(path)
-    return given
+        files[aspect] = Path(path)
+    return files
 
 
 # Adds the options of qrels files to a command, which receives those given by aspect, as

@@ -19,7 +19,6 @@ from touche_llm.cli.output import (
     Format,
     FormatOption,
     print_rows,
-    say,
     show_lines,
     show_table,
 )
@@ -51,6 +50,8 @@ from touche_llm.tasks.task import Task
 # other aspects.
 _MEASURES = {make_headline_ndcg(aspect): aspect for aspect in ("relevance", "quality", "coherence")}
 _MEASURES[MACRO_F1] = MACRO_F1.aspect
+# Documents per topic that are shown of a whole run.
+_TOP = 3
 # Facts that say what came out of a stage.
 _OUTPUTS = ("candidates", "judgments", "lines")
 # Columns of the stages: a fact has the name of the column or the one given.
@@ -99,7 +100,16 @@ def list_rows(
     top: int | None,
     only: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row for each of the `top` documents of a topic, or of the topic `only`."""
+    """Return a row for each document of a run.
+
+    Args:
+        folder: Folder of the run.
+        config: Configuration of the run.
+        task: Task of the run.
+        topics: Topics of the run by id; those that are missing have no title.
+        top: Number of documents per topic, best first; None for all.
+        only: Id of the topic to return; None for all.
+    """
     results: list[dict[str, Any]] = []
     for result in read_results(RunDirectory(folder), task):
         is_chosen = only is None or result["topic"] == only
@@ -128,30 +138,37 @@ def show_rankings(
     rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping[str, Topic]
 ) -> None:
     """Print a table of the rows of `list_rows` for each topic, below its title and objects."""
-    is_topic = any("seen" in row for row in rows)
+    columns = _list_ranking_columns(rows, task)
+    for topic_id, rows_of_topic in groupby(rows, key=lambda row: row["topic"]):
+        topic = topics.get(topic_id, Topic(topic_id, ""))
+        below: list[str] = []
+        if topic.objects:
+            below.append(f"objects: {' and '.join(topic.objects)}")
+        show_table(columns, rows_of_topic, f"{topic_id} {topic.title}".strip(), below)
+
+
+def _list_ranking_columns(rows: Sequence[Mapping[str, Any]], task: Task) -> list[Column]:
+    """Return the columns of a ranking; more of them if the rows have the details of one topic."""
+    has_details = any("seen" in row for row in rows)
     columns = [Column("rank"), Column("document", is_text=True)]
     if task.stances:
-        columns.append(
-            Column("stance", is_text=True, value=_format_stance if is_topic else "stance")
-        )
-    columns += [
-        Column(name, value=partial(_format_share, name=name)) for name in task.question.grades
-    ]
+        stance = _format_stance if has_details else "stance"
+        columns.append(Column("stance", is_text=True, value=stance))
+    for aspect in task.question.grades:
+        columns.append(Column(aspect, value=partial(_format_share, name=aspect)))
     columns.append(Column("score", drop=4))
-    if is_topic:
-        columns.append(
-            Column(
-                "seen",
-                drop=7,
-                value=lambda row: "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}",
-            )
-        )
+    if has_details:
+        columns.append(Column("seen", drop=7, value=_format_seen))
         columns.append(Column("before", drop=6, value="first_stage_rank"))
-    columns += [Column("text", drop=8, is_cut=True)] * any(row["text"] for row in rows)
-    for name, group in groupby(rows, key=lambda row: row["topic"]):
-        topic = topics.get(name, Topic(name, ""))
-        objects = [f"objects: {' and '.join(topic.objects)}"] if topic.objects else []
-        show_table(columns, group, f"{name} {topic.title}".strip(), objects)
+    if any(row["text"] for row in rows):
+        columns.append(Column("text", drop=8, is_cut=True))
+    return columns
+
+
+def _format_seen(row: Mapping[str, Any]) -> str:
+    """Return the share of a document that the model saw in percent; empty for all of it."""
+    share = row["seen"]
+    return "" if share is None or share == 1.0 else f"{share:.0%}"
 
 
 def _format_share(row: Mapping[str, Any], name: str) -> str:
@@ -166,18 +183,23 @@ def _format_stance(row: Mapping[str, Any]) -> str:
     return f"{row['stance']}{'' if share is None else f' {share:.2f}'}{source}"
 
 
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+TopicOption = Annotated[
+    str | None,
+    typer.Option("--topic", metavar="ID", help="Show this topic with its whole ranking."),
+]
+TopOption = Annotated[
+    int | None,
+    typer.Option("--top", min=1, help="Documents per topic (default: 3; with --topic all)."),
+]
+
+
 @s.takes_settings("topics", "corpus", "index")
 def show(
     given: s.GivenSettings,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    topic: Annotated[
-        str | None,
-        typer.Option("--topic", metavar="ID", help="Show this topic with its whole ranking."),
-    ] = None,
-    top: Annotated[
-        int | None,
-        typer.Option("--top", min=1, help="Documents per topic (default: 3; with --topic all)."),
-    ] = None,
+    run: RunArgument,
+    topic: TopicOption = None,
+    top: TopOption = None,
     config_file: s.FolderConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -199,56 +221,82 @@ def show(
         raise DataError(
             f"{run}: {overview.problem or overview.state}; finish the run to see its rankings"
         )
-    task, topics = get_task(config.task), read_run_topics(run, config)
+    task = get_task(config.task)
+    topics = read_run_topics(run, config)
+    if top is None and topic is None:
+        top = _TOP
     rows: list[dict[str, Any]] = []
     if (run / RESULTS).is_file():
-        rows = list_rows(run, config, task, topics, top or (3 if topic is None else None), topic)
+        rows = list_rows(run, config, task, topics, top, topic)
     if topic is not None and not rows:
         raise UsageError(
             f"--topic {topic}: not in the run; it has {', '.join(read_run(run / 'run.txt').rankings)}"
         )
     if topic is not None:
         _add_details(rows, run, topic, task)
+
     if output is not Format.TABLE:
         print_rows(output, rows)
-        return
-    if topic is None:
+    elif topic is None:
         _show_overview(overview, config, task)
-    elif (found := topics.get(topic)) is not None:
-        show_lines(filter(None, (found.description, found.narrative)))
+        _show_first_documents(run, rows, task, topics)
+    else:
+        _show_topic(topic, rows, task, topics)
+
+
+def _show_first_documents(
+    run: Path, rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping[str, Topic]
+) -> None:
+    """Print the first documents of each topic of a run, and how to see all of a topic."""
     if rows:
         show_rankings(rows, task, topics)
-    if topic is None and rows:
-        say(output, f"next: touche-llm show {run} --topic {rows[0]['topic']}")
+        show_lines([f"next: touche-llm show {run} --topic {rows[0]['topic']}"])
+
+
+def _show_topic(
+    topic_id: str, rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping[str, Topic]
+) -> None:
+    """Print what a topic asks for, and its ranking."""
+    topic = topics.get(topic_id)
+    if topic is not None:
+        texts = (topic.description, topic.narrative)
+        show_lines(text for text in texts if text)
+    show_rankings(rows, task, topics)
 
 
 def _add_details(rows: Sequence[dict[str, Any]], run: Path, topic: str, task: Task) -> None:
-    """Add the rank in the first stage and the share of the document that the model saw to the rows of a topic."""
-    first = {
-        item.document_id: item.rank for item in read_run(run / CANDIDATES).rankings.get(topic, [])
-    }
+    """Add to the rows of a topic the ranks in the first stage and the shares that the model saw."""
+    candidates = read_run(run / CANDIDATES).rankings.get(topic, [])
+    first_ranks = {candidate.document_id: candidate.rank for candidate in candidates}
     judgments = read_records(run / JUDGMENTS, Judgment, "judgments")
     check_judgments(judgments, task.question, run / JUDGMENTS)
     judged = {item.document_id: item for item in judgments if item.topic_id == topic}
     for row in rows:
-        judgment = judged.get(row["document"])
-        cut = None if judgment is None else judgment.cut
-        row["first_stage_rank"] = first.get(row["document"])
-        row["seen"] = None if judgment is None else 1.0
-        if cut is not None:
-            row["seen"] = round(cut.kept_chars / max(cut.of_chars, 1), 4)
+        row["first_stage_rank"] = first_ranks.get(row["document"])
+        row["seen"] = _get_seen_share(judged.get(row["document"]))
+
+
+def _get_seen_share(judgment: Judgment | None) -> float | None:
+    """Return the share of a document that the model saw; None if it did not judge it."""
+    if judgment is None:
+        return None
+    if judgment.cut is None:
+        return 1.0
+    return round(judgment.cut.kept_chars / max(judgment.cut.of_chars, 1), 4)
 
 
 def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
+    """Print the state, settings, stages and evaluation of a run."""
     problem = f" ({overview.problem})" if overview.problem else ""
     print(f"{overview.directory}: {overview.state}{problem}, {overview.changed:%Y-%m-%d %H:%M}")
     unused = "" if overview.unused is None else overview.unused.describe()
     if unused:
         CommandProgress().warn(unused)
+
     show_facts(dict(_list_facts(overview, config, task)))
     print()
-    rows = [_make_stage_row(*stage) for stage in overview.stages.finished.items()]
-    show_table(_STAGE_COLUMNS, rows)
+    stages = overview.stages.finished.items()
+    show_table(_STAGE_COLUMNS, [_make_stage_row(name, record) for name, record in stages])
     print()
     _show_settings(overview, config)
     print()

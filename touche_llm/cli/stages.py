@@ -45,15 +45,15 @@ def rank_candidates(output: Format, config: Config, out: Path) -> None:
 
 
 def run_all_stages(output: Format, config: Config, out: Path, *, overwrite: bool) -> None:
-    """Run all stages, and report the outcome."""
+    """Run all stages, and print what they took and what came out."""
     # Imported here because overviews are slow to load, and the commands of one stage read none.
     from touche_llm.runs.overview import read_overview
 
     started = time.monotonic()
-    outcome = run_requests(
-        config, pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite)
-    )
+    work = pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite)
+    outcome = run_requests(config, work)
     seconds = format_seconds(time.monotonic() - started)
+
     totals = read_overview(out).totals
     say(
         output,
@@ -63,8 +63,11 @@ def run_all_stages(output: Format, config: Config, out: Path, *, overwrite: bool
     )
     overruled = totals["overruled"]
     if overruled:
-        why = "the probabilities of all labels decide"
-        say(output, f"stances that differ from the answers as written: {overruled:,}, since {why}")
+        reason = "the probabilities of all labels decide"
+        say(
+            output,
+            f"stances that differ from the answers as written: {overruled:,}, since {reason}",
+        )
     _report(
         output,
         "run",
@@ -80,17 +83,32 @@ def _report(
     """Print the file that a stage has written, with counts, and its failures.
 
     Exit with code 3 if there are any.
+
+    Args:
+        output: Form of the output.
+        name: Name of the output of the stage.
+        file: File that the stage has written.
+        failures: Failures of the stage.
+        counts: Other numbers, by what they count.
     """
-    counts |= {"failures": len(failures)}
+    counts["failures"] = len(failures)
     if output is Format.TABLE:
-        shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-        print(f"{name}: {file}" + (f" ({shown})" if shown else ""))
+        shown = ", ".join(f"{count:,} {noun}" for noun, count in counts.items() if count)
+        print(f"{name}: {file} ({shown})" if shown else f"{name}: {file}")
     else:
         print_rows(output, [{"file": file, **counts}])
+
     if failures:
-        written = (file.parent / of_stage for of_stage in run_directory.ALL_FAILURES)
-        files = [str(path) for path in written if path.exists() and path.stat().st_size]
-        print_failures(
-            output, failures, f"the answers of all attempts are in {' and '.join(files)}"
-        )
+        files = " and ".join(_list_failure_files(file.parent))
+        print_failures(output, failures, f"the answers of all attempts are in {files}")
         raise typer.Exit(FAILURES_EXIT)
+
+
+def _list_failure_files(folder: Path) -> list[str]:
+    """Return the files of failures in the folder of a run that are not empty."""
+    files: list[str] = []
+    for name in run_directory.ALL_FAILURES:
+        path = folder / name
+        if path.exists() and path.stat().st_size > 0:
+            files.append(str(path))
+    return files

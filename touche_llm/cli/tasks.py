@@ -40,16 +40,22 @@ _CHECKED = (
     Column("published", drop=3, is_text=True),
     Column("first", drop=4, is_cut=True),
 )
+# Max characters of the name of a new task.
+_MAX_NAME = 31
+
+
+FilesArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="FILE", help="Downloaded files to check, packed or not."),
+]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", metavar="NAME", help="List only the files of this task.")
+]
 
 
 def data(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FILE", help="Downloaded files to check, packed or not."),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", metavar="NAME", help="List only the files of this task.")
-    ] = None,
+    files: FilesArgument = None,
+    task: TaskOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List the published files of the tasks, or check downloaded files.
@@ -62,21 +68,14 @@ def data(
     """
     if not files:
         names = [*TASKS] if task is None else [get_task(task).name]
-        listed = [
-            {"task": name, **{column: getattr(file, column) for column in _FILE_COLUMNS}}
-            for name in names
-            for file in read_published()
-            if name in file.tasks
-        ]
-        emit(output, listed, _FILES)
-        if output is Format.TABLE:
-            show_lines(dict.fromkeys(f"    {row['url']}" for row in listed))
+        _print_published(output, names)
         return
+
     if task is not None:
         raise UsageError(
             "--task: is for the list; leave it out, since a check is against the files of all tasks"
         )
-    rows = []
+    rows: list[dict[str, Any]] = []
     with CommandProgress().stage("checking files", len(files)) as step:
         for file in files:
             rows.append(check_file(file)._asdict())
@@ -87,6 +86,21 @@ def data(
         show_lines(problems)
     if problems:
         raise typer.Exit(1)
+
+
+def _print_published(output: Format, tasks: list[str]) -> None:
+    """Print the published files of tasks, and below the table their addresses."""
+    rows: list[dict[str, Any]] = []
+    for task in tasks:
+        for file in read_published():
+            if task in file.tasks:
+                values = {column: getattr(file, column) for column in _FILE_COLUMNS}
+                rows.append({"task": task, **values})
+
+    emit(output, rows, _FILES)
+    if output is Format.TABLE:
+        distinct_urls = dict.fromkeys(row["url"] for row in rows)
+        show_lines(f"    {url}" for url in distinct_urls)
 
 
 EXAMPLE = SAMPLES / "example"
@@ -166,9 +180,10 @@ def _read_example(file: str, name: str) -> bytes:
 
 def _describe_next_steps(folder: Path, name: str) -> list[str]:
     """Return the lines about a new task: its files, and the commands to run it and to change it."""
-    topics, corpus, answers, qrels = (
-        shlex.quote(str(folder / file)) for file in EXAMPLE_FILES[1:5]
-    )
+    topics = shlex.quote(str(folder / "topics.xml"))
+    corpus = shlex.quote(str(folder / "opinions.jsonl"))
+    answers = shlex.quote(str(folder / "answers.jsonl"))
+    qrels = shlex.quote(str(folder / "qrels-relevance.txt"))
     # Without `./` the path would be read as a task of the project or an option.
     is_misread = str(folder) in TASKS or str(folder).startswith("-")
     place = shlex.quote(f"./{folder}" if is_misread else str(folder))
@@ -185,19 +200,25 @@ def _describe_next_steps(folder: Path, name: str) -> list[str]:
 
 
 def _choose_name(folder: Path) -> str:
-    name = re.sub(r"[^a-z0-9_]+", "_", folder.absolute().name.lower()).strip("_")[:31]
-    if not name[:1].isalpha():
-        name = f"task_{name}"[:31]
-    return f"my_{name}"[:31] if name in TASKS else name
+    """Return a valid name for a new task that resembles the name of its folder."""
+    name = re.sub(r"[^a-z0-9_]+", "_", folder.absolute().name.lower()).strip("_")[:_MAX_NAME]
+    begins_with_letter = name[:1].isalpha()
+    if not begins_with_letter:
+        name = f"task_{name}"[:_MAX_NAME]
+    if name in TASKS:
+        name = f"my_{name}"[:_MAX_NAME]
+    return name
 
 
 def _make_row(task: Task) -> dict[str, Any]:
+    """Return what `show` prints of a task, by name; None for what it does not have."""
     kind = get_kind(task)
-    # An objective can be for an aspect that the task does not have.
-    objectives = {
-        name: of for name, of in task.objectives.items() if name in (*task.weights, *task.aspects)
-    }
-    weights = (f"{name}: {_join(of, '{} {:g}')}" for name, of in objectives.items())
+    weights: list[str] = []
+    for objective, weights_of_objective in task.objectives.items():
+        # An objective can be for an aspect that the task does not have.
+        if objective in task.weights or objective in task.aspects:
+            weights.append(f"{objective}: {_join(weights_of_objective, '{} {:g}')}")
+    published_runs = {table.measure: len(table.runs) for table in read_tables(task)}
     return {
         "task": task.name,
         "title": task.title,
@@ -217,7 +238,7 @@ def _make_row(task: Task) -> dict[str, Any]:
         "max_per_topic": task.documents_per_topic.max,
         "weights": "; ".join(weights),
         "measures": _join(task.measures),
-        "published_runs": _join({table.measure: len(table.runs) for table in read_tables(task)}),
+        "published_runs": _join(published_runs),
         "reader": task.corpus.reader,
         "files": " ".join(task.corpus.files) or None,
         "datasets": " ".join(task.corpus.datasets) or None,

@@ -35,56 +35,63 @@ _OFFLINE = {
 }
 
 
+InputFolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "-i",
+        "--input",
+        envvar="TIRA_INPUT_DATASET",
+        metavar="FOLDER",
+        help="Folder with topics and corpus.",
+    ),
+]
+OutputFolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        envvar="TIRA_OUTPUT_DIR",
+        metavar="FOLDER",
+        help="Folder for run.txt and the rest.",
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        envvar="TOUCHE_LLM_MODEL",
+        metavar="FOLDER",
+        help="Folder of the model's weights.",
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="TOUCHE_LLM_CONFIG",
+        help="YAML file with any of the values of a run.",
+    ),
+]
+CacheFolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-folder",
+        envvar="TOUCHE_LLM_CACHE",
+        metavar="FOLDER",
+        help="For index, answers, and vLLM's files and log (default: touche-llm in $XDG_CACHE_HOME or ~/.cache).",
+    ),
+]
+
+
 @s.takes_settings("prompts.folder", "cache.mode", "skip_bad_lines")
 def tira(
     given: s.GivenSettings,
     context: typer.Context,
-    input_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "-i",
-            "--input",
-            envvar="TIRA_INPUT_DATASET",
-            metavar="FOLDER",
-            help="Folder with topics and corpus.",
-        ),
-    ] = None,
-    output_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            envvar="TIRA_OUTPUT_DIR",
-            metavar="FOLDER",
-            help="Folder for run.txt and the rest.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            envvar="TOUCHE_LLM_MODEL",
-            metavar="FOLDER",
-            help="Folder of the model's weights.",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            envvar="TOUCHE_LLM_CONFIG",
-            help="YAML file with any of the values of a run.",
-        ),
-    ] = None,
-    cache_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--cache-folder",
-            envvar="TOUCHE_LLM_CACHE",
-            metavar="FOLDER",
-            help="For index, answers, and vLLM's files and log (default: touche-llm in $XDG_CACHE_HOME or ~/.cache).",
-        ),
-    ] = None,
+    input_folder: InputFolderOption = None,
+    output_folder: OutputFolderOption = None,
+    model: ModelOption = None,
+    config: ConfigOption = None,
+    cache_folder: CacheFolderOption = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:

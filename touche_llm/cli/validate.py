@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,29 +18,39 @@ from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.runs.reading import read_candidates
 from touche_llm.data.topics.reading import read_topics
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.validation import validate_run
+from touche_llm.evaluation.validation import RunProblem, validate_run
 from touche_llm.runs.overview import find_run_directory, find_run_file, find_task
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 
 
 def find_run_task(name: str | None, runs: Sequence[Path]) -> Task | None:
-    """Return the task of this name, or without a name that of the folders among the runs.
+    """Return the task of this name, or without a name that of the first folder of a run.
 
-    None if there are none.
+    None if there is neither.
+
+    Raises:
+        UsageError: A folder is of another task.
     """
-    tasks = [
-        (path, directory.read_task())
-        for path in runs
-        if (directory := find_run_directory(path)) is not None
-    ]
-    known = get_task(name) if name is not None else (tasks[0][1] if tasks else None)
-    for path, task in tasks:
-        if known is not None and task.name != known.name:
+    known = None if name is None else get_task(name)
+    for path, task in _read_tasks(runs):
+        if known is None:
+            known = task
+        if task.name != known.name:
             raise UsageError(
                 f"{path}: a run of {task.name}, not of {known.name}; fuse runs of one task"
             )
     return known
+
+
+def _read_tasks(runs: Iterable[Path]) -> list[tuple[Path, Task]]:
+    """Return the tasks of the runs that are folders of this program, with their paths."""
+    tasks: list[tuple[Path, Task]] = []
+    for path in runs:
+        directory = find_run_directory(path)
+        if directory is not None:
+            tasks.append((path, directory.read_task()))
+    return tasks
 
 
 # Number of problems and notes in a table.
@@ -65,62 +76,107 @@ def validate(
     Prints the problems with their lines. Exit code 0 for a valid file, 1 for any other.
     """
     s.check_inputs(given)
-    dataset, topics, index = given.get("dataset"), given.get("topics"), given.get("index")
-    documents = dataset or given.get("corpus")
-    known, run = find_task(task, [run], dataset), find_run_file(run)
-    read = None if topics is None else read_topics(topics)
-    if dataset is not None:
-        read = Dataset(dataset, known.reference).topics
-    topic_ids = None if read is None else {topic.id for topic in read}
-    if documents is None and index is None:
-        problems = validate_run(run, known, topic_ids=topic_ids)
-    else:
-        skip, warn = given.get("skip_bad_lines", False), CommandProgress().warn
-        with open_local_corpus(documents, index, known, skip_bad_lines=skip, warn=warn) as opened:
-            unknown = opened.documents.find_unknown
-            problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
+    known_task = find_task(task, [run], given.get("dataset"))
+    file = find_run_file(run)
+    topic_ids = _read_topic_ids(given, known_task)
+    problems = _find_problems(file, known_task, topic_ids, given)
+
     # Line 0 is the file as a whole.
-    found = [("error", each.line or None, each.message) for each in problems]
-    found += [
-        ("warning", None, remark)
-        for remark in ([] if problems else _remarks(run, known, topic_ids))
-    ]
-    rows = [
-        {"file": run, "line": line, "level": level, "message": message}
-        for level, line, message in found
-    ]
-    if output is not Format.TABLE:
-        print_rows(output, rows, ("file", "line", "level", "message"))
-    elif rows:
-        for row in rows[:_MANY]:
-            place = run if row["line"] is None else f"{run}:{row['line']}"
-            say(output, f"{place}: {row['level']}: {row['message']}")
-        if len(rows) > _MANY:
-            say(output, f"… and {len(rows) - _MANY:,} more; --format tsv prints them all")
+    findings = [_Finding("error", item.message, item.line or None) for item in problems]
+    if not problems:
+        remarks = _list_remarks(file, known_task, topic_ids)
+        findings = [_Finding("warning", remark) for remark in remarks]
+    _print_findings(output, file, findings)
+
     if problems:
-        say(
-            output,
-            f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {known.name} run",
-        )
+        noun = "problem" if len(problems) == 1 else "problems"
+        say(output, f"{len(problems):,} {noun}: not a valid {known_task.name} run")
         raise typer.Exit(1)
-    checked = [
-        name for name, given in (("topics", topic_ids), ("documents", documents or index)) if given
-    ]
-    say(
-        output,
-        f"{run}: a valid {known.name} run"
-        + (f", {' and '.join(checked)} checked" if checked else ""),
-    )
+    checked: list[str] = []
+    if topic_ids:
+        checked.append("topics")
+    if any(given.get(name) for name in ("dataset", "corpus", "index")):
+        checked.append("documents")
+    suffix = f", {' and '.join(checked)} checked" if checked else ""
+    say(output, f"{file}: a valid {known_task.name} run{suffix}")
 
 
-def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> list[str]:
+def _read_topic_ids(given: s.GivenSettings, task: Task) -> set[str] | None:
+    """Return the ids of the topics that the lines of a run may have; None for any."""
+    topics_file = given.get("topics")
+    topics = None if topics_file is None else read_topics(topics_file)
+    if given.get("dataset") is not None:
+        topics = Dataset(given["dataset"], task.reference).topics
+    return None if topics is None else {topic.id for topic in topics}
+
+
+def _find_problems(
+    run: Path, task: Task, topic_ids: set[str] | None, given: s.GivenSettings
+) -> list[RunProblem]:
+    """Return the problems of a run file; its documents are checked if a corpus is given."""
+    corpus = given.get("dataset") or given.get("corpus")
+    index = given.get("index")
+    if corpus is None and index is None:
+        return validate_run(run, task, topic_ids=topic_ids)
+
+    with open_local_corpus(
+        corpus=corpus,
+        index=index,
+        task=task,
+        skip_bad_lines=given.get("skip_bad_lines", False),
+        warn=CommandProgress().warn,
+    ) as opened:
+        return validate_run(
+            run,
+            task,
+            topic_ids=topic_ids,
+            unknown_documents=opened.documents.find_unknown,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """A problem of a run file, or a remark on it; without a line it is about the whole file."""
+
+    level: Literal["error", "warning"]
+    message: str
+    line: int | None = None
+
+
+def _print_findings(output: Format, run: Path, findings: Sequence[_Finding]) -> None:
+    """Print findings about a run file: the first ones for people, all for programs."""
+    if output is not Format.TABLE:
+        rows: list[dict[str, Any]] = []
+        for finding in findings:
+            row = {
+                "file": run,
+                "line": finding.line,
+                "level": finding.level,
+                "message": finding.message,
+            }
+            rows.append(row)
+        print_rows(output, rows, ("file", "line", "level", "message"))
+        return
+
+    for finding in findings[:_MANY]:
+        place = run if finding.line is None else f"{run}:{finding.line}"
+        say(output, f"{place}: {finding.level}: {finding.message}")
+    if len(findings) > _MANY:
+        say(output, f"… and {len(findings) - _MANY:,} more; --format tsv prints them all")
+
+
+def _list_remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> list[str]:
+    """Return what organisers may not like about a valid run: topics with few lines or none."""
     rankings = read_candidates(run, task.documents_per_topic.max)
-    warnings = []
+    remarks: list[str] = []
     if topic_ids is not None and len(topic_ids) > len(rankings):
-        warnings.append(f"{len(topic_ids) - len(rankings)} of {len(topic_ids)} topics have no line")
-    least = task.documents_per_topic.min
-    return warnings + [
-        f"topic {topic} has {len(lines)} lines, the organisers want at least {least}"
-        for topic, lines in rankings.items()
-        if len(lines) < least
-    ]
+        missing_count = len(topic_ids) - len(rankings)
+        remarks.append(f"{missing_count} of {len(topic_ids)} topics have no line")
+
+    min_lines = task.documents_per_topic.min
+    for topic_id, lines in rankings.items():
+        if len(lines) < min_lines:
+            remarks.append(
+                f"topic {topic_id} has {len(lines)} lines, the organisers want at least {min_lines}"
+            )
+    return remarks

@@ -34,6 +34,8 @@ def list_changed_settings(config: Config) -> dict[str, Any]:
         own_defaults["index"] = None
 
     values = flatten(config.model_dump(mode="json"))
+    # With these settings given, all others get the defaults that depend on them.
     given = {name: values.get(name) for name in own_defaults}
-    expected = flatten(load_config(None, given).model_dump(mode="json")) | own_defaults
-    return {name: value for name, value in values.items() if value != expected.get(name)}
+    default_values = flatten(load_config(None, given).model_dump(mode="json"))
+    default_values.update(own_defaults)
+    return {name: value for name, value in values.items() if value != default_values.get(name)}

@@ -5,7 +5,7 @@ See `config.files` for files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -248,17 +248,26 @@ class BaseConfig(Section):
         self._check_weights(task)
         check_sides(self.steps, task.sides, "rank")
         self._check_kind_sections(task, kind)
+        self._check_depth(kind)
+        self._check_retriever(task)
+        self._check_retriever_sections()
+        self._check_stance(task)
+        self._check_expansion()
+        return self
+
+    def _check_depth(self, kind: Kind) -> None:
+        """Raise ValueError if more candidates are to be judged than the first stage retrieves."""
         if self.depth > self.first_stage_depth:
             raise ValueError(
                 f"depth: more than the {self.first_stage_depth} {kind.candidate_noun} of {kind.pool_setting}"
             )
-        self._check_first_stage(task)
-        self._check_stance(task)
+
+    def _check_expansion(self) -> None:
+        """Raise ValueError if queries are to be expanded, and there is no search."""
         if self.expansion.use and self.candidates is not None:
             raise ValueError(
                 "expansion: the candidates come from a run, so there is no search; leave one of them out"
             )
-        return self
 
     def _check_length(self, task: Task, kind: Kind) -> None:
         """Raise ValueError if rankings may be longer than the task allows."""
@@ -282,12 +291,16 @@ class BaseConfig(Section):
             )
 
     def _check_kind_sections(self, task: Task, kind: Kind) -> None:
-        """Raise ValueError if a section of another kind of task has settings."""
+        """Raise ValueError if there are settings for another kind of task.
+
+        A kind declares sections of its own, as `pairs` for tasks that rank pairs of sentences.
+        """
         for other in KINDS.values():
-            sections = [name for name in other.sections if name not in kind.sections]
-            if any(getattr(self, name) is not None for name in sections):
+            foreign = [name for name in other.sections if name not in kind.sections]
+            given = [name for name in foreign if getattr(self, name) is not None]
+            if given:
                 raise ValueError(
-                    f"{', '.join(sections)}: {task.name} is of the kind {kind.name}, not {other.name}; "
+                    f"{', '.join(foreign)}: {task.name} is of the kind {kind.name}, not {other.name}; "
                     "leave the section out"
                 )
 
@@ -300,28 +313,38 @@ class BaseConfig(Section):
         number: int = getattr(settings, name)
         return number
 
-    def _check_first_stage(self, task: Task) -> None:
-        """Raise ValueError if the retriever cannot search the documents, or has the settings of another one."""
+    def _check_retriever(self, task: Task) -> None:
+        """Raise ValueError if the retriever cannot search the documents of the run."""
         name = self.retriever.name
-        chosen = self.retriever.kind
-        problem = chosen.find_problem(task)
+        retriever = self.retriever.kind
+        problem = retriever.find_problem(task)
         if problem is not None:
             raise ValueError(f"retriever.name: {problem}")
-        if chosen.has_documents and (self.corpus or self.index):
+
+        has_local_documents = self.corpus is not None or self.index is not None
+        if retriever.has_documents and has_local_documents:
             problem = f"{name} has its own documents; leave out corpus and index"
-            if chosen.load_corpus is not None:
+            if retriever.load_corpus is not None:
                 problem += f" (`touche-llm index --retriever {name}` loads a corpus there)"
             raise ValueError(f"retriever.name: {problem}")
-        if chosen.bm25_method not in (None, self.retriever.method):
+
+        only_method = retriever.bm25_method
+        if only_method is not None and only_method != self.retriever.method:
             raise ValueError(
-                f"retriever.method: {name} scores like {chosen.bm25_method}; use {chosen.bm25_method}"
+                f"retriever.method: {name} scores like {only_method}; use {only_method}"
             )
-        needed = None if chosen.section is None else chosen.section.name
-        for section in SECTIONS:
-            has_section = getattr(self, section) is not None
-            if has_section != (section == needed):
+
+    def _check_retriever_sections(self) -> None:
+        """Raise ValueError unless the chosen retriever has its section, and no other one has."""
+        own_section = self.retriever.kind.section
+        own_name = None if own_section is None else own_section.name
+        for name in SECTIONS:
+            is_set = getattr(self, name) is not None
+            is_superfluous = is_set and name != own_name
+            is_missing = not is_set and name == own_name
+            if is_superfluous or is_missing:
                 raise ValueError(
-                    f"{section}: settings of a retriever that is not the chosen one; see `retriever.name`"
+                    f"{name}: settings of a retriever that is not the chosen one; see `retriever.name`"
                 )
 
     def _check_stance(self, task: Task) -> None:
@@ -399,77 +422,71 @@ class BaseConfig(Section):
         return parse_steps(self.rank)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _DeclaredSection:
     """A section that a first stage or a kind of task declares.
 
     Attributes:
-        name: Name of the section.
-        settings: Type of the section.
+        section: Name and type of the section.
         scope: What its settings decide.
         owner: What declares it, for messages.
     """
 
-    name: str
-    settings: type[Section]
+    section: NamedSection
     scope: Scope
     owner: str
+
+    def require_type(self, types: Collection[Any]) -> None:
+        """Raise ExtensionError unless its type is that of the setting that has its name already.
+
+        Args:
+            types: Types that the value of the setting may have.
+        """
+        if self.section.settings not in types:
+            raise ExtensionError(
+                f"{self.section.name}: section of {self.owner} with the name of another setting; name it otherwise"
+            )
 
 
 def _list_declared_sections() -> list[_DeclaredSection]:
     """Return the sections that first stages and kinds of task declare; several may share one."""
     sections: list[_DeclaredSection] = []
     for name, settings in SECTIONS.items():
-        sections.append(
-            _DeclaredSection(
-                name=name,
-                settings=settings,
-                scope=Scope.RETRIEVE,
-                owner="a first stage",
-            )
-        )
+        section = NamedSection(name=name, settings=settings)
+        sections.append(_DeclaredSection(section, Scope.RETRIEVE, owner="a first stage"))
+
     for kind in KINDS.values():
-        of_search = (kind.search_section, Scope.RETRIEVE)
-        of_judging = (kind.judging_section, Scope.JUDGE)
-        for section, scope in (of_search, of_judging):
-            if section is not None:
-                sections.append(
-                    _DeclaredSection(
-                        name=section.name,
-                        settings=section.settings,
-                        scope=scope,
-                        owner=f"the kind of task {kind.name}",
-                    )
-                )
+        owner = f"the kind of task {kind.name}"
+        if kind.search_section is not None:
+            sections.append(_DeclaredSection(kind.search_section, Scope.RETRIEVE, owner))
+        if kind.judging_section is not None:
+            sections.append(_DeclaredSection(kind.judging_section, Scope.JUDGE, owner))
     return sections
 
 
 def _make_config_type() -> type[BaseConfig]:
     """Return the type of a configuration, with the sections of first stages and kinds of task.
 
+    Sections of the project's own are fields of `BaseConfig` already; those of other packages are
+    added.
+
     Raises:
         ExtensionError: A section has the name of another setting.
     """
+    added: dict[str, type[Section]] = {}
     fields: dict[str, Any] = {}
-    declared: dict[str, type[Section]] = {}
-    for section in _list_declared_sections():
-        own_field = BaseConfig.model_fields.get(section.name)
+    for declared in _list_declared_sections():
+        name = declared.section.name
+        settings = declared.section.settings
+        own_field = BaseConfig.model_fields.get(name)
         if own_field is not None:
-            is_same = section.settings in get_args(own_field.annotation)
+            declared.require_type(get_args(own_field.annotation))
+        elif name in added:
+            declared.require_type([added[name]])
         else:
-            is_same = declared.setdefault(section.name, section.settings) is section.settings
-            annotation = Annotated[
-                section.settings | None,  # type: ignore[name-defined]
-                section.scope,
-                AnswerKey.STAYS_OUT,
-                # A setting may hold an address or a path, unless it declares that it does not.
-                Trust.ACTS,
-            ]
-            fields[section.name] = (annotation, None)
-        if not is_same:
-            raise ExtensionError(
-                f"{section.name}: section of {section.owner} with the name of another setting; name it otherwise"
-            )
+            added[name] = settings
+            fields[name] = (_annotate(settings, declared.scope), None)
+
     return create_model(
         "Config",
         __base__=BaseConfig,
@@ -479,6 +496,17 @@ def _make_config_type() -> type[BaseConfig]:
     )
 
 
+def _annotate(settings: type[Section], scope: Scope) -> Any:
+    """Return the type of a field for a section that another package declares."""
+    return Annotated[
+        settings | None,
+        scope,
+        AnswerKey.STAYS_OUT,
+        # A setting may hold an address or a path, unless it declares that it does not.
+        Trust.ACTS,
+    ]
+
+
 if TYPE_CHECKING:
     Config = BaseConfig
 else:
@@ -486,24 +514,20 @@ else:
 
 
 def find_settings(scope: Scope) -> tuple[str, ...]:
-    """Return the dotted names of the settings of a scope, and of the sections that have it themselves."""
-    scopes: dict[str, Scope] = {}
-    declared: set[str] = set()
-    for name, field in list_fields(Config):
-        own_scope = _find_declaration(field, Scope)
-        if own_scope is not None:
-            declared.add(name)
-        # A setting without a scope has that of its section.
-        section_scope = scopes.get(_get_section_name(name), Scope.RANK)
-        scopes[name] = own_scope or section_scope
+    """Return the dotted names of the settings with a scope, and of the sections that declare it."""
+    scopes = _inherit_declarations(Scope)
+    sections = _list_section_names(scopes)
 
-    sections = {_get_section_name(name) for name in scopes}
-    found: list[str] = []
-    for name, scope_of_name in scopes.items():
-        is_listed = name in declared or name not in sections
-        if scope_of_name is scope and is_listed:
-            found.append(name)
-    return tuple(found)
+    names: list[str] = []
+    for name, field in list_fields(Config):
+        if name in sections:
+            found_scope = _find_declaration(field, Scope)
+        else:
+            # A setting decides the ranking unless it or its section declares another scope.
+            found_scope = scopes[name] or Scope.RANK
+        if found_scope is scope:
+            names.append(name)
+    return tuple(names)
 
 
 def list_key_declarations() -> dict[str, AnswerKey | None]:
@@ -524,13 +548,33 @@ def _list_declarations(kind: type[DeclarationT]) -> dict[str, DeclarationT | Non
     Args:
         kind: Type of the declarations.
     """
+    declarations = _inherit_declarations(kind)
+    for section in _list_section_names(declarations):
+        # The top level is a section without a name.
+        declarations.pop(section, None)
+    return declarations
+
+
+def _inherit_declarations(kind: type[DeclarationT]) -> dict[str, DeclarationT | None]:
+    """Return what settings and sections declare, or else the sections that they are in.
+
+    Args:
+        kind: Type of the declarations.
+
+    Returns:
+        Declarations by dotted name, sections before their settings; None for nothing.
+    """
     declarations: dict[str, DeclarationT | None] = {}
     for name, field in list_fields(Config):
-        of_section = declarations.get(_get_section_name(name))
-        declarations[name] = _find_declaration(field, kind) or of_section
+        own = _find_declaration(field, kind)
+        inherited = declarations.get(_get_section_name(name))
+        declarations[name] = own or inherited
+    return declarations
 
-    sections = {_get_section_name(name) for name in declarations}
-    return {name: found for name, found in declarations.items() if name not in sections}
+
+def _list_section_names(names: Iterable[str]) -> set[str]:
+    """Return the names of all sections that settings are in, given their dotted names."""
+    return {_get_section_name(name) for name in names}
 
 
 def _find_declaration(field: FieldInfo, kind: type[DeclarationT]) -> DeclarationT | None:
@@ -552,21 +596,28 @@ def is_one_of(name: str, places: Collection[str]) -> bool:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested values to dotted names; lists and empty sections are values."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
+    """Flatten nested values to dotted names: `{"engine": {"model": "m"}}` to `{"engine.model": "m"}`.
+
+    Lists and empty sections are values; tuples become lists.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found |= flatten(value, f"{prefix}{name}.")
+            flat.update(flatten(value, f"{name}."))
+        elif isinstance(value, tuple):
+            flat[name] = list(value)
         else:
-            found[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
-    return found
+            flat[name] = value
+    return flat
 
 
 def _list_prompt_purposes(scope: Scope) -> tuple[str, ...]:
-    """Return the purposes of the prompts of a scope."""
+    """Return the purposes of the prompts of a scope: `judge` for the setting `prompts.judge`."""
     purposes: list[str] = []
     for name in find_settings(scope):
         section, _, purpose = name.rpartition(".")
+        # The folder of templates is a setting beside the prompts.
         if section == "prompts" and purpose != "folder":
             purposes.append(purpose)
     return tuple(purposes)

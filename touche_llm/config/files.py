@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -51,23 +51,27 @@ def _list_declared_paths() -> list[str]:
     paths: list[str] = []
     for section, settings in sections.items():
         for name, setting in settings.model_fields.items():
-            if Path in (setting.annotation, *get_args(setting.annotation)):
+            # The type of a path that may be missing is `Path | None`.
+            types = (setting.annotation, *get_args(setting.annotation))
+            if Path in types:
                 paths.append(f"{section}.{name}")
     return paths
 
 
+# Settings that are the name of a prompt, or the path of its template.
+_PROMPTS = tuple(
+    f"prompts.{purpose}" for purpose in PromptsConfig.model_fields if purpose != "folder"
+)
 # Settings that are files or folders. The folder of a task has a copy in the folder of a run.
 _PATHS = (
-    *(
-        "topics",
-        "corpus",
-        "index",
-        "candidates",
-        "cache.file",
-        "engine.tokenizer",
-        "prompts.folder",
-    ),
-    *(f"prompts.{purpose}" for purpose in PromptsConfig.model_fields if purpose != "folder"),
+    "topics",
+    "corpus",
+    "index",
+    "candidates",
+    "cache.file",
+    "engine.tokenizer",
+    "prompts.folder",
+    *_PROMPTS,
     *_list_declared_paths(),
 )
 
@@ -78,10 +82,14 @@ _MAX_INDEX_NAME = 60
 
 
 def index_folder(corpus: Path) -> Path:
-    """Return the default index folder of a corpus: below the current folder, one for each corpus file."""
-    place = hashlib.sha256(os.fsencode(corpus.absolute())).hexdigest()[:8]
-    title = corpus.name.split(".")[0][:_MAX_INDEX_NAME]
-    return Path(".touche-llm/index") / f"{title}-{place}"
+    """Return the default index folder of a corpus file, below the current folder.
+
+    It has the name of the corpus and a hash of its path, as `.touche-llm/index/passages-1f0c9a2b`,
+    since two corpora can have the same name.
+    """
+    path_hash = hashlib.sha256(os.fsencode(corpus.absolute())).hexdigest()[:8]
+    name = corpus.name.split(".")[0][:_MAX_INDEX_NAME]
+    return Path(".touche-llm/index") / f"{name}-{path_hash}"
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
@@ -90,6 +98,39 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     An error names the setting, and the file unless a flag set it.
     """
     return load_with_origins(file, flags).config
+
+
+@dataclass(frozen=True, slots=True)
+class _Overrides:
+    """Values that replace those of a configuration file.
+
+    Attributes:
+        values: Values by dotted name, as `engine.model`.
+        origins: Where each of them comes from.
+    """
+
+    values: Mapping[str, Any]
+    origins: Origins
+
+    @classmethod
+    def from_flags(
+        cls,
+        flags: Mapping[str, Any],
+        flag_origins: Mapping[str, ValueOrigin],
+    ) -> Self:
+        """Return the values of the flags that were given: not those that are None or empty.
+
+        Args:
+            flags: Values by dotted name.
+            flag_origins: Origins by dotted name; arguments in Python have none.
+        """
+        values: dict[str, Any] = {}
+        origins: dict[str, ValueOrigin] = {}
+        for name, value in flags.items():
+            if value is not None and value != ():
+                values[name] = value
+                origins[name] = flag_origins.get(name, ARGUMENT)
+        return cls(values, Origins(origins))
 
 
 def load_with_origins(
@@ -107,10 +148,14 @@ def load_with_origins(
     Raises:
         UsageError: The file cannot be read, or a value is invalid; the message names its origin.
     """
-    values = read_yaml(file, error=UsageError) if file is not None else {}
-    if file is not None and _is_of_run(file):
-        _resolve_paths(values, file)
-    return _complete(values, flags, flag_origins or {}, file, OriginKind.FILE)
+    values: dict[str, Any] = {}
+    if file is not None:
+        values = read_yaml(file, error=UsageError)
+        if _is_of_run(file):
+            _resolve_paths(values, file)
+
+    overrides = _Overrides.from_flags(flags, flag_origins or {})
+    return _complete(values, overrides, file, OriginKind.FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +182,13 @@ NO_WORD = UserWord()
 def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
     """Load the configuration that a run recorded, with the origins of its values.
 
-    If somebody else wrote it, the settings that act are not used, see `config.own_folders`: they
-    are defaults, and topics and index are files that do not exist, unless the user gives them.
+    If somebody else wrote it, settings that start a program, send a request or name another file
+    are not used: they are defaults, and topics and index are files that do not exist, unless the
+    user gives them.
 
     Args:
         file: Configuration in the folder of a run.
-        word: What the user says about the folder.
+        word: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: There is no such file, or a link of somebody else's folder leads out of it.
@@ -151,50 +197,85 @@ def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
     """
     if not file.is_file():
         raise DataError(f"{file}: no such file; give the folder of a run")
-    is_named = word.config is not None
-    if word.config is not None and not (word.config.exists() and word.config.samefile(file)):
-        raise UsageError(f"--config {word.config}: not the configuration of this run; give {file}")
+    _check_named_file(file, word)
+
     content = read_bounded(file, MAX_BYTES, UsageError)
     values = read_yaml(file, text=content, error=UsageError)
     _resolve_paths(values, file)
 
-    given = dict(word.settings)
-    origins = dict(word.origins)
-    if is_named or is_recorded(content):
-        if given.get("task") is None:
-            given["task"] = find_task_folder(file)
-            origins["task"] = ValueOrigin(OriginKind.FOLDER, str(file))
-        return _complete(values, given, origins, file, OriginKind.FOLDER)
+    # To name a configuration with `--config` is to trust it.
+    is_trusted = word.config is not None or is_recorded(content)
+    if is_trusted:
+        return _complete_own_run(values, file, word)
+    return _complete_foreign_run(values, file, word)
 
+
+def _check_named_file(file: Path, word: UserWord) -> None:
+    """Raise UsageError if the user names another configuration than that of the run."""
+    named = word.config
+    if named is None:
+        return
+    if not named.exists() or not named.samefile(file):
+        raise UsageError(f"--config {named}: not the configuration of this run; give {file}")
+
+
+def _complete_own_run(values: dict[str, Any], file: Path, word: UserWord) -> LoadedConfig:
+    """Return the configuration of a run that the user trusts, with all of its settings."""
+    settings = dict(word.settings)
+    origins = dict(word.origins)
+    if settings.get("task") is None:
+        # If the folder of the task is gone, its copy in the folder of the run replaces it.
+        settings["task"] = find_task_folder(file)
+        origins["task"] = ValueOrigin(OriginKind.FOLDER, str(file))
+
+    overrides = _Overrides.from_flags(settings, origins)
+    return _complete(values, overrides, file, OriginKind.FOLDER)
+
+
+def _complete_foreign_run(values: dict[str, Any], file: Path, word: UserWord) -> LoadedConfig:
+    """Return the configuration of a run that somebody else wrote.
+
+    Its settings that start a program, send a request or name another file are not used.
+
+    Raises:
+        DataError: A link in the folder leads out of it.
+    """
     check_folder(file)
     recorded_task = values.get("task")
-    taken = take_acting_values(values)
+    acting_values = take_acting_values(values)
     values["task"] = recorded_task if recorded_task in TASKS else find_copy(file.parent)
-    if not _has_any(given, "topics", "dataset"):
-        values["topics"] = str(file.parent / NOT_USED)
-    if not _has_any(given, "index", "corpus", "dataset", "retriever.name"):
-        values["index"] = str(file.parent / NOT_USED)
-    loaded = _complete(values, given, origins, file, OriginKind.FOLDER)
-    unused = UnusedSettings(file, list_unused(taken, loaded.config), word.remedy)
+
+    not_used = str(file.parent / NOT_USED)
+    if not _has_any(word.settings, "topics", "dataset"):
+        values["topics"] = not_used
+    if not _has_any(word.settings, "index", "corpus", "dataset", "retriever.name"):
+        values["index"] = not_used
+
+    overrides = _Overrides.from_flags(word.settings, word.origins)
+    loaded = _complete(values, overrides, file, OriginKind.FOLDER)
+    unused = UnusedSettings(file, list_unused(acting_values, loaded.config), word.remedy)
     return replace(loaded, unused=unused)
 
 
 def load_recorded_config(
     file: Path, given: Mapping[str, Any], kept: Collection[str]
 ) -> LoadedConfig:
-    """Load the configuration of a recorded run, of which nothing acts but what a replay needs.
+    """Load the configuration of a recorded run for its replay.
+
+    Settings that start a program, send a request or name another file are left out, but for the
+    ones that a replay needs.
 
     Args:
         file: Configuration in the folder of a recorded run.
         given: Values that override those of the file, by dotted name.
-        kept: Settings and sections that act and are used.
+        kept: Settings and sections that the replay needs.
 
     Raises:
         UsageError: The file cannot be read, or a value is invalid.
     """
     values = read_yaml(file, error=UsageError)
     take_acting_values(values, kept)
-    return _complete(values, given, {}, file, OriginKind.FOLDER)
+    return _complete(values, _Overrides.from_flags(given, {}), file, OriginKind.FOLDER)
 
 
 def _has_any(given: Mapping[str, Any], *names: str) -> bool:
@@ -204,17 +285,17 @@ def _has_any(given: Mapping[str, Any], *names: str) -> bool:
 
 def _complete(
     values: dict[str, Any],
-    flags: Mapping[str, Any],
-    flag_origins: Mapping[str, ValueOrigin],
+    overrides: _Overrides,
     file: Path | None,
     file_kind: OriginKind,
 ) -> LoadedConfig:
-    """Return the configuration of the values of a file and of flags that override them.
+    """Return the valid configuration that the values of a file make.
+
+    Overrides replace values of the file, and defaults are added that depend on other values.
 
     Args:
         values: Values of the file, by section, which are changed.
-        flags: Values that override those of the file, by dotted name; None if not given.
-        flag_origins: Origins of these values, by dotted name; arguments in Python without one.
+        overrides: Values in place of those of the file.
         file: The file; None for the defaults.
         file_kind: Origin of the values of the file.
 
@@ -222,30 +303,57 @@ def _complete(
         UsageError: A value is invalid; the message names its origin.
     """
     source = str(file or "options")
-    given = {name: value for name, value in flags.items() if value is not None and value != ()}
-    given_origins = Origins({name: flag_origins.get(name, ARGUMENT) for name in given})
     stored_objective = values.get("objective")
-    _drop_outdated(values, flags)
-
+    _drop_outdated(values, overrides.values)
     stored = _list_stored(values)
-    set_values(values, given, source)
-    _complete_dataset(values, given_origins, file)
+
+    set_values(values, overrides.values, source)
+    _add_dependent_defaults(values, overrides, file, stored_objective)
+
+    kept = _list_kept(stored, values, overrides.values)
+    file_origins = dict.fromkeys(kept, ValueOrigin(file_kind, source))
+    origins = Origins({**file_origins, **overrides.origins.by_name})
+    config = _validate(values, origins, file)
+    _check_code_options(config, origins)
+    return LoadedConfig(config, origins)
+
+
+def _add_dependent_defaults(
+    values: dict[str, Any],
+    overrides: _Overrides,
+    file: Path | None,
+    stored_objective: Any,
+) -> None:
+    """Add the defaults that depend on other values: on dataset, retriever, task and objective.
+
+    Args:
+        values: Values of the configuration, by section, which are changed.
+        overrides: Those of them that are in place of values of the file.
+        file: File of the values; None if there is none.
+        stored_objective: Objective of the file.
+
+    Raises:
+        UsageError: A value is invalid, or the corpus is missing; the message names the origin.
+    """
+    source = str(file or "options")
+    _complete_dataset(values, overrides.origins, file)
     _complete_first_stage(values, source)
-    task = _find_task(values, given_origins, file)
-    _complete_weights(values, given, task, stored_objective)
+    task = _find_task(values, overrides.origins, file)
+    _complete_weights(values, overrides.values, task, stored_objective)
     _complete_sections(values, task)
 
-    file_origin = ValueOrigin(file_kind, source)
-    stored_origins = dict.fromkeys(_list_kept(stored, values, given), file_origin)
-    origins = Origins({**stored_origins, **given_origins.by_name})
+
+def _validate(values: Mapping[str, Any], origins: Origins, file: Path | None) -> Config:
+    """Return the configuration of complete values.
+
+    Raises:
+        UsageError: A value is invalid; the message names its origin.
+    """
     try:
-        config = Config.model_validate(values)
+        return Config.model_validate(values)
     except ValidationError as error:
         problem = describe_first_problem(error, model=Config)
         raise UsageError(_locate_problem(problem, origins, file)) from error
-
-    _check_code_options(config, origins)
-    return LoadedConfig(config, origins)
 
 
 def _check_code_options(config: Config, origins: Origins) -> None:
@@ -284,27 +392,36 @@ def _list_stored(values: Mapping[str, Any]) -> dict[str, Any]:
 def _list_kept(
     stored: Mapping[str, Any],
     values: Mapping[str, Any],
-    given: Collection[str],
+    overrides: Collection[str],
 ) -> list[str]:
-    """Return the names of the values of a file that nothing replaced, by dotted name.
+    """Return the dotted names of the values of a file that the final configuration still has.
 
     Args:
         stored: Values of the file, by dotted name.
         values: Final values, by section.
-        given: Dotted names of the values that override those of the file.
+        overrides: Dotted names of the values that override those of the file.
     """
     final = flatten(values)
-    return [
-        name
-        for name, value in stored.items()
-        if not is_one_of(name, given) and name in final and final[name] == value
-    ]
+    kept: list[str] = []
+    for name, value in stored.items():
+        is_overridden = is_one_of(name, overrides)
+        is_unchanged = name in final and final[name] == value
+        if is_unchanged and not is_overridden:
+            kept.append(name)
+    return kept
 
 
 def _locate_problem(problem: str, origins: Origins, file: Path | None) -> str:
-    """Return a problem of a setting with the origin of its value, or for a default with the file."""
-    name = problem.partition(": ")[0]
-    is_default = not origins.find_decisive(name.split(", "))
+    """Return the message of a problem with the place where its value was set in front.
+
+    Args:
+        problem: Message that begins with the settings concerned, as `depth: must be above 0`.
+        origins: Origins of the values.
+        file: File of the configuration, which is the place if the value is a default; None if
+            there is no file.
+    """
+    names = problem.partition(": ")[0].split(", ")
+    is_default = not origins.find_decisive(names)
     if is_default and file is not None:
         return f"{file}: {problem}"
     return origins.locate(problem)
@@ -322,20 +439,26 @@ def _resolve_paths(values: dict[str, Any], file: Path) -> None:
 
 
 def _map_paths(values: dict[str, Any], convert: Callable[[Path], Path]) -> None:
-    """Convert the relative paths among the values of a configuration."""
+    """Convert the relative paths among the values of a configuration, in place."""
     for name, value in flatten(values).items():
-        is_name = (
-            name.startswith("prompts.")
-            and name != "prompts.folder"
-            and not str(value).endswith(".jinja")
-        )
-        if (
-            name in _PATHS
-            and isinstance(value, str)
-            and not is_name
-            and not Path(value).is_absolute()
-        ):
-            set_values(values, {name: str(convert(Path(value)))}, CONFIG)
+        if _is_relative_path(name, value):
+            converted = convert(Path(value))
+            set_values(values, {name: str(converted)}, CONFIG)
+
+
+def _is_relative_path(name: str, value: object) -> bool:
+    """Return whether the value of a setting is a relative path.
+
+    Args:
+        name: Dotted name of the setting.
+        value: Its value, as it is written in a file.
+    """
+    if name not in _PATHS or not isinstance(value, str):
+        return False
+    # The value of a prompt is a name unless it ends in `.jinja`.
+    if name in _PROMPTS and not value.endswith(".jinja"):
+        return False
+    return not Path(value).is_absolute()
 
 
 def _find_from_here(path: Path) -> Path:
@@ -344,41 +467,71 @@ def _find_from_here(path: Path) -> Path:
     return plain.relative_to(here) if plain.is_relative_to(here) else plain
 
 
-def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
-    """Drop values of the file that belong to another value which a flag replaces."""
-    default_index = str(index_folder(Path(str(values.get("corpus")))))
-    if flags.get("corpus") is not None and values.get("index") == default_index:
-        del values["index"]
-    if flags.get("dataset") not in (None, values.get("dataset")):
+def _drop_outdated(values: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Drop values of a file that depend on another value which is overridden.
+
+    An index, for example, is that of the file's corpus, and useless for another one.
+
+    Args:
+        values: Values of the file, by section, which are changed.
+        overrides: Values in place of those of the file, by dotted name.
+    """
+    if "corpus" in overrides:
+        _drop_default_index(values)
+    if "dataset" in overrides and overrides["dataset"] != values.get("dataset"):
         for name in ("topics", "corpus", "index"):
             values.pop(name, None)
+    if "stance.prompt" in overrides:
+        _drop_zero_stance_depth(values)
+    _drop_context(values, overrides)
+
+
+def _drop_default_index(values: dict[str, Any]) -> None:
+    """Drop the index of a file's corpus, unless the index has a folder that the user chose."""
+    corpus = Path(str(values.get("corpus")))
+    if values.get("index") == str(index_folder(corpus)):
+        del values["index"]
+
+
+def _drop_zero_stance_depth(values: dict[str, Any]) -> None:
+    """Drop the depth of a file's stance prompt if it is 0, which stands for a prompt not used."""
     stance = values.get("stance")
-    if (
-        flags.get("stance.prompt") is not None
-        and isinstance(stance, dict)
-        and stance.get("depth") == 0
-    ):
-        del stance["depth"]  # for a prompt that was not used
+    if isinstance(stance, dict) and stance.get("depth") == 0:
+        del stance["depth"]
+
+
+def _drop_context(values: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Drop the context length of a file's model or server if another one is used."""
     engine = values.get("engine")
+    if not isinstance(engine, dict):
+        return
+
     for name in ("model", "base_url"):
-        given = flags.get(f"engine.{name}")
-        if isinstance(engine, dict) and given and engine.get(name) not in (None, given):
-            # The context length belongs to the other model or server.
+        stored = engine.get(name)
+        override = overrides.get(f"engine.{name}")
+        if stored is not None and override and override != stored:
             engine.pop("context", None)
 
 
-def _complete_dataset(values: dict[str, Any], given_origins: Origins, file: Path | None) -> None:
-    """Add the topics and the index of a dataset, and its task if the project has one for it."""
+def _complete_dataset(values: dict[str, Any], origins: Origins, file: Path | None) -> None:
+    """Add the topics of a dataset, and its task if the project has one for it.
+
+    Raises:
+        UsageError: Topics or a corpus are given beside the dataset.
+    """
     dataset = values.get("dataset")
     if not isinstance(dataset, str):
         return
-    topics = str(topics_file(dataset))
-    given = str(values.get("topics") or topics)
-    # The configuration of a run in another folder has the path of that folder's topics.
-    if values.get("corpus") is not None or not given.endswith(topics):
+
+    dataset_topics = str(topics_file(dataset))
+    topics = str(values.get("topics") or dataset_topics)
+    # In the configuration of a run, the path of the dataset's topics begins with another folder.
+    has_other_topics = not topics.endswith(dataset_topics)
+    if has_other_topics or values.get("corpus") is not None:
         problem = f"dataset: {dataset:.200} has topics and documents; leave out topics and corpus"
-        raise UsageError(_locate_problem(problem, given_origins, file))
-    values["topics"] = given
+        raise UsageError(_locate_problem(problem, origins, file))
+
+    values["topics"] = topics
     if not values.get("task"):
         values["task"] = find_dataset_task(dataset)
 
@@ -389,28 +542,44 @@ def _complete_first_stage(values: dict[str, Any], source: str) -> None:
     Raises:
         UsageError: There is no corpus, and the retriever has no documents of its own.
     """
-    settings = values.get("retriever")
-    chosen: Retriever | None = None
-    if isinstance(settings, dict):
-        name = settings.get("name")
-        chosen = RETRIEVERS.get(name) if isinstance(name, str) else None
-        if chosen is not None and chosen.bm25_method is not None:
-            settings.setdefault("method", chosen.bm25_method)
+    retriever = _find_retriever(values)
+    if retriever is not None and retriever.bm25_method is not None:
+        values["retriever"].setdefault("method", retriever.bm25_method)
+    if retriever is not None and retriever.section is not None:
+        _ensure_section(values, retriever.section.name)
 
-    if chosen is not None and chosen.section is not None:
-        section = chosen.section.name
-        values[section] = values.get(section) or {}
-
-    has_own_documents = chosen is not None and chosen.has_documents
+    has_own_documents = retriever is not None and retriever.has_documents
     if not has_own_documents and not values.get("index"):
         values["index"] = _find_default_index(values, source)
+
+
+def _find_retriever(values: Mapping[str, Any]) -> Retriever | None:
+    """Return the chosen first stage; None if none is named, or an unknown one."""
+    settings = values.get("retriever")
+    if not isinstance(settings, dict):
+        return None
+
+    name = settings.get("name")
+    if not isinstance(name, str):
+        return None
+    return RETRIEVERS.get(name)
+
+
+def _ensure_section(values: dict[str, Any], name: str) -> None:
+    """Add an empty section, whose settings are the defaults, unless there is one."""
+    if not values.get(name):
+        values[name] = {}
 
 
 def _find_default_index(values: Mapping[str, Any], source: str) -> Path:
     """Return the default folder of the index of a dataset or a corpus.
 
+    Args:
+        values: Values of the configuration, by section.
+        source: File of the values, for messages.
+
     Raises:
-        UsageError: There is neither of them.
+        UsageError: The values name neither a dataset nor a corpus.
     """
     if isinstance(values.get("dataset"), str):
         return dataset_index(values["dataset"])
@@ -425,66 +594,88 @@ def _find_default_index(values: Mapping[str, Any], source: str) -> Path:
 
 
 def _complete_weights(
-    values: dict[str, Any], given: Mapping[str, Any], task: Task, stored_objective: Any
+    values: dict[str, Any],
+    overrides: Collection[str],
+    task: Task,
+    stored_objective: Any,
 ) -> None:
-    """Add the default weights of the objective, in place of written defaults of another objective."""
+    """Add the default weights of the objective to the weights that are set.
+
+    Files contain all weights. If the objective of a file is overridden, weights that are the
+    defaults of the file's objective make room for those of the new one.
+
+    Args:
+        values: Values of the configuration, by section, which are changed.
+        overrides: Dotted names of the values that override those of the file.
+        task: Task with the default weights by objective.
+        stored_objective: Objective of the file.
+    """
     weights = values.get("weights") or {}
     if not isinstance(weights, dict):
         return
-    outdated = (
-        _find_weights(task, stored_objective) if values.get("objective") != stored_objective else {}
-    )
-    kept = {
-        name: weight
-        for name, weight in weights.items()
-        if f"weights.{name}" in given or outdated.get(name) != weight
-    }
-    values["weights"] = {**_find_weights(task, values.get("objective")), **kept}
+
+    objective = values.get("objective")
+    outdated: Mapping[str, float] = {}
+    if objective != stored_objective:
+        outdated = _find_weights(task, stored_objective)
+
+    completed = dict(_find_weights(task, objective))
+    for name, weight in weights.items():
+        is_override = f"weights.{name}" in overrides
+        if is_override or weight != outdated.get(name):
+            completed[name] = weight
+    values["weights"] = completed
 
 
 def _complete_sections(values: dict[str, Any], task: Task) -> None:
-    """Add the sections that the task has, and its maximum length of a ranking."""
+    """Add the sections that the task has, and the maximum length of its rankings."""
     if task.no_stances:
-        values["stance"] = values.get("stance") or {}
+        _ensure_section(values, "stance")
     kind = get_kind(task)
     for section in kind.sections:
-        values[section] = values.get(section) or {}
+        _ensure_section(values, section)
     _complete_length(values, task, kind)
 
 
 def _complete_length(values: dict[str, Any], task: Task, kind: Kind) -> None:
-    """Add the maximum length of a ranking: the default, or the task's maximum if that is less."""
+    """Set the maximum length of a ranking to its default, or to the task's maximum if that is less.
+
+    The setting is `depth`, or one in a section of the kind of task, as `pairs.most`. A value that is
+    set already stays.
+    """
     section, _, name = kind.length_setting.rpartition(".")
-    target = values
-    settings: type[BaseModel] = Config
+    settings = values
+    declaration: type[BaseModel] = Config
     if section:
-        target = values[section]
-        settings = kind.sections[section]
-    # Another value than a section of names is an error when the configuration is made.
-    if isinstance(target, dict) and target.get(name) is None:
-        target[name] = min(settings.model_fields[name].default, task.documents_per_topic.max)
+        settings = values[section]
+        declaration = kind.sections[section]
+
+    # Anything but a section of names is reported when the configuration is validated.
+    if isinstance(settings, dict) and settings.get(name) is None:
+        default = declaration.model_fields[name].default
+        settings[name] = min(default, task.documents_per_topic.max)
 
 
 def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:
     """Return the default weights of an objective; those of `both` if it is missing or unknown."""
-    return next(
-        (weights for name, weights in task.objectives.items() if name == objective),
-        task.objectives["both"],
-    )
+    for name, weights in task.objectives.items():
+        if name == objective:
+            return weights
+    return task.objectives["both"]
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Write all values, including defaults, in the form that `load_config` reads.
+    """Write all values of a configuration, including defaults, as `load_config` reads them.
 
-    The paths of a run from its folder.
-
-    A folder of a run can then be read from any folder, and be moved with its tree.
+    The paths of a run are written relative to its folder, which can then be read from any other
+    folder, and be moved together with the files around it.
     """
     values = config.model_dump(mode="json")
     if _is_of_run(path):
         folder = path.parent.resolve()
-        _map_paths(values, lambda each: Path(os.path.relpath(each, folder)))
+        _map_paths(values, lambda used: Path(os.path.relpath(used, folder)))
     content = to_yaml(values)
+
     # First, so that a folder of a process that is killed in between is one's own.
     record_configuration(path, content)
     with open_atomic(path) as stream:

@@ -71,29 +71,31 @@ class Origins:
         return self.by_name[max(around, key=len)]
 
     def find_decisive(self, names: Collection[str]) -> Mapping[str, ValueOrigin]:
-        """Return the origins that an error about settings or sections names, by dotted name.
+        """Return the origins to name in an error about settings or sections, by dotted name.
 
-        All are of one kind: of options rather than of files. Empty if all values are defaults.
+        Only those of the kind that the user can change most easily are named: of options, for
+        example, rather than of files. Empty if all values are defaults.
         """
         related: dict[str, ValueOrigin] = {}
         for given, origin in self.by_name.items():
-            is_around = any(is_one_of(name, (given,)) for name in names)
-            if is_around or is_one_of(given, names):
+            is_section_of_name = any(is_one_of(name, [given]) for name in names)
+            if is_section_of_name or is_one_of(given, names):
                 related[given] = origin
 
-        kinds = {origin.kind for origin in related.values()}
-        decisive_kind = min(kinds, key=_PRIORITIES.index, default=OriginKind.DEFAULT)
-        return {
-            given: origin
-            for given, origin in related.items()
-            if origin.kind is decisive_kind and decisive_kind is not OriginKind.DEFAULT
+        kinds = {
+            origin.kind for origin in related.values() if origin.kind is not OriginKind.DEFAULT
         }
+        if not kinds:
+            return {}
+        decisive_kind = min(kinds, key=_PRIORITIES.index)
+        return {given: origin for given, origin in related.items() if origin.kind is decisive_kind}
 
     def locate(self, problem: str) -> str:
-        """Return a problem of a setting, as `name: problem`, with the origin of its value in front.
+        """Return a message about a setting with the origin of its value in front.
 
-        A flag takes the place of the setting that it sets. A problem of a default, of an argument
-        in Python, or of anything but a setting stays as it is.
+        `depth: must be above 0` becomes `config.yaml: depth: must be above 0`, or `--depth: must be
+        above 0`, since a flag takes the place of the setting that it sets. A message about a
+        default, an argument in Python, or anything but a setting stays as it is.
         """
         location, separator, rest = problem.partition(": ")
         if not separator:

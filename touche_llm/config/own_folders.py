@@ -139,7 +139,8 @@ def _list_files(folder: Path) -> Iterator[Path]:
 def take_acting_values(values: dict[str, Any], kept: Collection[str] = ()) -> dict[str, Any]:
     """Remove the settings that act from the values of a configuration, and return them.
 
-    Values of unknown names stay, since they are reported as errors.
+    Those start a program, send a request or name a file. Values of unknown names stay, since they
+    are reported as errors.
 
     Args:
         values: Values by section, which are changed.
@@ -150,10 +151,12 @@ def take_acting_values(values: dict[str, Any], kept: Collection[str] = ()) -> di
     """
     declarations = list_trust_declarations()
     acting = {name for name, declared in declarations.items() if declared is not Trust.DATA}
+
     taken: dict[str, Any] = {}
     for name, value in flatten(values).items():
-        is_section = any(is_one_of(setting, (name,)) for setting in acting)
-        is_acting = is_section or is_one_of(name, acting)
+        # An empty section is a value, and may be written in place of one.
+        holds_acting = any(is_one_of(setting, [name]) for setting in acting)
+        is_acting = holds_acting or is_one_of(name, acting)
         if is_acting and not is_one_of(name, kept):
             taken[name] = value
             _remove(values, name)
@@ -161,7 +164,12 @@ def take_acting_values(values: dict[str, Any], kept: Collection[str] = ()) -> di
 
 
 def list_unused(taken: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Return the values that were taken from a configuration and are others now, by dotted name."""
+    """Return the values that were taken from a configuration and differ from those now used.
+
+    Args:
+        taken: Removed values by dotted name.
+        config: Configuration that is used.
+    """
     used = flatten(config.model_dump(mode="json"))
     unused: dict[str, Any] = {}
     for name, value in taken.items():

@@ -21,50 +21,74 @@ COPY = "task"
 
 
 def copy_task(task: Task, folder: Path, used: Iterable[str] = ()) -> None:
-    """Copy definition and templates of a task given as a folder into `folder`.
+    """Copy definition and templates of a task given as a folder into the folder of a run.
 
-    The project's own need no copy.
+    The project's own tasks need no copy.
 
-    Copies of the templates `used`, which the outputs in the folder were made with, stay as they
-    are.
+    Args:
+        task: Task of the run.
+        folder: Folder of the run.
+        used: Names of templates with which outputs in the folder were made; copies of them stay as
+            they are.
     """
-    target = folder / COPY
-    if task.is_own or (target.is_dir() and target.samefile(task.folder)):
+    copy = folder / COPY
+    is_copy_itself = copy.is_dir() and copy.samefile(task.folder)
+    if task.is_own or is_copy_itself:
         return
-    templates = [target / f"{name}.jinja" for name in used]
-    kept = {file for template in templates if template.is_file() for file in list_files(template)}
+
+    kept: set[Path] = set()
+    for name in used:
+        template = copy / f"{name}.jinja"
+        if template.is_file():
+            kept.update(list_files(template))
+
+    for old_file in _list_copied_files(copy) - kept:
+        old_file.unlink(missing_ok=True)
+    for file in sorted(_list_task_files(task)):
+        target = copy / file.relative_to(task.folder)
+        if file.is_file() and target not in kept:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy_file_of(task.folder, file, target)
+
+
+def _list_task_files(task: Task) -> set[Path]:
+    """Return the files of a task: its definition, its leaderboard, and all files of its templates."""
     files = {task.folder / TASK_FILE, task.folder / LEADERBOARD_FILE}
     for template in task.folder.glob("*.jinja"):
-        files |= list_files(template)
-    for old in {
-        *target.glob("*.jinja"),
-        *target.glob(f"*{EXAMPLES_SUFFIX}"),
-        target / LEADERBOARD_FILE,
-    } - kept:
-        old.unlink(missing_ok=True)
-    for file in sorted(files):
-        copy = target / file.relative_to(task.folder)
-        if file.is_file() and copy not in kept:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy_file_of(task.folder, file, copy)
+        files.update(list_files(template))
+    return files
+
+
+def _list_copied_files(copy: Path) -> set[Path]:
+    """Return the files of an earlier copy that a new one may lack."""
+    return {
+        *copy.glob("*.jinja"),
+        *copy.glob(f"*{EXAMPLES_SUFFIX}"),
+        copy / LEADERBOARD_FILE,
+    }
 
 
 def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
-    """Return the folder of the task of a configuration with a copy beside it.
+    """Return the folder of a run's task: the one that its configuration names, or the run's copy.
 
-    None if there is no copy.
+    The copy is used if the named folder is missing, or its definition changed since the run.
 
-    That is the folder that the configuration names, from `base` if given, or the copy if it is
-    missing there or its definition changed.
+    Args:
+        config_file: Configuration of the run.
+        base: Folder from which the configuration names the task's; None for the current folder.
+
+    Returns:
+        The folder; None if the run has no copy of its task.
     """
     copy = find_copy(config_file.parent)
     if copy is None:
         return None
-    given = str(read_yaml(config_file).get("task"))
-    if given in TASKS:
+
+    named = str(read_yaml(config_file).get("task"))
+    if named in TASKS:
         return None
-    found = given if base is None else os.path.relpath(base / given)
-    return found if is_same_task(found, copy) else copy
+    folder = named if base is None else os.path.relpath(base / named)
+    return folder if is_same_task(folder, copy) else copy
 
 
 def is_same_task(first: str, second: str) -> bool:
@@ -76,11 +100,9 @@ def is_same_task(first: str, second: str) -> bool:
 
 
 def find_copy(folder: Path) -> str | None:
-    """Return the copy of the task in the folder of a run, whose templates are those of the run.
+    """Return the copy of a run's task in the run's folder, with the templates of the run.
 
-    None if there is none.
-
-    The project's own tasks have no copy.
+    None if there is no copy, as for the project's own tasks.
     """
     copy = folder / COPY
     return str(copy) if (copy / TASK_FILE).is_file() else None

@@ -19,14 +19,15 @@ conclusion) and `side`. Ranks count from 0, as PyTerrier's.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
 
 import pandas as pd
 
 from touche_llm.api import library
 from touche_llm.api.language_model import LanguageModel
-from touche_llm.api.rank import list_result_columns
+from touche_llm.api.rank import Ranking, list_result_columns
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.data.runs.writing import NO_STANCE_COLUMN
@@ -63,18 +64,8 @@ class FrameCorpus(Corpus):
         self.documents = self
         self.description = CorpusRecord(source="frame")
         self._documents: dict[str, Document] = {}
-        if "text" not in frame:
-            return
-
-        rows = frame.reindex(columns=["docno", *list_text_columns(task)]).astype(object)
-        rows = rows.fillna({"title": "", "side": ""}).drop_duplicates()
-        for row in rows.itertuples(index=False, name=None):
-            document = Document(*row)
-            if not isinstance(document.text, str) or document.id in self._documents:
-                raise DataError(
-                    f"frame: document {document.id}: no text, or two of them; give each document one"
-                )
-            self._documents[document.id] = document
+        if "text" in frame:
+            self._documents = _read_documents(task, frame)
 
     def get(self, document_id: str) -> Document:
         """Return a document of the frame."""
@@ -95,6 +86,26 @@ class FrameCorpus(Corpus):
         raise UsageError("frame: cannot be searched; open a corpus with open_corpus")
 
 
+def _read_documents(task: Task, frame: pd.DataFrame) -> dict[str, Document]:
+    """Return the documents of a frame by id; a document may be in several rows, one for each topic.
+
+    Raises:
+        DataError: A document has no text, or differs between two rows.
+    """
+    rows = frame.reindex(columns=["docno", *list_text_columns(task)]).astype(object)
+    rows = rows.fillna({"title": "", "side": ""}).drop_duplicates()
+
+    documents: dict[str, Document] = {}
+    for row in rows.itertuples(index=False, name=None):
+        document = Document(*row)
+        if not isinstance(document.text, str) or document.id in documents:
+            raise DataError(
+                f"frame: document {document.id}: no text, or two of them; give each document one"
+            )
+        documents[document.id] = document
+    return documents
+
+
 def use_text_ids(inp: pd.DataFrame) -> pd.DataFrame:
     """Return a copy whose ids are texts, since frames turn digits into numbers."""
     return inp.assign(**{name: inp[name].astype(str) for name in KEYS if name in inp})
@@ -103,25 +114,51 @@ def use_text_ids(inp: pd.DataFrame) -> pd.DataFrame:
 def read_topics(frame: pd.DataFrame) -> list[Topic]:
     """Return the topics of a frame, each of its first row.
 
-    Raise DataError if a topic is malformed.
+    Raises:
+        DataError: A topic is malformed.
     """
     names = [name for name in ("qid", "query", *TOPIC_COLUMNS) if name in frame]
     rows = frame.drop_duplicates("qid")[names].rename(columns={"qid": "number"}).astype(object)
-    records = rows.where(rows.notna(), None).to_dict("records")
-    return [make_topic(record, record["number"], "frame") for record in records]
+    # Frames have NaN for a missing value.
+    rows = rows.where(rows.notna(), None)
+
+    topics: list[Topic] = []
+    for record in rows.to_dict("records"):
+        topics.append(make_topic(record, record["number"], "frame"))
+    return topics
 
 
 def read_candidates(
     frame: pd.DataFrame, source: str | Corpus, score: str = "score", depth: int | None = None
 ) -> Candidates:
-    """Return the candidates of a frame in the order of a column of scores, or of the rows if there is none."""
-    names = [*KEYS, *(name for name in (score, "rank") if name in frame)]
+    """Return the candidates of a frame, by descending score.
+
+    Without scores they are in the order of their ranks, and without these in that of the rows.
+
+    Args:
+        frame: Frame with a row for each topic and document.
+        source: Corpus of the documents; or the task, if the frame has their texts.
+        score: Column of the scores.
+        depth: Number of candidates per topic to judge; all if None.
+
+    Raises:
+        DataError: A row is malformed, or a document has no text.
+    """
+    has_scores = score in frame
+    has_ranks = "rank" in frame
+    names = [*KEYS]
+    if has_scores:
+        names.append(score)
+    if has_ranks:
+        names.append("rank")
+
     rows = frame[names].rename(columns={"qid": "topic", "docno": "document", score: "score"})
-    if {"score", "rank"} <= set(rows):
+    if has_scores and has_ranks:
         # Ties keep the order of the ranks.
         rows = rows.sort_values("rank", kind="stable").drop(columns="rank")
-    elif len(names) == len(KEYS):
+    if not has_scores and not has_ranks:
         rows["rank"] = rows.groupby("topic", sort=False).cumcount() + 1
+
     corpus = source if isinstance(source, Corpus) else FrameCorpus(get_task(source), frame)
     return Candidates.from_frame(rows, read_topics(frame), corpus, depth=depth)
 
@@ -130,11 +167,7 @@ def read_judgments(frame: pd.DataFrame, task: Task) -> list[Judgment]:
     """Return the judgments that `LLMJudge` wrote to a frame; rows without grades have none."""
     judgments: list[Judgment] = []
     for row in frame.to_dict("records"):
-        # Documents that inherit the grades of their sentences may lack some.
-        grades: dict[str, float] = {}
-        for name in task.question.grades:
-            if not pd.isna(row[name]):
-                grades[name] = float(row[name])
+        grades = _read_grades(row, task)
         if not grades:
             continue
 
@@ -149,6 +182,18 @@ def read_judgments(frame: pd.DataFrame, task: Task) -> list[Judgment]:
         )
         judgments.append(judgment)
     return judgments
+
+
+def _read_grades(row: Mapping[Hashable, Any], task: Task) -> dict[str, float]:
+    """Return the grades in a row by aspect.
+
+    A document that inherits the grades of its sentences may lack some.
+    """
+    grades: dict[str, float] = {}
+    for aspect in task.question.grades:
+        if not pd.isna(row[aspect]):
+            grades[aspect] = float(row[aspect])
+    return grades
 
 
 def list_text_columns(task: Task) -> list[str]:
@@ -187,19 +232,21 @@ class BM25(pt.Transformer):
         Raises:
             DataError: No topic has a candidate, or a topic is malformed.
         """
-        names = [self.fields] if isinstance(self.fields, str) else self.fields
-        needed = [name for name in names if name in TOPIC_COLUMNS]
-        pt.validate.query_frame(inp, extra_columns=["query", *needed], context=self)
+        fields = [self.fields] if isinstance(self.fields, str) else self.fields
+        # The field `title` is the column `query`.
+        other_fields = [field for field in fields if field in TOPIC_COLUMNS]
+        pt.validate.query_frame(inp, extra_columns=["query", *other_fields], context=self)
         if inp.empty:
-            return _make_empty(
-                inp, ["docno", "score", "rank", *list_text_columns(self.corpus.task)]
-            )
+            text_columns = list_text_columns(self.corpus.task)
+            return _make_empty(inp, ["docno", "score", "rank", *text_columns])
+
         frame = use_text_ids(inp)
         candidates = library.retrieve(
             read_topics(frame), self.corpus, depth=self.depth, fields=self.fields
         )
         concurrency.run(candidates.check())
-        return _merge(frame, _add_texts(_rename(candidates.to_frame()), candidates), ["qid"])
+        results = _add_texts(_rename(candidates.to_frame()), candidates)
+        return _merge(frame, results, ["qid"])
 
 
 @dataclass(repr=False, eq=False)
@@ -245,12 +292,10 @@ class LLMJudge(pt.Transformer):
             EngineError: The engine failed; answers so far are in the cache.
             ReplayMiss: The cache of a replay lacks an answer.
         """
-        task = _find_task(self.source)
-        pt.validate.result_frame(
-            inp, extra_columns=["query", *_list_needed(self.source)], context=self
-        )
+        needed = ["query", *_list_needed_texts(self.source)]
+        pt.validate.result_frame(inp, extra_columns=needed, context=self)
         if inp.empty:
-            return _make_empty(inp, _list_judged_columns(task))
+            return _make_empty(inp, _list_judged_columns(_find_task(self.source)))
 
         frame = use_text_ids(inp)
         candidates = read_candidates(frame, self.source, depth=self.depth)
@@ -265,18 +310,11 @@ class LLMJudge(pt.Transformer):
         _warn_of_failures(self, len(judgments.failures))
 
         judged = judgments.candidates
-        before = _rename(judged.to_frame()).rename(columns={"score": FIRST_STAGE})
-        results = _rename(ranking.to_frame()).merge(before.drop(columns="rank"), on=KEYS)
-        if task.objects_answer is not None:
-            objects = {topic.id: topic.objects for topic in judged.topics}
-            results["objects"] = results["qid"].map(objects)
+        results = _make_judged_rows(ranking, judged)
         if not judged.are_made:
             return _merge(frame, results, KEYS)
-
-        # The rows of the frame are of sentences; only what they say of the topics stays.
-        present = [name for name in TOPIC_COLUMNS if name in frame]
-        topics = frame[[*pt.model.query_columns(frame), *present]].drop_duplicates("qid")
-        return _merge(topics, _add_texts(results, judged), ["qid"])
+        # The rows of the frame are those of sentences; only their topics stay.
+        return _merge(_select_topics(frame), _add_texts(results, judged), ["qid"])
 
 
 @dataclass(repr=False, eq=False)
@@ -307,10 +345,12 @@ class LLMRerank(pt.Transformer):
     options: library.RankOptions = library.RankOptions()
 
     def __post_init__(self) -> None:
-        parsed = library.read_steps(self.steps, _find_task(self.source))
-        self._reads_texts = needs_texts(parsed)
-        self.steps = [str(step) for step in parsed]
-        if list_comparison_kinds(parsed) and self.model is None:
+        steps = library.read_steps(self.steps, _find_task(self.source))
+        self._needs_texts = needs_texts(steps)
+        self.steps = [str(step) for step in steps]
+
+        compares = bool(list_comparison_kinds(steps))
+        if compares and self.model is None:
             raise UsageError(f"model: missing; the steps {', '.join(self.steps)} compare documents")
 
     def __repr__(self) -> str:
@@ -322,21 +362,8 @@ class LLMRerank(pt.Transformer):
         Raise as `LLMJudge`.
         """
         task = _find_task(self.source)
-        judged_columns = [*task.question.grades]
-        if task.stances:
-            judged_columns.append("stance")
-        is_judged = set(judged_columns) <= set(inp.columns)
-        by_judgments = self.steps[0] == JUDGE
-
-        needed = ["query"]
-        if by_judgments:
-            needed.extend(judged_columns)
-        if self._reads_texts:
-            needed.extend(_list_needed(self.source))
-            if task.objects_answer is not None:
-                needed.append("objects")
-        pt.validate.result_frame(inp, extra_columns=needed, context=self)
-
+        pt.validate.result_frame(inp, extra_columns=self._list_needed(task), context=self)
+        is_judged = all(name in inp for name in _list_judgment_columns(task))
         added = ["score", "rank"]
         if task.stances and not is_judged:
             added.append("stance")
@@ -344,26 +371,56 @@ class LLMRerank(pt.Transformer):
             return _make_empty(inp, added)
 
         frame = use_text_ids(inp)
-        score = FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
-        candidates = read_candidates(frame, self.source, score)
-        candidates = replace(candidates, are_made=get_kind(task).makes_documents)
-        lacking = [topic.id for topic in candidates.topics if topic.objects is None]
-        if self.model is not None and task.objects_answer is not None and lacking:
-            message = f"{self}: no objects, so no comparisons, for {len(lacking)} topics: {shorten(lacking)}"
-            warnings.warn(message, ToucheWarning, stacklevel=2)
+        candidates = self._read_candidates(frame, task)
+        self._warn_of_missing_objects(candidates)
+        judgments = read_judgments(frame, task) if is_judged else []
         # The stance of the frame is final, so its thresholds do not apply again.
         options = self.options.model_copy(update={"stance": StanceSettings()})
-        judgments = Judgments(candidates, read_judgments(frame, task) if is_judged else [])
         ranking = library.rank(
             candidates,
-            judgments,
+            Judgments(candidates, judgments),
             steps=self.steps,
             model=self.model,
             prompts=self.prompts,
             options=options,
         )
         _warn_of_failures(self, len(ranking.failures))
-        return _merge(frame, _rename(ranking.to_frame())[[*KEYS, *added]], KEYS)
+
+        results = _rename(ranking.to_frame())
+        return _merge(frame, results[[*KEYS, *added]], KEYS)
+
+    @property
+    def _begins_with_judgments(self) -> bool:
+        """Whether the documents are ranked by their grades first."""
+        return self.steps[0] == JUDGE
+
+    def _list_needed(self, task: Task) -> list[str]:
+        """Return the columns that a frame needs for the steps."""
+        needed = ["query"]
+        if self._begins_with_judgments:
+            needed.extend(_list_judgment_columns(task))
+        if self._needs_texts:
+            needed.extend(_list_needed_texts(self.source))
+        if self._needs_texts and task.objects_answer is not None:
+            needed.append("objects")
+        return needed
+
+    def _read_candidates(self, frame: pd.DataFrame, task: Task) -> Candidates:
+        """Return the candidates of a frame in the order in which the steps get them."""
+        score = "score"
+        if self._begins_with_judgments and FIRST_STAGE in frame:
+            # `LLMJudge` wrote its own scores to `score`.
+            score = FIRST_STAGE
+        candidates = read_candidates(frame, self.source, score)
+        return replace(candidates, are_made=get_kind(task).makes_documents)
+
+    def _warn_of_missing_objects(self, candidates: Candidates) -> None:
+        """Warn of topics whose documents cannot be compared, since their objects are unknown."""
+        needs_objects = self.model is not None and candidates.task.objects_answer is not None
+        lacking = [topic.id for topic in candidates.topics if topic.objects is None]
+        if needs_objects and lacking:
+            message = f"{self}: no objects, so no comparisons, for {len(lacking)} topics: {shorten(lacking)}"
+            warnings.warn(message, ToucheWarning, stacklevel=3)
 
 
 def _list_judged_columns(task: Task) -> list[str]:
@@ -371,6 +428,14 @@ def _list_judged_columns(task: Task) -> list[str]:
     columns = [*_rename(pd.DataFrame(columns=list_result_columns(task))), FIRST_STAGE]
     if task.objects_answer is not None:
         columns.append("objects")
+    return columns
+
+
+def _list_judgment_columns(task: Task) -> list[str]:
+    """Return the columns that are a judgment by `LLMJudge`: the grades, and the stance if any."""
+    columns = [*task.question.grades]
+    if task.stances:
+        columns.append("stance")
     return columns
 
 
@@ -385,18 +450,36 @@ def _find_task(source: str | Corpus) -> Task:
     return task
 
 
-def _list_needed(source: str | Corpus) -> list[str]:
-    """Return the columns that a frame needs for the texts of its documents."""
+def _list_needed_texts(source: str | Corpus) -> list[str]:
+    """Return the columns that a frame needs for texts of documents: none if there is a corpus."""
     return [] if isinstance(source, Corpus) else ["text"]
+
+
+def _make_judged_rows(ranking: Ranking, judged: Candidates) -> pd.DataFrame:
+    """Return a row for each ranked document, with its score before and the objects of its topic."""
+    before = _rename(judged.to_frame()).rename(columns={"score": FIRST_STAGE})
+    rows = _rename(ranking.to_frame()).merge(before.drop(columns="rank"), on=KEYS)
+    if judged.task.objects_answer is not None:
+        objects = {topic.id: topic.objects for topic in judged.topics}
+        rows["objects"] = rows["qid"].map(objects)
+    return rows
+
+
+def _select_topics(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the topics of a frame, a row for each, with the columns that are about topics."""
+    other_columns = [name for name in TOPIC_COLUMNS if name in frame]
+    return frame[[*pt.model.query_columns(frame), *other_columns]].drop_duplicates("qid")
 
 
 def _add_texts(found: pd.DataFrame, candidates: Candidates) -> pd.DataFrame:
     """Return rows with the texts of their documents."""
-    documents = {name: candidates.documents.get(name) for name in found["docno"].unique()}
-    columns = {
-        column: [getattr(documents[name], column) for name in found["docno"]]
-        for column in list_text_columns(candidates.task)
-    }
+    documents: dict[str, Document] = {}
+    for document_id in found["docno"].unique():
+        documents[document_id] = candidates.documents.get(document_id)
+
+    columns: dict[str, list[str]] = {}
+    for name in list_text_columns(candidates.task):
+        columns[name] = [getattr(documents[document_id], name) for document_id in found["docno"]]
     return found.assign(**columns)
 
 
@@ -407,13 +490,18 @@ def _rename(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def _merge(frame: pd.DataFrame, results: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Return the columns of a frame with those of the results, which replace others of the same name."""
+    """Return results with the other columns of a frame, topics in the frame's order.
+
+    Args:
+        frame: Frame that a transformer got.
+        results: New rows; their columns replace those of the same name.
+        keys: Columns that tell which row of the frame belongs to a result.
+    """
     replaced = [name for name in results.columns if name in frame and name not in keys]
     merged = frame.drop(columns=replaced).merge(results, on=keys)
 
-    # Topics keep the order of the frame.
-    places = {qid: place for place, qid in enumerate(frame["qid"].unique())}
-    placed = merged.assign(place=merged["qid"].map(places))
+    topic_order = {qid: place for place, qid in enumerate(frame["qid"].unique())}
+    placed = merged.assign(place=merged["qid"].map(topic_order))
     order = placed.sort_values(["place", "rank"], kind="stable").index
     return merged.loc[order].reset_index(drop=True)
 
@@ -424,7 +512,8 @@ def _make_empty(inp: pd.DataFrame, added: Sequence[str]) -> pd.DataFrame:
 
 
 def _warn_of_failures(transformer: pt.Transformer, count: int) -> None:
-    if count:
+    """Warn of requests without a usable answer, in the name of the line that called `transform`."""
+    if count > 0:
         warnings.warn(
             f"{transformer}: {count:,} requests without a usable answer",
             ToucheWarning,

@@ -30,22 +30,24 @@ def pytest_collection_modifyitems(
 
     Pytest calls plugins before it applies `-k` and `-m`.
     """
-    given: str | None = config.getoption(_OPTION)
-    if given is None:
+    root: str | None = config.getoption(_OPTION)
+    if root is None:
         return
     from touche_llm.errors import ToucheError
     from touche_llm.regression.snapshot import find_snapshots
 
     try:
-        folders = find_snapshots(Path(given), [])
+        folders = find_snapshots(Path(root), [])
     except ToucheError as error:
         raise pytest.UsageError(f"{_OPTION}: {error}") from error
-    items += [
-        RecordedRun.from_parent(
-            session, name=folder.name, nodeid=f"{given}::{folder.name}", folder=folder
+    for folder in folders:
+        test = RecordedRun.from_parent(
+            session,
+            name=folder.name,
+            nodeid=f"{root}::{folder.name}",
+            folder=folder,
         )
-        for folder in folders
-    ]
+        items.append(test)
 
 
 class RecordedRun(pytest.Item):

@@ -44,14 +44,22 @@ def detect_input(folder: Path) -> TiraInput:
     topics = _first(folder, _TOPICS)
     if topics is None:
         raise UsageError(f"{folder}: no such folder, or no topics in it ({', '.join(_TOPICS)})")
+
     rerank = _first(folder, _RERANK)
     for task in TASKS.values():
-        if corpus := _first(folder, task.corpus.files):
+        corpus = _first(folder, task.corpus.files)
+        if corpus is not None:
             return TiraInput(task, topics, rerank or corpus, rerank)
+
+    collection = _first(folder, _COLLECTIONS)
+    return TiraInput(_find_task(topics), topics, rerank or collection, rerank)
+
+
+def _find_task(topics: Path) -> Task:
+    """Return the task for topics that name objects to compare, or for topics that do not."""
     has_objects = any(topic.objects is not None for topic in read_topics(topics))
     kind = "objects" if has_objects else "no_objects"
-    task = next(task for task in TASKS.values() if task.corpus.tira == kind)
-    return TiraInput(task, topics, rerank or _first(folder, _COLLECTIONS), rerank)
+    return next(task for task in TASKS.values() if task.corpus.tira == kind)
 
 
 def _first(folder: Path, names: Iterable[str]) -> Path | None:

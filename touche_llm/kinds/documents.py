@@ -40,8 +40,10 @@ class DocumentKind(Kind):
             judgments=judged.results,
             failures=judged.failures,
         )
+
         settings = inputs.stance
-        if settings is None or settings.depth == 0 or "stance" not in inputs.prompts:
+        has_stance_prompt = "stance" in inputs.prompts
+        if settings is None or settings.depth == 0 or not has_stance_prompt:
             return judgments
         return await _judge_stances(inputs, candidates, judgments, settings)
 
@@ -97,21 +99,18 @@ def _choose_best(
     The task's weights decide: the run's weights must not change which requests are made.
     """
     task = candidates.task
-    by_topic = group_judgments(judgments)
+    judgments_by_topic = group_judgments(judgments)
 
     best: list[TopicDocument] = []
-    for topic, candidates_of_topic in zip(
-        candidates.topics, candidates.list_rankings(), strict=True
-    ):
-        judgments_of_topic = by_topic[topic.id]
+    for topic, ranking in zip(candidates.topics, candidates.list_rankings(), strict=True):
+        judged = judgments_by_topic[topic.id]
         ranked = rank_by_judgment(
-            rank_by_first_stage(candidates_of_topic),
-            judgments_of_topic,
+            rank_by_first_stage(ranking),
+            judged,
             task.objectives["both"],
             task.aspects,
         )
-        document_ids = ranked.ranking.documents
-        judged_ids = [name for name in document_ids if name in judgments_of_topic]
+        judged_ids = [name for name in ranked.ranking.documents if name in judged]
         best.extend(TopicDocument(topic, document_id) for document_id in judged_ids[:depth])
     return best
 

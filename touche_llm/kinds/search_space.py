@@ -44,6 +44,7 @@ class SearchSpace:
             fields: Fields of a topic that make the query.
             depth: Maximum number of candidates per topic.
         """
+        # There is one table, that of the documents.
         (stage,) = stages
         return stage.retrieve(topics, fields=fields, depth=depth)
 

@@ -78,9 +78,10 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
     directory = RunDirectory(work / "run")
     directory.path.mkdir(parents=True)
     shutil.copyfile(first_stage, directory.path / first_stage.name)
-
     # The first stage is given, so no query is expanded.
-    config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
+    values = {"index": work / "index", "expansion": ExpansionSettings()}
+    config = config.model_copy(update=values)
+
     engine = RecordingEngine(EstimatingTokenizer())
     used_keys: set[str] = set()
     opening = open_client(
@@ -160,14 +161,20 @@ async def _open_recorded(
     asked: PoolingConfig,
     answers: CacheConfig,
 ) -> AsyncIterator[PoolingClient]:
-    """Open a cross-encoder whose scores are those of the cache."""
-    facts = replay_engine_info(asked, cache, purpose)
-    used_keys |= {
-        entry.key
-        for entry in cache.find(name_kind(purpose))
-        if cache.read(entry, EngineInfo) == facts
-    }
-    yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
+    """Open a cross-encoder whose scores are those of the cache.
+
+    Args:
+        cache: Cache of the recorded run.
+        used_keys: Receives the keys of the model's description.
+        purpose: What the model is for.
+        asked: Settings of the model.
+        answers: Cache of the settings, which is not used.
+    """
+    info = replay_engine_info(asked, cache, purpose)
+    for entry in cache.find(name_kind(purpose)):
+        if cache.read(entry, EngineInfo) == info:
+            used_keys.add(entry.key)
+    yield PoolingClient(engine_info=info, engine=None, cache=cache, purpose=purpose)
 
 
 def load_finished_run(run: Path, word: UserWord = NO_WORD) -> Config:
@@ -175,7 +182,7 @@ def load_finished_run(run: Path, word: UserWord = NO_WORD) -> Config:
 
     Args:
         run: Folder of the run.
-        word: What the user says about it.
+        word: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: The run is not finished, its answers are gone, or it was not written here.

@@ -50,11 +50,13 @@ from touche_llm.regression.snapshot import (
     open_snapshot,
 )
 from touche_llm.retrieval.candidates import Candidates
+from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.context import RunContext
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.settings.yaml_text import to_yaml
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import describe_restriction
+from touche_llm.tasks.task import Task
 
 # Kinds of the entries that a cassette gets.
 _COPIED = (*OUTCOMES, "fit", "score", name_kind("score"))
@@ -62,9 +64,11 @@ _COPIED = (*OUTCOMES, "fit", "score", name_kind("score"))
 
 def copy_template(prompt: Prompt, folder: Path) -> None:
     """Copy a template with the files that it includes and its examples."""
+    source = prompt.path.parent
     for name in list_texts(prompt):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        copy_file_of(prompt.path.parent, prompt.path.parent / name, folder / name)
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy_file_of(source, source / name, target)
 
 
 def write_config(config: Config, target: Path, folder: Path, note: str | None = None) -> None:
@@ -78,30 +82,39 @@ def write_config(config: Config, target: Path, folder: Path, note: str | None = 
         folder: Folder of the file.
         note: Note on the recorded documents, which is the first line, as a comment.
     """
+    content = to_yaml(_list_recorded_values(config, target))
+    if note is not None:
+        comment = f"# {corpus_file(get_task(config.task))} {note}.\n"
+        content = comment.encode() + content
+    record_configuration(folder / CONFIG, content)
+    with open_atomic(folder / CONFIG) as stream:
+        stream.write(content)
+
+
+def _list_recorded_values(config: Config, target: Path) -> dict[str, Any]:
+    """Return the values that are recorded of a configuration, by section.
+
+    Args:
+        config: Configuration of the run.
+        target: Folder that paths of templates are relative to.
+    """
     task = get_task(config.task)
     paths = {"topics": TOPICS, "corpus": corpus_file(task)}
+    # With the objective of the run, since the default weights depend on it.
     defaults = load_config(None, {"task": config.task, "objective": config.objective, **paths})
 
     values: dict[str, Any] = {
         "task": task.name if task.is_own else os.path.relpath(task.folder, target),
         **paths,
+        **_select_non_defaults(_omit_places(config), defaults, (*DECISIVE, "expansion")),
     }
-    shared_config = _omit_places(config)
-    values |= _select_non_defaults(shared_config, defaults, (*DECISIVE, "expansion"))
-    # The defaults above have the objective of the run, since those of the weights depend on it.
     if config.objective != Config.model_fields["objective"].default:
         values["objective"] = config.objective
     prompts = _select_prompts(config, target)
     if prompts:
         values["prompts"] = prompts
     values["cache"] = {"file": CASSETTE, "mode": CacheMode.REPLAY.value}
-
-    content = to_yaml(values)
-    if note is not None:
-        content = f"# {corpus_file(task)} {note}.\n".encode() + content
-    record_configuration(folder / CONFIG, content)
-    with open_atomic(folder / CONFIG) as stream:
-        stream.write(content)
+    return values
 
 
 def _omit_places(config: Config) -> Config:
@@ -149,20 +162,42 @@ def _select_non_defaults(
 
 
 def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]) -> None:
-    """Write the arguments of some sentences, with only these sentences, in corpus order."""
-    sentence_rows: dict[int, dict[int, str]] = {}
+    """Write the arguments of some sentences, with only these sentences, in corpus order.
+
+    Args:
+        sentences: Ids of the sentences.
+        store: Store of the arguments and their sentences.
+        stream: Table of args.me to write.
+    """
+    # Ids by row of the sentence, by row of its argument.
+    ids_by_argument: dict[int, dict[int, str]] = {}
     for sentence_id in sentences:
         place = store.parts.locate(sentence_id)
-        sentence_rows.setdefault(place.document, {})[place.row] = sentence_id
+        ids_by_argument.setdefault(place.document, {})[place.row] = sentence_id
 
-    argument_rows = sorted(sentence_rows)
-    arguments: list[tuple[Document, list[dict[str, str]]]] = []
+    argument_rows = sorted(ids_by_argument)
+    arguments: list[_ArgumentRow] = []
     for row, argument_id in zip(argument_rows, store.get_ids(argument_rows), strict=True):
-        argument = replace(store.get(argument_id), text="")
-        ids_by_row = sentence_rows[row]
-        sentence_ids = [ids_by_row[sentence_row] for sentence_row in sorted(ids_by_row)]
-        arguments.append((argument, [_make_sentence(store, name) for name in sentence_ids]))
+        ids_by_row = ids_by_argument[row]
+        argument = _ArgumentRow(
+            document=replace(store.get(argument_id), text=""),
+            sentences=[_make_sentence(store, ids_by_row[place]) for place in sorted(ids_by_row)],
+        )
+        arguments.append(argument)
     _write_table(arguments, stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _ArgumentRow:
+    """A row of args.me's table.
+
+    Attributes:
+        document: Argument.
+        sentences: Its sentences, as the table has them.
+    """
+
+    document: Document
+    sentences: list[dict[str, str]]
 
 
 def _make_sentence(store: DocumentStore, sentence_id: str) -> dict[str, str]:
@@ -170,21 +205,29 @@ def _make_sentence(store: DocumentStore, sentence_id: str) -> dict[str, str]:
     return {"sent_id": sentence_id, "sent_text": store.parts.get(sentence_id).text}
 
 
-def _write_table(
-    arguments: Iterable[tuple[Document, list[dict[str, str]]]], stream: IO[bytes]
-) -> None:
+def _write_table(arguments: Iterable[_ArgumentRow], stream: IO[bytes]) -> None:
+    """Write arguments as args.me's table, whose cells hold lists in the syntax of Python."""
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
-    for argument, sentences in arguments:
-        premises = [{"text": argument.text, "stance": argument.side, "annotations": list[str]()}]
-        writer.writerow([argument.id, argument.title, repr(premises), "", repr(sentences)])
+    for argument in arguments:
+        document = argument.document
+        premise = {"text": document.text, "stance": document.side, "annotations": list[str]()}
+        sentences = repr(argument.sentences)
+        writer.writerow([document.id, document.title, repr([premise]), "", sentences])
     # The caller closes the stream.
     text.detach()
 
 
 def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: Path) -> int:
-    """Write the entries that a replay read and the facts about its engine; return their number."""
+    """Write a cassette of the cache entries that a replay used; return their number.
+
+    Args:
+        replayed: Replay, with the keys that it used and the description of its engine.
+        source: Cache of the run.
+        work: File for a cache with these entries alone.
+        cassette: File to write.
+    """
     with Cache(source, CacheMode.REPLAY) as cache, Cache(work) as chosen:
         store_engine_info(replayed.facts, chosen)
         for kind in _COPIED:
@@ -288,22 +331,28 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
     candidates.write(RunDirectory(folder).first_stage_file(context.task), tag=context.config.tag)
     corpus = context.corpus
     await replace(candidates, corpus=corpus).check()
-    documents: set[str] = set()
-    for ranking in candidates.list_rankings():
-        documents.update(candidate.document_id for candidate in ranking)
 
+    document_ids: set[str] = set()
+    for ranking in candidates.list_rankings():
+        document_ids.update(candidate.document_id for candidate in ranking)
     with open_atomic(folder / corpus_file(context.task)) as stream:
-        if isinstance(corpus, LocalCorpus) and get_kind(context.task).makes_documents:
-            write_arguments(documents, corpus.store, stream)
-        elif context.task.reads_arguments:
-            ids = sorted(documents)
-            _write_table(((corpus.documents.get(name), []) for name in ids), stream)
-        else:
-            for document_id in sorted(documents):
-                document = corpus.documents.get(document_id)
-                line = _make_line(document, context.task.document_keys)
-                stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-    return documents
+        _write_corpus(document_ids, corpus, context.task, stream)
+    return document_ids
+
+
+def _write_corpus(document_ids: set[str], corpus: Corpus, task: Task, stream: IO[bytes]) -> None:
+    """Write documents in the form of the task's corpus."""
+    if isinstance(corpus, LocalCorpus) and get_kind(task).makes_documents:
+        write_arguments(document_ids, corpus.store, stream)
+        return
+
+    documents = (corpus.documents.get(document_id) for document_id in sorted(document_ids))
+    if task.reads_arguments:
+        _write_table((_ArgumentRow(document, sentences=[]) for document in documents), stream)
+        return
+    for document in documents:
+        line = _make_line(document, task.document_keys)
+        stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def _make_line(document: Document, keys: DocumentKeys) -> dict[str, str]:
@@ -327,9 +376,8 @@ def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidate
 
     rankings: dict[str, list[Candidate]] = {}
     for topic_id, ranking in candidates.rankings.items():
-        rankings[topic_id] = [
-            candidate for candidate in ranking if (topic_id, candidate.document_id) in judged
-        ]
+        kept = [item for item in ranking if (topic_id, item.document_id) in judged]
+        rankings[topic_id] = kept
     return replace(candidates, rankings=rankings)
 
 

@@ -20,6 +20,7 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.kinds.known import KINDS
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
+from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.template_text import read_text
 from touche_llm.runs.directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
 from touche_llm.settings.yaml_text import read_yaml
@@ -101,21 +102,23 @@ class Snapshot:
         recorded folder.
         """
         config = _read_config(self.folder)
-        templates: dict[str, Any] = {
-            name: shorten_path(self.folder / value)
-            for name, value in config.prompts
-            if isinstance(value, str) and value.endswith(".jinja")
+        updates = {
+            "topics": self.folder / TOPICS,
+            "corpus": self.folder / corpus_file(self.task),
+            "prompts": self._locate_templates(config.prompts),
+            "cache": CacheConfig(file=self.folder / CASSETTE, mode=CacheMode.REPLAY),
         }
-        if config.prompts.folder is not None:
-            templates["folder"] = Path(shorten_path(self.folder / config.prompts.folder))
-        return config.model_copy(
-            update={
-                "topics": self.folder / TOPICS,
-                "corpus": self.folder / corpus_file(self.task),
-                "prompts": config.prompts.model_copy(update=templates),
-                "cache": CacheConfig(file=self.folder / CASSETTE, mode=CacheMode.REPLAY),
-            }
-        )
+        return config.model_copy(update=updates)
+
+    def _locate_templates(self, prompts: PromptsConfig) -> PromptsConfig:
+        """Return prompts with paths of templates from here instead of from the recorded folder."""
+        templates: dict[str, Any] = {}
+        for purpose, value in prompts:
+            if isinstance(value, str) and value.endswith(".jinja"):
+                templates[purpose] = shorten_path(self.folder / value)
+        if prompts.folder is not None:
+            templates["folder"] = Path(shorten_path(self.folder / prompts.folder))
+        return prompts.model_copy(update=templates)
 
     def read_template(self, purpose: str) -> dict[str, str]:
         """Return the texts of the recorded files of a prompt by name; none if it is not recorded."""
@@ -125,6 +128,16 @@ class Snapshot:
             if path.is_file():
                 texts[str(path.relative_to(folder))] = read_text(path)
         return texts
+
+    def list_files(self) -> list[Path]:
+        """Return the files that a replay reads, beside manifest and configuration."""
+        names = (TOPICS, corpus_file(self.task), CASSETTE, RUN)
+        templates = self.manifest.templates.items()
+        return [
+            self.first_stage,
+            *(self.folder / PROMPTS / purpose / file for purpose, file in templates),
+            *(self.folder / name for name in names),
+        ]
 
     def with_recorded_templates(self, config: Config) -> Config:
         """Return the configuration with the recorded templates."""
@@ -142,37 +155,47 @@ def corpus_file(task: Task) -> str:
 
 
 def find_snapshots(root: Path, names: list[str]) -> list[Path]:
-    """Find the recorded runs in a folder: those with the given names, or all.
+    """Return the folders of the recorded runs in a folder.
 
-    A folder with any file of a recorded run counts as one; `open_snapshot` reports missing files.
-    Hidden folders are
-    skipped: a run is recorded in one.
+    Args:
+        root: Folder of recorded runs, each in a folder of its own.
+        names: Names of the runs; all if empty.
+
+    Raises:
+        UsageError: There is no such folder or run.
     """
     if not root.is_dir():
         raise UsageError(
             f"{root}: no such folder; `touche-llm regress record RUN --dir {root}` makes it"
         )
     recover(root)
-    available = sorted(
-        path.name
-        for path in root.iterdir()
-        if not path.name.startswith(".") and any(os.path.lexists(path / name) for name in _MARKERS)
-    )
+    available = sorted(path.name for path in root.iterdir() if _is_snapshot(path))
     if not available:
         raise UsageError(
             f"{root}: no recorded run; `touche-llm regress record RUN --dir {root}` makes one"
         )
-    if unknown := [name for name in names if name not in available]:
+
+    unknown = [name for name in names if name not in available]
+    if unknown:
         raise UsageError(
             f"{root / unknown[0]}: no such recorded run; available: {', '.join(available)}"
         )
     return [root / name for name in names or available]
 
 
+def _is_snapshot(folder: Path) -> bool:
+    """Return whether a folder has any file of a recorded run; `open_snapshot` reports missing ones."""
+    # A run is recorded in a hidden folder, which is renamed at the end.
+    if folder.name.startswith("."):
+        return False
+    return any(os.path.lexists(folder / name) for name in _MARKERS)
+
+
 def open_snapshot(folder: Path) -> Snapshot:
     """Open a recorded run.
 
-    Raise DataError if a file is missing or is not as this program wrote it.
+    Raises:
+        DataError: A file is missing, or is not as this program wrote it.
     """
     path = folder / RECORDED
     try:
@@ -181,24 +204,29 @@ def open_snapshot(folder: Path) -> Snapshot:
         raise DataError(
             f"{path}: no manifest of a recorded run: {error}; record the run again"
         ) from error
-    snapshot = Snapshot(folder, get_task(_read_config(folder).task), manifest)
-    files = [folder / PROMPTS / purpose / file for purpose, file in manifest.templates.items()]
-    files += [folder / name for name in (TOPICS, corpus_file(snapshot.task), CASSETTE, RUN)]
-    for file in (snapshot.first_stage, *files):
+
+    task = get_task(_read_config(folder).task)
+    snapshot = Snapshot(folder, task, manifest)
+    for file in snapshot.list_files():
         if not file.is_file():
             raise DataError(f"{file}: no such file; record the run again")
     return snapshot
 
 
 def _read_config(folder: Path) -> Config:
-    """Return the recorded configuration.
+    """Return the recorded configuration of a run, with its topics and documents.
 
     A task given as a folder is found from the recorded folder, or is its copy.
+
+    Raises:
+        UsageError: A value is invalid, or the run was recorded elsewhere and names a template that
+            is not near.
     """
     file = folder / CONFIG
     if not is_own(file):
         for path in _list_templates(read_yaml(file)):
             _check_is_near(folder / path, folder)
+
     given = {
         "task": find_task_folder(file, base=folder),
         "topics": folder / TOPICS,
@@ -208,10 +236,10 @@ def _read_config(folder: Path) -> Config:
 
 
 def _list_templates(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the folders and files of templates that a configuration names.
+    """Yield the folders and files with templates that a configuration names, as it names them.
 
     Args:
-        values: Values of the configuration by section, as they are written.
+        values: Values of the configuration, by section.
     """
     task = values.get("task")
     if isinstance(task, str) and task not in TASKS:
@@ -221,8 +249,9 @@ def _list_templates(values: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(prompts, dict):
         return
     for name, value in prompts.items():
+        # Other values are names of templates in the folder of the task.
         is_path = name == "folder" or str(value).endswith(".jinja")
-        if isinstance(value, str) and is_path:
+        if is_path and isinstance(value, str):
             yield value
 
 

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from multiprocessing import get_context, parent_process, resource_tracker
@@ -80,14 +81,16 @@ class Bm25Index(FirstStage):
 
     def score(self, query: str) -> NDArray[np.float32]:
         """Score all rows; see FirstStage."""
-        ends, data = self._index.scores["indptr"], self._index.scores["data"]
+        starts = self._index.scores["indptr"]
+        scores_of_terms = self._index.scores["data"]
         terms = self._index.get_tokens_ids(self._analyzer.analyze(query))
         # With `robertson`, terms in more than half of the documents score 0, and they have the
         # longest postings.
-        terms = [term for term in terms if data[ends[term]] > 0]
-        if not terms:
+        scoring_terms = [term for term in terms if scores_of_terms[starts[term]] > 0]
+        if not scoring_terms:
             return np.zeros(len(self.table), dtype=np.float32)
-        scores: NDArray[np.float32] = self._index.get_scores_from_ids(terms)
+
+        scores: NDArray[np.float32] = self._index.get_scores_from_ids(scoring_terms)
         return scores
 
 
@@ -108,39 +111,45 @@ def open_index(table: TextTable, settings: Bm25Settings, warn: Warn | None = Non
     import bm25s
 
     folder = get_index_folder(table)
-    stale = "no BM25 index"
-    if (folder / "manifest.json").exists():
-        stale = _why_stale(
-            read_record(folder / "manifest.json", Bm25Manifest, "an index manifest"),
-            settings,
-            table,
-        )
-    if stale and warn is None:
+    problem = _find_problem(folder, settings, table)
+    if problem is not None and warn is None:
         raise DataError(
-            f"{folder}: {stale}; run `touche-llm index` with these settings, or use those of the index"
+            f"{folder}: {problem}; run `touche-llm index` with these settings, or use those of the index"
         )
-    if stale and warn is not None:
-        warn(f"{folder}: {stale}; indexing {len(table):,} {table.noun}")
+    if problem is not None and warn is not None:
+        warn(f"{folder}: {problem}; indexing {len(table):,} {table.noun}")
         _build(table, settings, folder)
+
     with report_damage(folder, "BM25 index"):
         index = bm25s.BM25.load(folder, mmap=True)
         # Slicing a numpy.memmap takes ten times as long as slicing an array over the same memory.
-        index.scores |= {
-            name: np.asarray(index.scores[name]) for name in ("data", "indices", "indptr")
-        }
+        for name in ("data", "indices", "indptr"):
+            index.scores[name] = np.asarray(index.scores[name])
         return Bm25Index(table, index)
 
 
-def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, table: TextTable) -> str:
-    wanted = _make_manifest(table, settings)
-    if manifest.corpus_sha256 != wanted.corpus_sha256:
+def _find_problem(folder: Path, settings: Bm25Settings, table: TextTable) -> str | None:
+    """Return why an index cannot be used for a table with these settings; None if it can."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        return "no BM25 index"
+
+    manifest = read_record(path, Bm25Manifest, "an index manifest")
+    needed = _make_manifest(table, settings)
+    if manifest.corpus_sha256 != needed.corpus_sha256:
         return "the corpus changed since it was indexed"
-    old, new = (
-        {**each.model_dump(exclude={"settings"}), **each.settings.model_dump()}
-        for each in (manifest, wanted)
-    )
-    differing = [f"{name} {old[name]}, not {new[name]}" for name in new if old[name] != new[name]]
-    return f"the index has {'; '.join(differing)}" if differing else ""
+
+    indexed_values = _flatten_manifest(manifest)
+    differences: list[str] = []
+    for name, value in _flatten_manifest(needed).items():
+        if indexed_values[name] != value:
+            differences.append(f"{name} {indexed_values[name]}, not {value}")
+    return f"the index has {'; '.join(differences)}" if differences else None
+
+
+def _flatten_manifest(manifest: Bm25Manifest) -> dict[str, Any]:
+    """Return the values of a manifest, with those of its settings among them."""
+    return {**manifest.model_dump(exclude={"settings"}), **manifest.settings.model_dump()}
 
 
 def _make_manifest(table: TextTable, settings: Bm25Settings) -> Bm25Manifest:
@@ -157,11 +166,17 @@ def _make_manifest(table: TextTable, settings: Bm25Settings) -> Bm25Manifest:
 
 
 def _build(table: TextTable, settings: Bm25Settings, folder: Path) -> None:
+    """Build the index of a table in the form of bm25s, and replace that in the folder at the end.
+
+    Raises:
+        DataError: The table has no word.
+    """
     import bm25s
 
     vocabulary, blocks = read_postings(table)
     if not vocabulary:
         raise DataError(f"{table.manifest.corpus}: no word to index")
+
     index = bm25s.BM25(method=settings.method, k1=settings.k1, b=settings.b)
     index.vocab_dict = vocabulary
     index.nonoccurrence_array = None
@@ -172,46 +187,87 @@ def _build(table: TextTable, settings: Bm25Settings, folder: Path) -> None:
 
 
 def _compute_scores(
-    blocks: list[Block], terms: int, settings: Bm25Settings
+    blocks: list[Block], term_count: int, settings: Bm25Settings
 ) -> dict[str, NDArray[Any]]:
-    """Compute the sparse score matrix, a column per term, with the same bits as `bm25s.BM25.index`.
+    """Compute the sparse score matrix, with the same bits as `bm25s.BM25.index`.
 
     bm25s needs the postings as Python lists, 5 GB for a million passages.
+
+    Returns:
+        Matrix in compressed columns, one for each term: the scores (`data`) and rows (`indices`) of
+        all terms one after the other, and the place where each term starts (`indptr`).
     """
-    frequency = np.zeros(terms, dtype=np.int64)
+    rows_of_term = np.zeros(term_count, dtype=np.int64)
     for block in blocks:
-        frequency[block.terms] += block.rows_of_term
+        rows_of_term[block.terms] += block.rows_of_term
+    starts = np.concatenate([[0], np.cumsum(rows_of_term)])
+
     lengths = np.concatenate([block.lengths for block in blocks])
+    idf = _compute_idf(rows_of_term, len(lengths), settings.method)
     # Length normalisation: the part of the denominator that all terms of a row share.
     norm = settings.k1 * ((1 - settings.b) + settings.b * lengths / lengths.mean())
-    idf = _compute_idf(frequency, len(lengths), settings.method)
-    ends = np.concatenate([[0], np.cumsum(frequency)])
-    indices = np.empty(ends[-1], dtype=np.int32)
-    data = np.empty(ends[-1], dtype=np.float32)
-    filled = ends[:-1].copy()
+
+    indices = np.empty(starts[-1], dtype=np.int32)
+    data = np.empty(starts[-1], dtype=np.float32)
+    # Place of the next posting of each term.
+    next_places = starts[:-1].copy()
     for block in blocks:
-        size = block.rows_of_term
-        before = np.cumsum(size) - size
-        places = np.repeat(filled[block.terms] - before, size) + np.arange(len(block.rows))
-        often = block.frequencies.astype(np.float32)
-        weight = (often * (settings.k1 + 1) if settings.method == "atire" else often) / (
-            norm[block.rows] + often
-        )
+        places = _locate_postings(block, next_places)
+        next_places[block.terms] += block.rows_of_term
+
         indices[places] = block.rows
-        data[places] = np.repeat(idf[block.terms], size) * weight
-        filled[block.terms] += size
-    return {"data": data, "indices": indices, "indptr": ends}
+        idf_of_posting = np.repeat(idf[block.terms], block.rows_of_term)
+        data[places] = idf_of_posting * _weigh_frequencies(block, norm, settings)
+    return {"data": data, "indices": indices, "indptr": starts}
 
 
-def _compute_idf(frequency: NDArray[np.int64], rows: int, method: str) -> NDArray[np.float32]:
-    """Return the idf by Kamphuis et al., Which BM25 do you mean?, ECIR 2020.
+def _locate_postings(block: Block, next_places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the place of each posting of a block in the score matrix, of shape (postings,).
 
-    Robertson's is floored at 0.
+    Args:
+        block: Postings, term by term.
+        next_places: Place of the next posting of each term, of shape (all terms,).
+    """
+    first_postings = np.cumsum(block.rows_of_term) - block.rows_of_term
+    shifts = next_places[block.terms] - first_postings
+    places: NDArray[np.int64] = np.repeat(shifts, block.rows_of_term) + np.arange(len(block.rows))
+    return places
+
+
+def _weigh_frequencies(
+    block: Block, norm: NDArray[np.floating[Any]], settings: Bm25Settings
+) -> NDArray[np.floating[Any]]:
+    """Return the saturated frequency of each posting of a block, of shape (postings,).
+
+    Args:
+        block: Postings.
+        norm: Length normalisation of each row, of shape (all rows,).
+        settings: Variant of BM25, and its `k1`.
+    """
+    frequencies = block.frequencies.astype(np.float32)
+    numerators = frequencies
+    if settings.method == "atire":
+        numerators = frequencies * (settings.k1 + 1)
+    weights: NDArray[np.floating[Any]] = numerators / (norm[block.rows] + frequencies)
+    return weights
+
+
+def _compute_idf(
+    rows_of_term: NDArray[np.int64], row_count: int, method: str
+) -> NDArray[np.float32]:
+    """Return the idf of each term (Kamphuis et al., Which BM25 do you mean?, ECIR 2020).
+
+    That of the variant `robertson` is 0 or more.
+
+    Args:
+        rows_of_term: Number of rows with each term.
+        row_count: Number of rows.
+        method: Variant of BM25.
     """
     if method == "atire":
-        odds = rows / frequency
+        odds = row_count / rows_of_term
     else:
-        odds = (rows - frequency + 0.5) / (frequency + 0.5)
+        odds = (row_count - rows_of_term + 0.5) / (rows_of_term + 0.5)
         odds = np.maximum(odds, 1.0) if method == "robertson" else 1 + odds
     # numpy's logarithm can differ from that of bm25s in the last bit.
     return np.fromiter(map(math.log, odds.tolist()), dtype=np.float32, count=len(odds))
@@ -245,38 +301,39 @@ class Block:
 
 
 def read_postings(table: TextTable) -> tuple[dict[str, int], list[Block]]:
-    """Return the vocabulary (numbers of terms, from 0) and the postings of all rows, in blocks in row order.
+    """Return the vocabulary and the postings of all rows, in blocks in row order.
 
-    Terms are numbered alphabetically, so the result does not depend on the number of cores. A
-    corpus of one block is tokenized in this process, others in one process per core.
+    Terms are numbered from 0, alphabetically, so the result does not depend on the number of cores.
+    A corpus of one block is tokenized in this process, others in one process per core.
 
     Raises:
         DataError: A process was killed.
     """
-    if not len(table):
+    if len(table) == 0:
         return {}, []
+
+    arrival_numbers: dict[str, int] = {}
+    blocks: list[Block] = []
+    for terms, block in _tokenize_blocks(table):
+        numbers = [arrival_numbers.setdefault(term, len(arrival_numbers)) for term in terms]
+        blocks.append(replace(block, terms=np.array(numbers, dtype=np.int64)))
+
+    vocabulary = {term: number for number, term in enumerate(sorted(arrival_numbers))}
+    # The final number of each term, by its number in the order of arrival.
+    final_numbers = np.array([vocabulary[term] for term in arrival_numbers], dtype=np.int64)
+    numbered = [replace(block, terms=final_numbers[block.terms]) for block in blocks]
+    return vocabulary, numbered
+
+
+def _tokenize_blocks(table: TextTable) -> Iterator[_NamedBlock]:
+    """Yield the blocks of a table with their terms, in row order; it has at least one row."""
     size = max(1, BLOCK_BYTES * len(table) // table.database_bytes)
     starts = range(0, len(table), size)
-    count = min(len(starts), count_cores(), MAX_PROCESSES)
-    if len(starts) > 1:
-        found = _tokenize_in_processes(table, starts, count)
-    else:
-        found = iter([_tokenize_rows(table, make_stemmer(), 0, size)])
-    # Numbers of terms in order of arrival.
-    arrival: dict[str, int] = {}
-    blocks = []
-    for terms, block in found:
-        numbers = np.fromiter(
-            (arrival.setdefault(term, len(arrival)) for term in terms), np.int64, len(terms)
-        )
-        blocks.append(replace(block, terms=numbers))
-    ordered = sorted(arrival)
-    final = np.empty(len(ordered), dtype=np.int64)
-    final[[arrival[term] for term in ordered]] = np.arange(len(ordered))
-    return (
-        {term: number for number, term in enumerate(ordered)},
-        [replace(block, terms=final[block.terms]) for block in blocks],
-    )
+    if len(starts) == 1:
+        return iter([_tokenize_rows(table, make_stemmer(), 0, size)])
+
+    process_count = min(len(starts), count_cores(), MAX_PROCESSES)
+    return _tokenize_in_processes(table, starts, process_count)
 
 
 def count_cores() -> int:
@@ -286,20 +343,25 @@ def count_cores() -> int:
 
 # Terms of a block in the order of its numbers for them, and the block.
 _NamedBlock = tuple[list[str], Block]
+# In place of the number of a term.
+_STOP_WORD = -1
 
 
-def _tokenize_in_processes(table: TextTable, starts: range, count: int) -> Iterator[_NamedBlock]:
+def _tokenize_in_processes(
+    table: TextTable, starts: range, process_count: int
+) -> Iterator[_NamedBlock]:
+    """Yield the blocks that begin at these rows, in order, each tokenized by another process.
+
+    Raises:
+        DataError: A process was killed.
+    """
     _start_resource_tracker()
-    executor = ProcessPoolExecutor(count, get_context("spawn"))
-    # A terminal sends Ctrl-C to all processes; those started here never receive it, and end with
-    # this one.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    executor = ProcessPoolExecutor(process_count, get_context("spawn"))
     try:
-        found = executor.map(partial(_tokenize, table.folder, table.name, starts.step), starts)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    try:
-        yield from found
+        with _blocking_interrupts():
+            tokenize_from = partial(_tokenize, table.folder, table.name, starts.step)
+            blocks = executor.map(tokenize_from, starts)
+        yield from blocks
     except BrokenProcessPool:
         raise DataError(
             f"{table.folder}: a tokenizing process died: too little memory, or called from a script without "
@@ -307,6 +369,19 @@ def _tokenize_in_processes(table: TextTable, starts: range, count: int) -> Itera
         ) from None
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _blocking_interrupts() -> Iterator[None]:
+    """Start processes in the block that never receive Ctrl-C; they end with this process.
+
+    A terminal sends it to all processes.
+    """
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
 
 def _start_resource_tracker() -> None:
@@ -321,7 +396,9 @@ def _start_resource_tracker() -> None:
 
 
 def _tokenize(folder: Path, name: str, size: int, start: int) -> _NamedBlock:
-    return _tokenize_rows(*_open_table(folder, name), start, start + size)
+    """Tokenize the rows of a block in another process."""
+    table, stem = _open_table(folder, name)
+    return _tokenize_rows(table, stem, start, start + size)
 
 
 @cache
@@ -329,7 +406,8 @@ def _open_table(folder: Path, name: str) -> tuple[TextTable, Callable[[str], str
     """Return the table and the stemmer of this process, which ends if its parent is killed."""
     Thread(target=_exit_with_parent, daemon=True).start()
     store = DocumentStore(folder)
-    return store if name == store.name else store.parts, cache(make_stemmer())
+    table: TextTable = store if name == store.name else store.parts
+    return table, cache(make_stemmer())
 
 
 def _exit_with_parent() -> None:
@@ -342,34 +420,61 @@ def _exit_with_parent() -> None:
 def _tokenize_rows(
     table: TextTable, stem: Callable[[str], str | None], start: int, stop: int
 ) -> _NamedBlock:
-    # From 0 in order of first occurrence; a stop word has the number -1.
+    """Return the postings of rows, and the terms that they number.
+
+    Args:
+        table: Table of texts.
+        stem: Returns the term of a word; None for a stop word.
+        start: First row.
+        stop: Row after the last one; may be beyond the end of the table.
+    """
+    # Numbers of the terms, from 0, in order of first occurrence.
     numbers: dict[str, int] = {}
 
     @cache
     def get_number(word: str) -> int:
         term = stem(word)
-        return -1 if term is None else numbers.setdefault(term, len(numbers))
+        return _STOP_WORD if term is None else numbers.setdefault(term, len(numbers))
 
-    words, sizes = array("i"), []
+    words = array("i")
+    word_counts: list[int] = []
     for text in table.read_texts(start, stop):
-        before = len(words)
+        count_before = len(words)
         words.extend(map(get_number, tokenize(text)))
-        sizes.append(len(words) - before)
-    count = len(sizes)
-    of_word = np.frombuffer(words, dtype=np.int32)
-    row_of_word = np.repeat(np.arange(count), sizes)[of_word >= 0]
-    keys, frequencies = np.unique(
-        of_word[of_word >= 0].astype(np.int64) * count + row_of_word, return_counts=True
-    )
-    terms, rows = np.divmod(keys, count)
-    block = Block(
-        np.arange(len(numbers)),
-        np.bincount(terms, minlength=len(numbers)),
-        (rows + start).astype(np.int32),
-        frequencies.astype(np.min_scalar_type(int(frequencies.max(initial=0)))),
-        np.bincount(row_of_word, minlength=count).astype(np.int32),
-    )
+        word_counts.append(len(words) - count_before)
+    block = _count_words(np.frombuffer(words, dtype=np.int32), word_counts, len(numbers), start)
     return list(numbers), block
+
+
+def _count_words(
+    words: NDArray[np.int32], word_counts: list[int], term_count: int, start: int
+) -> Block:
+    """Return the postings of rows.
+
+    Args:
+        words: Numbers of the terms of all words, row by row, of shape (words,).
+        word_counts: Number of words of each row.
+        term_count: Number of distinct terms.
+        start: First row.
+    """
+    row_count = len(word_counts)
+    is_term = words != _STOP_WORD
+    terms_of_words = words[is_term]
+    rows_of_words = np.repeat(np.arange(row_count), word_counts)[is_term]
+
+    # One number for each pair of term and row, in ascending order of terms, then of rows.
+    pairs = terms_of_words.astype(np.int64) * row_count + rows_of_words
+    distinct_pairs, frequencies = np.unique(pairs, return_counts=True)
+    terms, rows = np.divmod(distinct_pairs, row_count)
+
+    smallest_type = np.min_scalar_type(int(frequencies.max(initial=0)))
+    return Block(
+        terms=np.arange(term_count),
+        rows_of_term=np.bincount(terms, minlength=term_count),
+        rows=(rows + start).astype(np.int32),
+        frequencies=frequencies.astype(smallest_type),
+        lengths=np.bincount(rows_of_words, minlength=row_count).astype(np.int32),
+    )
 
 
 def open_stage(inputs: StageInputs) -> Bm25Index:

@@ -41,6 +41,34 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
         DataError: A column is missing, a value is missing or no number, a topic has a document
             twice, or rank and score disagree.
     """
+    rows = _sort_rows(frame)
+    # Without scores, better ranks become higher scores.
+    scores = rows["score"] if "score" in rows.columns else -rows["rank"]
+
+    rankings: dict[str, list[Candidate]] = {str(topic): [] for topic in frame["topic"].unique()}
+    for topic, document, score in zip(rows["topic"], rows["document"], scores, strict=True):
+        ranking = rankings[str(topic)]
+        if ranking and score > ranking[-1].score:
+            raise DataError(
+                f"frame: topic {topic}: document {document}: rank and score disagree; leave one of them out"
+            )
+        candidate = Candidate(
+            topic_id=str(topic),
+            document_id=str(document),
+            rank=len(ranking) + 1,
+            score=score,
+        )
+        ranking.append(candidate)
+    return rankings
+
+
+def _sort_rows(frame: DataFrame) -> DataFrame:
+    """Return the rows of a frame, best first, with rank, score or both as numbers.
+
+    Raises:
+        DataError: A column is missing, a value is missing or no number, or a topic has a document
+            twice.
+    """
     order = [name for name in ("rank", "score") if name in frame.columns]
     rows = _select_rows(frame, ["topic", "document", *(order or ["rank"])])
     try:
@@ -48,30 +76,13 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
     except (TypeError, ValueError) as error:
         raise DataError(f"frame: {', '.join(order)}: not numbers: {error}") from error
 
-    rankings: dict[str, list[Candidate]] = {str(topic): [] for topic in rows["topic"].unique()}
-    has_scores = "score" in order
-    ordered = rows.sort_values(order[0], ascending=order[0] == "rank", kind="stable")
-    for topic, document, *values in ordered.itertuples(index=False, name=None):
-        # Without scores, better ranks are higher ones.
-        score = values[-1] if has_scores else -values[0]
-        ranking = rankings[str(topic)]
-        if ranking and score > ranking[-1].score:
-            raise DataError(
-                f"frame: topic {topic}: document {document}: rank and score disagree; leave one of them out"
-            )
-        ranking.append(
-            Candidate(
-                topic_id=str(topic),
-                document_id=str(document),
-                rank=len(ranking) + 1,
-                score=score,
-            )
-        )
-    return rankings
+    if "rank" in order:
+        return rows.sort_values("rank", kind="stable")
+    return rows.sort_values("score", ascending=False, kind="stable")
 
 
 def _select_rows(frame: DataFrame, columns: list[str]) -> DataFrame:
-    """Return these columns of a frame.
+    """Return these columns of a frame, which have topic and document among them.
 
     Raises:
         DataError: A column or a value is missing, or a topic has a document twice.
@@ -83,7 +94,8 @@ def _select_rows(frame: DataFrame, columns: list[str]) -> DataFrame:
         )
 
     rows = frame[columns]
-    if rows.isna().any().any():
+    has_gaps = rows.isna().to_numpy().any()
+    if has_gaps:
         raise DataError("frame: missing values in topic, document, rank or score; drop these rows")
 
     repeated = rows[rows.duplicated(["topic", "document"])]
@@ -160,10 +172,10 @@ class Candidates:
     async def check(self) -> None:
         """Fetch the documents from a search engine; raise DataError if the corpus lacks one."""
         corpus = self.require_corpus()
-        await corpus.fetch(
-            candidate.document_id for ranking in self.rankings.values() for candidate in ranking
-        )
-        corpus.check(self.rankings.values(), self.source, ranked=self.are_made)
+        rankings = self.rankings.values()
+        document_ids = [candidate.document_id for ranking in rankings for candidate in ranking]
+        await corpus.fetch(document_ids)
+        corpus.check(rankings, self.source, ranked=self.are_made)
 
     def write(self, path: Path | str, *, tag: str = "touche-llm", overwrite: bool = False) -> None:
         """Write a TREC run with `Q0` as stance, atomically.
@@ -203,9 +215,16 @@ class Candidates:
     def from_run(
         cls, path: Path | str, topics: list[Topic], corpus: Corpus, *, depth: int | None = None
     ) -> Self:
-        """Return the candidates of a run file of any tool, see `read_candidates`.
+        """Return the candidates of a run file of any tool.
 
-        Arguments as `from_frame`.
+        Args:
+            path: Run file in the TREC format.
+            topics: Topics of the candidates; lines of other topics raise DataError.
+            corpus: Corpus that holds the documents.
+            depth: Number of candidates per topic to read and to judge; all if None.
+
+        Raises:
+            DataError: The file is missing or malformed, or a topic is unknown.
         """
         rankings = read_candidates(Path(path), depth)
         return cls._from_rankings(rankings, topics, corpus, depth, str(path))
@@ -219,7 +238,14 @@ class Candidates:
         depth: int | None,
         source: str,
     ) -> Self:
-        """Return the candidates of rankings of these topics, all of them without a depth.
+        """Return the candidates of rankings that were read.
+
+        Args:
+            rankings: Candidates by topic id.
+            topics: Topics of the run.
+            corpus: Corpus that holds the documents.
+            depth: Number of candidates per topic to judge; all if None.
+            source: Where the rankings come from, for messages.
 
         Raises:
             DataError: A ranking is of another topic.
@@ -255,9 +281,11 @@ def normalise_rankings(rankings: Iterable[list[Candidate]]) -> dict[str, list[Ca
     normalised: dict[str, list[Candidate]] = {}
     for ranking in rankings:
         scores = make_strictly_decreasing([candidate.score for candidate in ranking])
-        for rank, (candidate, score) in enumerate(zip(ranking, scores, strict=True), start=1):
-            of_topic = normalised.setdefault(candidate.topic_id, [])
-            of_topic.append(Candidate(candidate.topic_id, candidate.document_id, rank, score))
+        scored = zip(ranking, scores, strict=True)
+        for rank, (candidate, score) in enumerate(scored, start=1):
+            topic_id = candidate.topic_id
+            kept = Candidate(topic_id, candidate.document_id, rank, score)
+            normalised.setdefault(topic_id, []).append(kept)
     return normalised
 
 

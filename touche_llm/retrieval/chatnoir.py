@@ -135,8 +135,9 @@ class ChatNoirDocuments:
     """
 
     def __init__(self, settings: ChatNoirSettings) -> None:
-        """Open or create `settings.cache`; raises DataError if it is a file of another program."""
-        self.path, self._index = settings.cache, settings.index_id
+        """Open or create the cache; raise DataError if it is a file of another program."""
+        self.path = settings.cache
+        self._index = settings.index_id
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             check_database_file(self.path)
@@ -144,9 +145,8 @@ class ChatNoirDocuments:
             self._database.path = self.path
             create_if_empty(self._database, _FORMAT, self.path)
         except (sqlite3.Error, OSError) as error:
-            raise DataError(
-                describe_opening_error(self.path, _FORMAT.noun, "chatnoir.cache", error)
-            ) from error
+            problem = describe_opening_error(self.path, _FORMAT.noun, "chatnoir.cache", error)
+            raise DataError(problem) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -213,19 +213,24 @@ class ChatNoirCorpus(Corpus):
     def __init__(self, task: Task, settings: ChatNoirSettings, warn: Warn) -> None:
         """Open the cache; only searches that are not cached need a key.
 
-        `warn` receives notices about documents without usable text, which are left out.
+        Args:
+            task: Task of the run.
+            settings: Settings of ChatNoir.
+            warn: Receives notices about documents without usable text, which are left out.
         """
         self._cached = ChatNoirDocuments(settings)
-        self.task, self.candidates, self.documents = task, self._cached, self._cached
+        self.task = task
+        self.candidates = self._cached
+        self.documents = self._cached
         self.description = CorpusRecord(source=settings.base_url, index=settings.index)
         self.empty = (
             f"{settings.base_url}: no page for any topic in {settings.index}; see `retriever.query`"
         )
-        self._settings, self._warn = settings, warn
+        self._settings = settings
+        self._warn = warn
         self._key = os.environ.get(CHATNOIR_KEY_VARIABLE, "").strip()
-        self._note = RetryNotice(
-            warn, f"{settings.base_url} (chatnoir.base_url)", settings.retry_for
-        )
+        place = f"{settings.base_url} (chatnoir.base_url)"
+        self._note = RetryNotice(warn, place, settings.retry_for)
         # When the next request may be sent.
         self._free_at = 0.0
 
@@ -426,15 +431,22 @@ class ChatNoirCorpus(Corpus):
     async def _send(
         self, session: aiohttp.ClientSession, method: str, path: str, **options: Any
     ) -> _RawReply:
-        """Send a request once, within the rate limit."""
+        """Send a request once, within the rate limit.
+
+        Raises:
+            TransientFailure: Another try may succeed.
+            UsageError: ChatNoir refuses the key.
+            EngineError: ChatNoir refuses the request.
+        """
         import aiohttp
 
         await self._wait_for_turn()
         url = self._settings.base_url + path
+        # ChatNoir redirects documents to another host, which must not receive the key.
+        follows_redirects = method == "GET"
         try:
-            # ChatNoir redirects documents to another host, which must not receive the key.
             async with session.request(
-                method, url, allow_redirects=method == "GET", **options
+                method, url, allow_redirects=follows_redirects, **options
             ) as response:
                 content = await read_body(response, MAX_BYTES)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -442,7 +454,8 @@ class ChatNoirCorpus(Corpus):
             raise TransientFailure(problem) from None
 
         status = response.status
-        if status == 200 or (status == 404 and method == "GET"):
+        is_missing_document = status == 404 and method == "GET"
+        if status == 200 or is_missing_document:
             return status, content, response.charset or "utf-8"
 
         problem = f"HTTP {status}: {to_line(content.decode(errors='replace'))}"

@@ -133,8 +133,9 @@ class Corpus(ABC):
             ranked: Whether they hold the documents of a run (pairs) rather than of a first stage
                 (sentences).
         """
-        ids = [candidate.document_id for ranking in rankings for candidate in ranking]
-        unknown = (self.documents if ranked else self.candidates).find_unknown(ids)
+        documents = self.documents if ranked else self.candidates
+        document_ids = [candidate.document_id for ranking in rankings for candidate in ranking]
+        unknown = documents.find_unknown(document_ids)
         if unknown:
             raise DataError(
                 f"{source}: {len(unknown)} of its documents are not in the corpus {self.name}: {shorten(unknown)}"
@@ -154,8 +155,13 @@ class FirstStage(ABC):
     def retrieve(
         self, topics: list[Topic], *, fields: tuple[str, ...], depth: int
     ) -> Iterator[list[Candidate]]:
-        """Yield the candidates of each topic; none if no document matches."""
+        """Yield the candidates of each topic; none if no document matches.
+
+        Args:
+            topics: Topics to search for.
+            fields: Fields of a topic that make the query.
+            depth: Maximum number of candidates per topic.
+        """
         for topic in topics:
-            yield select_candidates(
-                topic, self.score(build_query(topic, fields)), self.table.get_ids, depth
-            )
+            query = build_query(topic, fields)
+            yield select_candidates(topic, self.score(query), self.table.get_ids, depth)

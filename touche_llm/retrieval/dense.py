@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -207,8 +208,13 @@ class DenseIndex:
     def __init__(self, table: TextTable, settings: DenseSettings, info: EngineInfo) -> None:
         """Look for the index; nothing is written.
 
+        Args:
+            table: Documents.
+            settings: Settings of the embedding model.
+            info: Description of the model, by its server.
+
         Raises:
-            DataError: It is damaged, or of another corpus.
+            DataError: The index is damaged, or of another corpus.
         """
         self._table = table
         self._settings = settings
@@ -268,7 +274,9 @@ class DenseIndex:
     async def embed_missing(self, client: PoolingClient, done: Callable[[], None]) -> None:
         """Embed the documents without a vector, at least one; each vector is stored as it arrives.
 
-        `done` is called for each document.
+        Args:
+            client: Client of the embedding model.
+            done: Is called for each document.
 
         Raises:
             EngineError: The server failed; vectors so far are stored.
@@ -279,16 +287,9 @@ class DenseIndex:
         first_vectors = await self.embed(client, first_rows)
         manifest = self._manifest or self._create(dimensions=first_vectors.shape[1])
         file = self._open(manifest, "r+")
+        _store(file, first_rows, first_vectors, done)
 
-        def store(rows: range, vectors: NDArray[np.float32]) -> None:
-            file.store(rows, vectors)
-            for _ in rows:
-                done()
-
-        async def embed_and_store(rows: range) -> None:
-            store(rows, await self.embed(client, rows))
-
-        store(first_rows, first_vectors)
+        embed_and_store = partial(self._embed_and_store, client=client, file=file, done=done)
         await map_in_order(embed_and_store, other_rows, client.concurrency)
 
         # Another process may have begun the file anew.
@@ -298,6 +299,13 @@ class DenseIndex:
                 f"{self.folder}: {len(missing)} documents still have no vector; run the same command again"
             )
         self._write_manifest(manifest.model_copy(update={"is_complete": True}))
+
+    async def _embed_and_store(
+        self, rows: range, *, client: PoolingClient, file: VectorFile, done: Callable[[], None]
+    ) -> None:
+        """Store the vectors of rows in a file."""
+        vectors = await self.embed(client, rows)
+        _store(file, rows, vectors, done)
 
     def _create(self, dimensions: int) -> DenseManifest:
         """Write an index without vectors, and return its manifest."""
@@ -345,6 +353,15 @@ class DenseIndex:
     def _write_manifest(self, manifest: DenseManifest) -> None:
         write_records(self.folder / _MANIFEST, [manifest])
         self._manifest = manifest
+
+
+def _store(
+    file: VectorFile, rows: range, vectors: NDArray[np.float32], done: Callable[[], None]
+) -> None:
+    """Store the vectors of rows in a file, and call `done` for each row."""
+    file.store(rows, vectors)
+    for _ in rows:
+        done()
 
 
 def find_dense_problem(task: Task) -> str | None:

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -46,10 +47,12 @@ from touche_llm.tasks.task import Task
 from touche_llm.text.analysis import STOP_WORDS
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
-    from elasticsearch import Elasticsearch
+    from elasticsearch import ApiError, Elasticsearch
 
 # HTTP statuses of transient failures, of a request or of one document in it.
 _RETRYABLE = (429, 502, 503, 504)
+# Raised where a reply lacks what is read of it.
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
 _HOW_TO_LOG_IN = (
     "give ELASTICSEARCH_API_KEY, or ELASTICSEARCH_USER and ELASTICSEARCH_PASSWORD, but not both, "
     "in the environment"
@@ -107,6 +110,7 @@ class Server:
         with needs_extra("elasticsearch", "`retriever.name: elasticsearch`"):
             from elasticsearch import Elasticsearch, ElasticsearchWarning
             from elasticsearch.serializer import OrjsonSerializer
+
         self._settings = settings
         self._note = RetryNotice(warn, settings.url, settings.retry_for)
         options = _read_login()
@@ -124,9 +128,9 @@ class Server:
         )
         # Deprecations concern this program, not its user.
         warnings.filterwarnings("ignore", category=ElasticsearchWarning)
-        self.version = to_line(
-            str(self.send("start-up check", lambda client: client.info()["version"]["number"]))
-        )
+
+        version = self.send("start-up check", lambda client: client.info()["version"]["number"])
+        self.version = to_line(str(version))
 
     def close(self) -> None:
         """Close the connections."""
@@ -164,10 +168,18 @@ class Server:
         )
 
     def _send(self, what: str, call: Callable[[Elasticsearch], ResultT]) -> ResultT:
+        """Send a request once, and turn the client's errors into those of this program.
+
+        Raises:
+            TransientFailure: Another try may succeed.
+            UsageError: The server refuses the login.
+            EngineError: The server refuses the request, or sends another reply.
+        """
         from elastic_transport import ConnectionError as NotReached
         from elastic_transport import ConnectionTimeout, TransportError
         from elasticsearch import ApiError, UnsupportedProductError
 
+        not_elasticsearch = (UnsupportedProductError, TransportError, *_MALFORMED)
         try:
             return call(self._client)
         except ConnectionTimeout:
@@ -176,26 +188,22 @@ class Server:
             ) from None
         except NotReached as error:
             raise TransientFailure(f"the connection broke: {to_line(str(error.message))}") from None
-        except (
-            UnsupportedProductError,
-            TransportError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-        ) as error:
+        except not_elasticsearch as error:
             cause = getattr(error, "message", None) or f"malformed reply: {error!r}"
             raise self.error(f"{what}: {to_line(str(cause))}; is this Elasticsearch?") from None
         except ApiError as error:
-            body = error.body
-            problem = f"HTTP {error.status_code}: {_describe(body.get('error') if isinstance(body, dict) else body)}"
-            if error.status_code in _RETRYABLE:
-                raise TransientFailure(problem) from None
-            if error.status_code == 401:
-                raise UsageError(
-                    f"{self._settings.url}: login refused ({problem}); {_HOW_TO_LOG_IN}"
-                ) from None
-            raise self.error(f"{what}: {problem}") from None
+            raise self._interpret_refusal(what, error) from None
+
+    def _interpret_refusal(self, what: str, refusal: ApiError) -> Exception:
+        """Return the error for a reply with a status of failure."""
+        body = refusal.body
+        reason = body.get("error") if isinstance(body, dict) else body
+        problem = f"HTTP {refusal.status_code}: {_describe(reason)}"
+        if refusal.status_code in _RETRYABLE:
+            return TransientFailure(problem)
+        if refusal.status_code == 401:
+            return UsageError(f"{self._settings.url}: login refused ({problem}); {_HOW_TO_LOG_IN}")
+        return self.error(f"{what}: {problem}")
 
 
 def _describe(refusal: Any) -> str:
@@ -209,18 +217,28 @@ def _read_login() -> dict[str, Any]:
     """Return the arguments of the client that log in, from the environment.
 
     Empty if it holds no login.
+
+    Raises:
+        UsageError: The login is incomplete or has an invalid form.
     """
-    names = ("API_KEY", "USER", "PASSWORD")
-    key, user, password = (os.environ.get(f"ELASTICSEARCH_{name}", "") for name in names)
-    is_valid = f"{key}{user}{password}".isprintable() and key.isascii()
-    if bool(user) is not bool(password) or (key and user) or not is_valid:
+    key = os.environ.get("ELASTICSEARCH_API_KEY", "")
+    user = os.environ.get("ELASTICSEARCH_USER", "")
+    password = os.environ.get("ELASTICSEARCH_PASSWORD", "")
+
+    is_incomplete = bool(user) is not bool(password)
+    has_two_logins = bool(key and user)
+    is_printable = f"{key}{user}{password}".isprintable()
+    if is_incomplete or has_two_logins or not is_printable or not key.isascii():
         raise UsageError(
             f"Elasticsearch: the login is incomplete or has an invalid form; {_HOW_TO_LOG_IN}"
         )
+
     if key:
         return {"api_key": key}
+    if not user:
+        return {}
     # Encoded here, since the client accepts only ASCII and Elasticsearch UTF-8.
-    return {"basic_auth": base64.b64encode(f"{user}:{password}".encode()).decode()} if user else {}
+    return {"basic_auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
 META = "touche-llm"
@@ -248,40 +266,38 @@ def build_index_body(manifest: ElasticManifest) -> dict[str, Any]:
     The analysis is that of text/analysis.py; Lucene refuses terms of more than 32,766 bytes. `id`
     breaks ties, since Elasticsearch does not sort by `_id`.
     """
-    index: dict[str, Any] = {
-        "similarity": {"touche": {"type": "BM25", "k1": manifest.k1, "b": manifest.b}},
-        "analysis": {
-            "tokenizer": {"touche": {"type": "pattern", "pattern": r"(?U)\b\w\w+\b", "group": 0}},
-            "filter": {
-                "touche_stop": {"type": "stop", "stopwords": sorted(STOP_WORDS)},
-                "touche_stem": {"type": "snowball", "language": "English"},
-                "touche_cut": {"type": "truncate", "length": 255},
-            },
-            "analyzer": {
-                "touche": {
-                    "type": "custom",
-                    "tokenizer": "touche",
-                    "filter": ["lowercase", "touche_stop", "touche_stem", "touche_cut"],
-                }
-            },
+    analysis = {
+        "tokenizer": {"touche": {"type": "pattern", "pattern": r"(?U)\b\w\w+\b", "group": 0}},
+        "filter": {
+            "touche_stop": {"type": "stop", "stopwords": sorted(STOP_WORDS)},
+            "touche_stem": {"type": "snowball", "language": "English"},
+            "touche_cut": {"type": "truncate", "length": 255},
+        },
+        "analyzer": {
+            "touche": {
+                "type": "custom",
+                "tokenizer": "touche",
+                "filter": ["lowercase", "touche_stop", "touche_stem", "touche_cut"],
+            }
         },
     }
+    similarity = {"touche": {"type": "BM25", "k1": manifest.k1, "b": manifest.b}}
     text = {"type": "text", "analyzer": "touche", "similarity": "touche", "index_options": "freqs"}
-    properties = {"id": {"type": "keyword"}, "text": text}
     return {
-        "settings": {"index": index},
+        "settings": {"index": {"similarity": similarity, "analysis": analysis}},
         "mappings": {
             "dynamic": "strict",
             "_meta": {META: manifest.model_dump()},
-            "properties": properties,
+            "properties": {"id": {"type": "keyword"}, "text": text},
         },
     }
 
 
 def _read_manifest(name: str, client: Elasticsearch) -> ElasticManifest | None:
-    """Return the manifest of an index, or None.
+    """Return the manifest of an index; None if there is no such index.
 
-    Raise UsageError if this version created no index of this name.
+    Raises:
+        UsageError: The index was not created by this version of the program.
     """
     response = client.options(ignore_status=404).indices.get(index=name)
     if response.meta.status == 404:
@@ -289,15 +305,22 @@ def _read_manifest(name: str, client: Elasticsearch) -> ElasticManifest | None:
     try:
         (index,) = response.body.values()
         return ElasticManifest.model_validate(index["mappings"]["_meta"][META])
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except _MALFORMED:
         raise UsageError(
             f"{name}: no index that `touche-llm index` of this version created; name another one "
             "(`elasticsearch.index`)"
         ) from None
 
 
-def _check(manifest: ElasticManifest, place: str, k1: float, b: float) -> None:
-    """Raise UsageError if an index has other parameters."""
+def _check_parameters(manifest: ElasticManifest, place: str, k1: float, b: float) -> None:
+    """Raise UsageError if an index has other parameters of BM25.
+
+    Args:
+        manifest: Manifest of the index.
+        place: Address and name of the index, for messages.
+        k1: Parameter of the configuration.
+        b: Parameter of the configuration.
+    """
     for name, value, own in (("k1", k1, manifest.k1), ("b", b, manifest.b)):
         if own != value:
             raise UsageError(
@@ -323,33 +346,32 @@ class ElasticIndex(Corpus):
     ) -> None:
         """Open the index.
 
-        Raise as `Server`, and UsageError or DataError if it is missing, incomplete or another.
+        Raises:
+            UsageError: The index has other parameters, was not created by this program, or the
+                server cannot be used, see `Server`.
+            DataError: The index is missing or incomplete.
+            EngineError: The server cannot be used, see `Server`.
         """
-        self.task, self.candidates, self.documents = task, self, self
-        self._name, place = settings.index, f"{settings.url}, index {settings.index}"
+        self.task = task
+        self.candidates = self
+        self.documents = self
+        self._name = settings.index
+        place = f"{settings.url}, index {settings.index}"
         self.empty = f"{place}: no document has a word of any topic; see `retriever.query`"
+
         self._server = Server(settings, warn)
-        found = self._server.send(f"index {self._name}", partial(_read_manifest, self._name))
-        if found is None or found.documents is None:
-            problem = (
-                f"incomplete, since loading {found.corpus} was interrupted"
-                if found
-                else "no such index"
-            )
-            raise DataError(
-                f"{place}: {problem}; load the corpus, or resume with the same file: "
-                f"`touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
-                f"--elasticsearch-index {settings.index} --corpus FILE`"
-            )
-        _check(found, place, k1, b)
+        manifest = self._server.send(f"index {self._name}", partial(_read_manifest, self._name))
+        if manifest is None or manifest.documents is None:
+            raise _explain_missing_index(manifest, settings)
+        _check_parameters(manifest, place, k1, b)
         self.description = CorpusRecord(
             source=settings.url,
             engine=f"Elasticsearch {self._server.version}",
             index=settings.index,
-            loaded_from=found.corpus,
-            sha256=found.sha256,
-            documents=found.documents,
-            bad_lines=found.bad_lines or 0,
+            loaded_from=manifest.corpus,
+            sha256=manifest.sha256,
+            documents=manifest.documents,
+            bad_lines=manifest.bad_lines or 0,
         )
         # By id; None if the index lacks the document.
         self._texts: dict[str, str | None] = {}
@@ -371,16 +393,19 @@ class ElasticIndex(Corpus):
         By descending score, equal scores by ascending document id, also where the last place is
         tied. Scores are Lucene's BM25 with the statistics of all shards.
         """
-        rankings = []
+        rankings: list[list[Candidate]] = []
         for topic in topics:
-            search = partial(self._search, topic.id, build_query(topic, fields), depth)
-            rankings.append(await self._server.request(f"search for topic {topic.id}", search))
+            query = build_query(topic, fields)
+            search = partial(self._search, topic.id, query, depth)
+            ranking = await self._server.request(f"search for topic {topic.id}", search)
+            rankings.append(ranking)
             done()
         return rankings
 
     def _search(
         self, topic_id: str, query: str, depth: int, client: Elasticsearch
     ) -> list[Candidate]:
+        """Return the best documents for a query."""
         reply = client.search(
             index=self._name,
             query={"match": {"text": {"query": query}}},
@@ -392,20 +417,24 @@ class ElasticIndex(Corpus):
             search_type="dfs_query_then_fetch",
             allow_partial_search_results=False,
         )
-        hits = enumerate(reply["hits"]["hits"], start=1)
-        return [Candidate(topic_id, hit["_id"], rank, float(hit["_score"])) for rank, hit in hits]
+
+        ranking: list[Candidate] = []
+        for rank, hit in enumerate(reply["hits"]["hits"], start=1):
+            ranking.append(Candidate(topic_id, hit["_id"], rank, float(hit["_score"])))
+        return ranking
 
     async def fetch(self, document_ids: Iterable[str]) -> None:
         """Fetch documents that were not fetched before; ids that the index lacks are no error."""
-        for what, part in self._split_wanted(document_ids):
-            self._texts |= await self._server.request(what, partial(self._fetch, part))
+        for batch in self._list_batches(document_ids):
+            fetch = partial(self._fetch, batch)
+            self._texts |= await self._server.request(_name_batch(batch), fetch)
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the ids that the index lacks, in the order given."""
-        wanted = list(dict.fromkeys(document_ids))
-        for what, part in self._split_wanted(wanted):
-            self._texts |= self._server.send(what, partial(self._fetch, part))
-        return [ident for ident in wanted if self._texts[ident] is None]
+        distinct_ids = list(dict.fromkeys(document_ids))
+        for batch in self._list_batches(distinct_ids):
+            self._texts |= self._server.send(_name_batch(batch), partial(self._fetch, batch))
+        return [document_id for document_id in distinct_ids if self._texts[document_id] is None]
 
     def get(self, document_id: str) -> Document:
         """Return the document of this id.
@@ -420,26 +449,47 @@ class ElasticIndex(Corpus):
             )
         return Document(document_id, text)
 
-    def _split_wanted(self, document_ids: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-        """Yield the ids that were not fetched before, in the parts of a request, each with its description."""
-        wanted = [ident for ident in dict.fromkeys(document_ids) if ident not in self._texts]
-        for start in range(0, len(wanted), _TEXTS_AT_ONCE):
-            part = wanted[start : start + _TEXTS_AT_ONCE]
-            yield f"documents {part[0]} and {len(part) - 1} more", part
+    def _list_batches(self, document_ids: Iterable[str]) -> list[list[str]]:
+        """Return the ids of documents that were not fetched before, in batches of one request."""
+        missing = [name for name in dict.fromkeys(document_ids) if name not in self._texts]
+        starts = range(0, len(missing), _TEXTS_AT_ONCE)
+        return [missing[start : start + _TEXTS_AT_ONCE] for start in starts]
 
-    def _fetch(self, ids: list[str], client: Elasticsearch) -> dict[str, str | None]:
-        texts = {}
-        for ident, document in zip(
-            ids, client.mget(index=self._name, ids=ids, source="text")["docs"], strict=True
-        ):
+    def _fetch(self, document_ids: list[str], client: Elasticsearch) -> dict[str, str | None]:
+        """Return the texts of documents by id; None for those that the index lacks."""
+        reply = client.mget(index=self._name, ids=document_ids, source="text")
+
+        texts: dict[str, str | None] = {}
+        for document_id, document in zip(document_ids, reply["docs"], strict=True):
             if "error" in document:
-                raise self._server.error(f"document {ident}: {_describe(document['error'])}")
-            texts[ident] = document["_source"]["text"] if document["found"] else None
+                raise self._server.error(f"document {document_id}: {_describe(document['error'])}")
+            texts[document_id] = document["_source"]["text"] if document["found"] else None
         return texts
 
 
-# Max documents of a batch to load, and max bytes of a request unless one document has more.
-_BATCH, _REQUEST_BYTES = 500, 8 * 2**20
+def _name_batch(document_ids: list[str]) -> str:
+    """Return the name of a request for the texts of documents, for messages."""
+    return f"documents {document_ids[0]} and {len(document_ids) - 1} more"
+
+
+def _explain_missing_index(
+    manifest: ElasticManifest | None, settings: ElasticsearchSettings
+) -> DataError:
+    """Return the error for an index that is missing (no manifest) or incomplete."""
+    problem = "no such index"
+    if manifest is not None:
+        problem = f"incomplete, since loading {manifest.corpus} was interrupted"
+    return DataError(
+        f"{settings.url}, index {settings.index}: {problem}; load the corpus, or resume with the same file: "
+        f"`touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
+        f"--elasticsearch-index {settings.index} --corpus FILE`"
+    )
+
+
+# Max documents of a batch to load.
+_BATCH = 500
+# Max bytes of a request, unless one document has more.
+_REQUEST_BYTES = 8 * 2**20
 # Statuses of a stored document: created, or there already from an earlier load or a request whose
 # reply was lost.
 _STORED = (201, 409)
@@ -467,97 +517,173 @@ async def load_corpus(
             program.
         EngineError: Elasticsearch cannot be reached or refuses; the same command resumes.
     """
-    source, name = CorpusFile(corpus, read), settings.index
+    source = CorpusFile(corpus, read)
     source.check()
-    wanted = ElasticManifest(corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b)
-    place = f"{settings.url}, index {name}"
+    planned = ElasticManifest(corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b)
     skipped = SkippedLines(warn)
     with closing(Server(settings, warn)) as server:
-        found = await server.request(f"index {name}", partial(_read_manifest, name))
-        if found is None:
-            body = build_index_body(wanted)
-            await server.request(
-                f"creating the index {name}", lambda it: it.indices.create(index=name, **body)
-            )
-            warn(f"loading {corpus} into {place}")
-            found = wanted
-        elif found.documents is None:
-            warn(
-                f"{place}: an earlier load was interrupted; resuming without the documents that are stored"
-            )
-        if found.sha256 != wanted.sha256:
-            raise UsageError(
-                f"{place}: has another corpus, or another version of {found.corpus}; delete the index, or name another "
-                "one (`elasticsearch.index`)"
-            )
-        _check(found, place, k1, b)
-        if found.bad_lines and not skip_bad_lines:
-            raise UsageError(
-                f"{place}: was loaded without {found.bad_lines} bad lines; allow that with `skip_bad_lines: true`, or "
-                "correct the corpus and name another index (`elasticsearch.index`)"
-            )
+        loader = _CorpusLoader(
+            server, settings.index, f"{settings.url}, index {settings.index}", warn
+        )
+        found = await loader.open_index(planned, corpus)
+        loader.check_index(found, planned, skip_bad_lines=skip_bad_lines)
         if found.documents is not None:
             return found
+
         rows = _read_distinct(source, skipped.add if skip_bad_lines else None)
-        documents = await _store_all(server, name, source, rows, warn)
-        if not documents:
+        documents = await loader.store(rows, source)
+        if documents == 0:
             raise DataError(f"{corpus}: no usable document in it")
-        await server.request(
-            f"refresh of {name}", lambda client: client.indices.refresh(index=name)
-        )
-        complete = wanted.model_copy(update={"documents": documents, "bad_lines": skipped.count})
-        meta = {META: complete.model_dump()}
-        await server.request(
-            f"completing the index {name}", lambda it: it.indices.put_mapping(index=name, meta=meta)
-        )
-    if skipped.count:
+        values = {"documents": documents, "bad_lines": skipped.count}
+        complete = planned.model_copy(update=values)
+        await loader.mark_complete(complete)
+
+    if skipped.count > 0:
         warn(f"left out {skipped.count} bad lines of {corpus}")
     return complete
+
+
+@dataclass(frozen=True, slots=True)
+class _CorpusLoader:
+    """Loader of a corpus into an index.
+
+    Attributes:
+        server: Server of the index.
+        name: Name of the index.
+        place: Address and name of the index, for messages.
+        warn: Receives notices.
+    """
+
+    server: Server
+    name: str
+    place: str
+    warn: Warn
+
+    async def open_index(self, planned: ElasticManifest, corpus: Path) -> ElasticManifest:
+        """Return the manifest of the index, which is created first if it is missing."""
+        read = partial(_read_manifest, self.name)
+        found = await self.server.request(f"index {self.name}", read)
+        if found is None:
+            body = build_index_body(planned)
+            await self.server.request(
+                f"creating the index {self.name}",
+                lambda client: client.indices.create(index=self.name, **body),
+            )
+            self.warn(f"loading {corpus} into {self.place}")
+            return planned
+
+        if found.documents is None:
+            self.warn(
+                f"{self.place}: an earlier load was interrupted; resuming without the documents that are stored"
+            )
+        return found
+
+    def check_index(
+        self, found: ElasticManifest, planned: ElasticManifest, *, skip_bad_lines: bool
+    ) -> None:
+        """Raise UsageError unless an index is of the corpus that is to be loaded.
+
+        Args:
+            found: Manifest of the index.
+            planned: Manifest that it is to have.
+            skip_bad_lines: Whether lines that are not documents may be left out.
+        """
+        if found.sha256 != planned.sha256:
+            raise UsageError(
+                f"{self.place}: has another corpus, or another version of {found.corpus}; delete the index, or name "
+                "another one (`elasticsearch.index`)"
+            )
+        _check_parameters(found, self.place, planned.k1, planned.b)
+        if found.bad_lines and not skip_bad_lines:
+            raise UsageError(
+                f"{self.place}: was loaded without {found.bad_lines} bad lines; allow that with "
+                "`skip_bad_lines: true`, or correct the corpus and name another index (`elasticsearch.index`)"
+            )
+
+    async def store(self, rows: Iterator[tuple[int, Document]], source: CorpusFile) -> int:
+        """Store documents, of which the index may have some already, and return their number.
+
+        Args:
+            rows: Documents with their lines.
+            source: Corpus of the documents, for messages.
+        """
+        count = 0
+        last_notice = time.monotonic()
+        while batch := list(islice(rows, _BATCH)):
+            first_line = batch[0][0]
+            last_line = batch[-1][0]
+            # The texts that the index lacks; those that it stores are taken out.
+            remaining = {document.id: document.text for _, document in batch}
+            await self.server.request(
+                f"documents of lines {first_line} to {last_line} of {source}",
+                partial(_store, self.server, self.name, remaining),
+            )
+
+            count += len(batch)
+            if time.monotonic() - last_notice > _NOTICE_EVERY:
+                last_notice = time.monotonic()
+                self.warn(f"{count:,} documents so far")
+        return count
+
+    async def mark_complete(self, manifest: ElasticManifest) -> None:
+        """Make the documents of the index searchable, and store its manifest."""
+        await self.server.request(
+            f"refresh of {self.name}",
+            lambda client: client.indices.refresh(index=self.name),
+        )
+        meta = {META: manifest.model_dump()}
+        await self.server.request(
+            f"completing the index {self.name}",
+            lambda client: client.indices.put_mapping(index=self.name, meta=meta),
+        )
 
 
 def _read_distinct(
     source: CorpusFile, on_bad_line: OnBadLine | None
 ) -> Iterator[tuple[int, Document]]:
-    """Yield the documents of a corpus with their lines; a repeated id makes a bad line."""
-    seen: set[str] = set()
+    """Yield the documents of a corpus with their lines.
+
+    A line with the id of an earlier line is a bad one.
+
+    Args:
+        source: Corpus to read.
+        on_bad_line: Receives bad lines, which are left out; None to raise them.
+    """
+    seen_ids: set[str] = set()
     for line, document in source.read(on_bad_line):
-        if document.id in seen:
-            bad = BadLine(
-                source, line, f"document {document.id}: the id occurs already in an earlier line"
-            )
-            if on_bad_line is None:
-                raise bad
-            on_bad_line(bad)
-        else:
-            seen.add(document.id)
+        if document.id not in seen_ids:
+            seen_ids.add(document.id)
             yield line, document
+            continue
+
+        problem = f"document {document.id}: the id occurs already in an earlier line"
+        bad_line = BadLine(source, line, problem)
+        if on_bad_line is None:
+            raise bad_line
+        on_bad_line(bad_line)
 
 
-async def _store_all(
-    server: Server, name: str, source: CorpusFile, rows: Iterator[tuple[int, Document]], warn: Warn
-) -> int:
-    """Store documents in an index, and return their number; those that it has already stay."""
-    count, noticed = 0, time.monotonic()
-    while batch := list(islice(rows, _BATCH)):
-        left = {document.id: document.text for _, document in batch}
-        what = f"documents of lines {batch[0][0]} to {batch[-1][0]} of {source}"
-        await server.request(what, partial(_store, server, name, left))
-        count += len(batch)
-        if time.monotonic() - noticed > _NOTICE_EVERY:
-            noticed = time.monotonic()
-            warn(f"{count:,} documents so far")
-    return count
+def _store(server: Server, name: str, remaining: dict[str, str], client: Elasticsearch) -> None:
+    """Store texts in an index; a repeated call stores those that a busy server refused.
 
+    Args:
+        server: Server of the index, for errors.
+        name: Name of the index.
+        remaining: Texts by id; those that are stored are removed.
+        client: Client of the server.
 
-def _store(server: Server, name: str, left: dict[str, str], client: Elasticsearch) -> None:
-    """Store texts by id, and keep in `left` only those that a busy server refuses."""
+    Raises:
+        TransientFailure: The server was too busy for some of the texts.
+        EngineError: The server refuses a document.
+    """
     from elasticsearch.helpers import streaming_bulk
 
-    actions = [
-        {"_op_type": "create", "_id": ident, "id": ident, "text": text}
-        for ident, text in left.items()
-    ]
-    busy = "the reply lacks them"
+    actions: list[dict[str, str]] = []
+    for document_id, text in remaining.items():
+        action = {"_op_type": "create", "_id": document_id, "id": document_id, "text": text}
+        actions.append(action)
+
+    problem = "the reply lacks them"
     for _, reply in streaming_bulk(
         client,
         actions,
@@ -570,13 +696,13 @@ def _store(server: Server, name: str, left: dict[str, str], client: Elasticsearc
         item = reply["create"]
         refusal = f"HTTP {item['status']}: {_describe(item.get('error'))}"
         if item["status"] in _RETRYABLE:
-            busy = refusal
+            problem = refusal
         elif item["status"] in _STORED:
-            del left[item["_id"]]
+            del remaining[item["_id"]]
         else:
             raise server.error(f"document {item['_id']}: {refusal}")
-    if left:
-        raise TransientFailure(f"{len(left)} documents refused: {busy}")
+    if remaining:
+        raise TransientFailure(f"{len(remaining)} documents refused: {problem}")
 
 
 def _open(inputs: EngineInputs) -> ElasticIndex:
@@ -590,7 +716,7 @@ def _open(inputs: EngineInputs) -> ElasticIndex:
 
 
 async def _load(inputs: EngineInputs, corpus: Path, skip_bad_lines: bool) -> LoadedCorpus:
-    """Load a corpus; raise as `load_corpus`."""
+    """Load a corpus into the index of the settings; raise as `load_corpus`."""
     settings: ElasticsearchSettings = inputs.settings
     manifest = await load_corpus(
         corpus,
@@ -601,7 +727,7 @@ async def _load(inputs: EngineInputs, corpus: Path, skip_bad_lines: bool) -> Loa
         skip_bad_lines=skip_bad_lines,
         warn=inputs.warn,
     )
-    assert manifest.documents is not None, "of a complete load"
+    assert manifest.documents is not None, "it is None only before the load is complete"
     return LoadedCorpus(
         documents=manifest.documents,
         place=f"{settings.url}, index {settings.index}",

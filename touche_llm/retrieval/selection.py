@@ -19,27 +19,39 @@ def select_candidates(
 ) -> list[Candidate]:
     """Return the `depth` best documents of a topic with scores above 0.
 
-    By descending score, ties by ascending document id, also at the cutoff. The scores are in row
-    order, of shape (rows,); `get_ids` returns the document ids of rows.
+    By descending score, ties by ascending document id, also at the cutoff.
+
+    Args:
+        topic: Topic of the candidates.
+        scores: Score of each row of a table, of shape (rows,).
+        get_ids: Returns the document ids of rows.
+        depth: Maximum number of documents.
     """
     rows = select_best_rows(scores, depth)
     # Sorted by score first: sorting nearly sorted pairs takes far less time.
     rows = rows[np.argsort(-scores[rows])]
-    ids = get_ids(rows.tolist())
-    ordered = sorted(zip((-scores[rows]).tolist(), ids, strict=True))
+    negative_scores = (-scores[rows]).tolist()
+    document_ids = get_ids(rows.tolist())
+    ordered = sorted(zip(negative_scores, document_ids, strict=True))
     return [
-        Candidate(topic.id, ident, rank, -score)
-        for rank, (score, ident) in enumerate(ordered[:depth], start=1)
+        Candidate(topic.id, document_id, rank, -negative_score)
+        for rank, (negative_score, document_id) in enumerate(ordered[:depth], start=1)
     ]
 
 
 def select_best_rows(scores: NDArray[np.floating[Any]], number: int) -> NDArray[np.int64]:
-    """Return the rows of the `number` best scores above 0, including ties at the cutoff.
+    """Return the rows of the `number` best scores above 0, ascending.
 
-    Ascending.
+    Rows with the same score as the last of these are included.
     """
     rows = np.flatnonzero(scores > 0)
-    if 0 < number < len(rows):
-        found = scores[rows]
-        rows = rows[found >= np.partition(found, len(found) - number)[len(found) - number]]
-    return rows if number else rows[:0]
+    if number == 0:
+        return rows[:0]
+    if number >= len(rows):
+        return rows
+
+    found_scores = scores[rows]
+    cutoff_place = len(rows) - number
+    cutoff = np.partition(found_scores, cutoff_place)[cutoff_place]
+    best_rows: NDArray[np.int64] = rows[found_scores >= cutoff]
+    return best_rows

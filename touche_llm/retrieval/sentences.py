@@ -84,11 +84,12 @@ def retrieve_sentences(
             parents=parents,
             settings=settings,
         )
+        # More than are kept, since many are left out as repetitions.
         ranking = select_candidates(
             topic,
-            found.scores,
-            partial(_get_ids, parts, found.rows),
-            settings.pool * _OVERFETCH,
+            scores=found.scores,
+            get_ids=partial(_get_ids, parts, found.rows),
+            depth=settings.pool * _OVERFETCH,
         )
         yield select_distinct(ranking, parts, settings, analyzer)
 
@@ -146,20 +147,22 @@ def join_scores(
         settings: Number of best arguments (ties at the cutoff are included) and weight of their
             scores.
     """
+    # Only a best argument adds its score to those of its sentences.
     best_arguments = select_best_rows(arguments, settings.arguments)
     argument_scores = np.zeros(len(arguments), dtype=np.float64)
     argument_scores[best_arguments] = _scale(arguments[best_arguments], arguments)
 
     is_found = sentences > 0
-    starts = np.searchsorted(parents, best_arguments)
+    first_sentences = np.searchsorted(parents, best_arguments)
     ends = np.searchsorted(parents, best_arguments, side="right")
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        is_found[start:end] = True
+    for first, end in zip(first_sentences.tolist(), ends.tolist(), strict=True):
+        is_found[first:end] = True
 
     rows = np.flatnonzero(is_found)
-    sentence_scores = _scale(sentences[rows], sentences)
+    scores_of_sentences = _scale(sentences[rows], sentences)
+    scores_of_arguments = argument_scores[parents[rows]]
     share = settings.argument_share
-    scores = (1.0 - share) * sentence_scores + share * argument_scores[parents[rows]]
+    scores = (1.0 - share) * scores_of_sentences + share * scores_of_arguments
     return ScoredRows(rows, scores)
 
 
@@ -174,7 +177,10 @@ def _scale(
 
 
 def is_self_contained(text: str, settings: SentenceSettings) -> bool:
-    """Return whether a sentence has enough words (two letters or more, no links) and is not too long."""
+    """Return whether a sentence can be understood alone: neither too few words nor too long.
+
+    A word has two letters or more, and is no link.
+    """
     if len(text) > settings.most_chars:
         return False
 
@@ -207,32 +213,33 @@ class DuplicateFilter:
         self._kept: dict[str, list[frozenset[str]]] = defaultdict(list)
 
     def add(self, terms: frozenset[str]) -> bool:
-        """Keep a set unless it is empty or a near-duplicate of a kept one.
-
-        Returns:
-            Whether it was kept.
-        """
+        """Keep a set of terms, and return True, unless it is empty or resembles a kept set."""
         if not terms:
             return False
 
-        # The tolerance keeps rounding errors from making ceil(0.8 * 5) equal to 5.
+        # Sets of other sizes cannot resemble it. The tolerance keeps rounding errors from making
+        # ceil(0.8 * 5) equal to 5.
         min_size = ceil(self._threshold * len(terms) - 1e-9)
         max_size = int(len(terms) / self._threshold + 1e-9)
         # Long terms first: they are rare, so few sets share them.
         ordered = sorted(sorted(terms), key=len, reverse=True)
         prefix = ordered[: len(terms) - min_size + 1]
 
-        near: set[frozenset[str]] = set()
-        for term in prefix:
-            for kept in self._kept.get(term, ()):
-                if min_size <= len(kept) <= max_size:
-                    near.add(kept)
-        if any(jaccard(terms, kept) >= self._threshold for kept in near):
-            return False
+        for kept in self._find_sharing(prefix):
+            has_near_size = min_size <= len(kept) <= max_size
+            if has_near_size and jaccard(terms, kept) >= self._threshold:
+                return False
 
         for term in prefix:
             self._kept[term].append(terms)
         return True
+
+    def _find_sharing(self, prefix: Iterable[str]) -> set[frozenset[str]]:
+        """Return the kept sets with one of these terms in their prefix."""
+        sharing: set[frozenset[str]] = set()
+        for term in prefix:
+            sharing.update(self._kept.get(term, ()))
+        return sharing
 
 
 def jaccard(one: frozenset[str], other: frozenset[str]) -> float:

@@ -88,13 +88,13 @@ class RunContext:
         if not self.config.retriever.kind.needs_embeddings:
             return corpus
 
-        assert isinstance(corpus, LocalCorpus), "vectors are those of documents on disk"
+        assert isinstance(corpus, LocalCorpus), "only documents on disk are embedded"
         return DenseCorpus(
-            corpus,
-            self.config.retriever_settings,
-            self.config.cache,
-            self.progress,
-            self.open_pooling,
+            corpus=corpus,
+            settings=self.config.retriever_settings,
+            cache=self.config.cache,
+            progress=self.progress,
+            opener=self.open_pooling,
         )
 
     @property
@@ -132,9 +132,10 @@ class RunContext:
     async def using_reranker(self) -> AsyncIterator[Self]:
         """Open the cross-encoder while the block runs, if a step needs one and it is not open.
 
-        What its server says about it stays known.
+        Name and context of the model stay in `known_models` afterwards.
         """
-        if self.reranker is not None or not needs_scores(self.config.steps):
+        is_needed = needs_scores(self.config.steps)
+        if not is_needed or self.reranker is not None:
             yield self
             return
 
@@ -159,13 +160,16 @@ class RunContext:
             UsageError: The folder of templates has none for the task, or a few-shot example is
                 about a topic of the run.
         """
-        purposes = [name for name in self._list_purposes() if not names or name in names]
-        missing = [name for name in purposes if name not in self._prompts]
+        purposes = self._list_purposes()
+        if names:
+            purposes = [purpose for purpose in purposes if purpose in names]
+        missing = [purpose for purpose in purposes if purpose not in self._prompts]
+
         if missing:
             self._check_overlay()
-        for name in missing:
-            self._prompts[name] = self._load_prompt(name)
-        return {name: self._prompts[name] for name in purposes}
+        for purpose in missing:
+            self._prompts[purpose] = self._load_prompt(purpose)
+        return {purpose: self._prompts[purpose] for purpose in purposes}
 
     def _list_purposes(self) -> list[str]:
         """Return the purposes of the prompts that the run needs."""
@@ -179,16 +183,22 @@ class RunContext:
         return [name for name in purposes_of(self.task) if name in needed]
 
     def _check_overlay(self) -> None:
-        """Raise UsageError if there is a folder of templates that has none for the task."""
+        """Raise UsageError if the user's folder of templates contains none for the task.
+
+        The templates in it replace those of the task that have the same name.
+        """
         settings = self.config.prompts
         if settings.folder is None:
             return
 
-        purposes = purposes_of(self.task)
-        # A template for a purpose whose prompt is given as a path is unused, but not a mistake.
-        templates = {*purposes, *(getattr(settings, name) for name in purposes)}
-        names = {name for name in templates if not name.endswith(".jinja")}
-        check_overlay(settings.folder, self.task.name, names)
+        # A template named after a purpose is no mistake if another one is set for the purpose.
+        usable_names = set(purposes_of(self.task))
+        for purpose in purposes_of(self.task):
+            template = getattr(settings, purpose)
+            is_path = template.endswith(".jinja")
+            if not is_path:
+                usable_names.add(template)
+        check_overlay(settings.folder, self.task.name, usable_names)
 
     def _load_prompt(self, purpose: str) -> Prompt:
         """Load the prompt for a purpose, and check its few-shot examples."""
@@ -216,18 +226,21 @@ class RunContext:
         Raises:
             DataError: The file is missing or invalid, or has an unknown topic.
         """
-        by_topic = read_candidates(path, depth)
-        check_topics(path, by_topic, self.file_topics)
-        rankings = {topic.id: by_topic[topic.id] for topic in self.topics if topic.id in by_topic}
+        rankings = read_candidates(path, depth)
+        check_topics(path, rankings, self.file_topics)
+        chosen = {topic.id: rankings[topic.id] for topic in self.topics if topic.id in rankings}
         return Candidates(
-            self.task, self.topics, None, rankings, self.config.depth, str(path), are_made
+            task=self.task,
+            topics=self.topics,
+            corpus=None,
+            rankings=chosen,
+            depth=self.config.depth,
+            source=str(path),
+            are_made=are_made,
         )
 
     def check_sources(self) -> None:
-        """Check corpus and candidates before an engine starts.
-
-        Warns of topics that belong to another task: only number and title of the first topic count,
-        and a task of one's own may use any topics.
+        """Check corpus and candidates before an engine starts, and warn of topics of another task.
 
         Raises:
             DataError: A file is missing, or is no corpus or no run.
@@ -237,10 +250,16 @@ class RunContext:
         if self.config.corpus is not None:
             # The store decides on bad lines.
             with suppress(BadLine):
-                next(iter(self.task.read_corpus(self.config.corpus, None)), None)
+                documents = self.task.read_corpus(self.config.corpus, None)
+                next(iter(documents), None)
+        # A task that a user defines may have any topics.
+        if self.task.is_own:
+            self._warn_of_other_topics()
 
+    def _warn_of_other_topics(self) -> None:
+        """Warn if the first topic is the first one that another task was published with."""
         first = self.file_topics[0]
-        tasks = list_topic_tasks(first) if self.task.is_own else []
+        tasks = list_topic_tasks(first)
         if tasks and self.task.name not in tasks:
             self.progress.warn(
                 f"{self.config.topics}: begins with topic {first.id}, {first.title!r:.80}, as published for "
@@ -256,35 +275,39 @@ def choose_topics(topics: list[Topic], config: Config) -> list[Topic]:
     """
     chosen = topics
     if config.topic:
-        unknown = sorted(set(config.topic) - {topic.id for topic in topics})
-        if unknown:
-            raise UsageError(f"{config.topics}: no topic {', '.join(unknown)}")
+        known_ids = {topic.id for topic in topics}
+        unknown_ids = sorted(set(config.topic) - known_ids)
+        if unknown_ids:
+            raise UsageError(f"{config.topics}: no topic {', '.join(unknown_ids)}")
         chosen = [topic for topic in topics if topic.id in config.topic]
+    # None limits nothing.
     return chosen[: config.limit_topics]
 
 
 def list_schemas(
-    prompts: Iterable[Prompt], shown: Mapping[str, int] | None = None
+    prompts: Iterable[Prompt], shown_documents: Mapping[str, int] | None = None
 ) -> list[Mapping[str, Any]]:
-    """Return the schemas of the answers to prompts.
+    """Return the JSON schemas of the answers to prompts, which a server must be able to enforce.
 
     Answers with the objects of a topic are left out: their labels are words of its title, which are
     read as text.
 
     Args:
-        prompts: Prompts to list.
-        shown: Number of documents by purpose of the prompts that compare some; None if none does.
+        prompts: Prompts of the requests.
+        shown_documents: Number of documents in a request, by purpose of the prompts that compare
+            documents; None if none does.
     """
-    topic = Topic("", "")
-    shown = shown or {}
+    any_topic = Topic("", "")
     schemas: list[Mapping[str, Any]] = []
     for prompt in prompts:
         purpose = prompt.header.answer
         if purpose == "objects":
             continue
 
-        documents = shown.get(purpose, 1)
+        document_count = 1
+        if shown_documents is not None:
+            document_count = shown_documents.get(purpose, 1)
         for request_prompt in prompt.request_prompts:
-            answer = request_prompt.answer_for(topic, documents)
+            answer = request_prompt.answer_for(any_topic, document_count)
             schemas.append(build_schema(answer, prompt.header.form))
     return schemas

@@ -145,7 +145,7 @@ class RunDirectory:
         """Return the configuration of the run with the origins of its values.
 
         Args:
-            word: What the user says about the folder.
+            word: Settings that the user gives, and whether the user trusts the folder.
 
         Raises:
             DataError: The folder has no configuration, or a link that leads out of it.
@@ -257,14 +257,22 @@ class RunDirectory:
         task = context.task
         self.check_finished("judge")
         are_made = get_kind(task).makes_documents
+        # Documents that are made of sentences are written by the stage that judges these.
         made_by = "judge" if are_made else "retrieve"
         file = self._require(self.candidates_file, made_by)
         candidates = context.read_candidates(file, are_made=are_made)
         objects = self.read_objects()
         candidates = replace(candidates, topics=add_objects(candidates.topics, objects))
-        judgments = read_records(self._require(self.judgments_file, "judge"), Judgment, "judgments")
-        check_judgments(judgments, task.question, self.judgments_file)
-        return Judgments(candidates, judgments, self.read_stances(task), objects)
+
+        judgments_file = self._require(self.judgments_file, "judge")
+        judgments = read_records(judgments_file, Judgment, "judgments")
+        check_judgments(judgments, task.question, judgments_file)
+        return Judgments(
+            candidates=candidates,
+            judgments=judgments,
+            stances=self.read_stances(task),
+            objects=objects,
+        )
 
     def read_objects(self) -> list[Objects]:
         """Read the objects that the model found; empty if there is no file."""
@@ -300,8 +308,12 @@ class RunDirectory:
 
     def read_failures(self) -> dict[str, list[Failure]]:
         """Read the failures of all stages, by file; raise DataError if a file is damaged."""
-        found = [name for name in ALL_FAILURES if (self.path / name).exists()]
-        return {name: read_records(self.path / name, Failure, "failures") for name in found}
+        failures: dict[str, list[Failure]] = {}
+        for name in ALL_FAILURES:
+            file = self.path / name
+            if file.exists():
+                failures[name] = read_records(file, Failure, "failures")
+        return failures
 
     def read_labels(self) -> list[UserLabels]:
         """Read the labels and notes of the user; empty if there is no file."""
@@ -329,13 +341,20 @@ class RunDirectory:
         return replace(run, chosen_topics=self.read_chosen_topics())
 
     def read_chosen_topics(self) -> list[str] | None:
-        """Return the ids of the topics that were chosen for the run; None if none were."""
+        """Return the ids of the topics that were chosen for the run; None if none were.
+
+        Raises:
+            DataError: The configuration chooses topics, and no stage recorded which.
+        """
         finished = list(self.read_metadata().stages.finished.values())
-        if not finished and self.config_file.is_file() and self.read_config().has_chosen_topics:
+        if finished:
+            return finished[-1].chosen_topics
+
+        if self.config_file.is_file() and self.read_config().has_chosen_topics:
             raise DataError(
                 f"{self.metadata_file}: lacks the chosen topics; run `touche-llm rank` there again"
             )
-        return finished[-1].chosen_topics if finished else None
+        return None
 
     def _require(self, path: Path, stage: str) -> Path:
         if not path.exists():

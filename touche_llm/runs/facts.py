@@ -64,12 +64,14 @@ def select_facts(record: StageRecord, group: FactGroup) -> list[Fact]:
 
 
 def join_texts(records: Iterable[StageRecord], group: FactGroup) -> dict[str, str]:
-    """Return the texts of a group of facts by label, joined where stages differ."""
-    texts: dict[str, dict[str, None]] = {}
+    """Return the texts of a group of facts by label, joined by commas where stages differ."""
+    texts_by_label: dict[str, list[str]] = {}
     for record in records:
         for fact in select_facts(record, group):
-            texts.setdefault(fact.label, {})[fact.text] = None
-    return {label: ", ".join(distinct) for label, distinct in texts.items()}
+            texts = texts_by_label.setdefault(fact.label, [])
+            if fact.text not in texts:
+                texts.append(fact.text)
+    return {label: ", ".join(texts) for label, texts in texts_by_label.items()}
 
 
 def sum_values(records: Iterable[StageRecord], names: Collection[str]) -> dict[str, int | float]:
@@ -89,6 +91,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def _list_models(record: StageRecord) -> Iterator[Fact]:
+    """Yield the facts about the models that a stage used."""
     if record.llm is not None:
         yield _make_text(FactGroup.SETUP, "model", "model", _name_model(record.llm.model))
         yield _make_text(FactGroup.SETUP, "engine", "engine", record.llm.model.engine)
@@ -106,6 +109,7 @@ def _name_model(model: ModelRecord) -> str:
 
 
 def _list_results(record: StageRecord) -> Iterator[Fact]:
+    """Yield the facts about what came out of a stage."""
     match record:
         case RetrieveRecord():
             yield _make_result("topics", "topics", record.topics)
@@ -144,6 +148,7 @@ def _describe_labels(counts: LabelCounts) -> str:
 
 
 def _list_costs(record: StageRecord) -> Iterator[Fact]:
+    """Yield the facts about time and memory of a stage."""
     yield Fact(
         group=FactGroup.COST,
         name="seconds",
@@ -155,6 +160,7 @@ def _list_costs(record: StageRecord) -> Iterator[Fact]:
 
 
 def _list_request_costs(counts: RequestCounts) -> Iterator[Fact]:
+    """Yield the facts about the requests of a stage and their tokens."""
     yield _make_cost("requests", "requests", counts.requests)
     yield _make_cost("cached", "answers from the cache", counts.cache_hits)
     yield _make_cost("prompt_tokens", "prompt tokens", counts.prompt_tokens)

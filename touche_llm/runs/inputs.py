@@ -19,25 +19,32 @@ NOT_COMPARED = (*INCIDENTAL, *INPUT_SETTINGS, "prompts", *OF_MODEL)
 
 
 def list_deciding_settings(config: Config, names: Collection[str]) -> dict[str, Any]:
-    """Return the settings of these names and sections that decide on outputs.
+    """Return the settings that decide on outputs, by dotted name.
 
     Those that are not set are left out.
+
+    Args:
+        config: Configuration of a run.
+        names: Settings and sections to choose from.
     """
-    values = flatten(config.model_dump(mode="json") | {"topic": sorted(config.topic)})
-    return {
-        name: value
-        for name, value in values.items()
-        if value not in (None, {}) and is_one_of(name, names) and not is_one_of(name, NOT_COMPARED)
-    }
+    values = config.model_dump(mode="json")
+    # Their order in the configuration decides nothing.
+    values["topic"] = sorted(config.topic)
+
+    deciding: dict[str, Any] = {}
+    for name, value in flatten(values).items():
+        is_set = value not in (None, {})
+        is_chosen = is_one_of(name, names) and not is_one_of(name, NOT_COMPARED)
+        if is_set and is_chosen:
+            deciding[name] = value
+    return deciding
 
 
 def hash_inputs(config: Config) -> dict[str, str]:
-    """Return the SHA-256 of the files that a run reads, by setting.
-
-    For an index that of its corpus.
-    """
+    """Return the SHA-256 of the files that a run reads, by setting; for an index that of its corpus."""
     hashes: dict[str, str] = {}
-    for name, file in {"topics": config.topics, "candidates": config.candidates}.items():
+    files = {"topics": config.topics, "candidates": config.candidates}
+    for name, file in files.items():
         if file is not None and file.is_file():
             hashes[name] = sha256(file)
 

@@ -72,11 +72,10 @@ def agree(
     people = [take_people_labels(qrels, aspect) for aspect in qrels.aspects]
     label_sets: list[LabelSet] = []
     if second is not None:
-        label_sets += [
-            take_people_labels(second, aspect, "second assessors") for aspect in second.aspects
-        ]
+        for aspect in second.aspects:
+            label_sets.append(take_people_labels(second, aspect, "second assessors"))
     for name, path in name_paths(paths).items():
-        label_sets += _read_judge(
+        labels_of_judge = _read_judge(
             name,
             path,
             qrels.aspects,
@@ -84,12 +83,10 @@ def agree(
             scale=scale,
             skip_bad_labels=skip_bad_labels,
         )
-    return study_judges(
-        people,
-        label_sets,
-        read_systems([Path(system) for system in systems]),
-        choose_system_measures(known_task),
-    )
+        label_sets.extend(labels_of_judge)
+
+    runs = read_systems([Path(system) for system in systems])
+    return study_judges(people, label_sets, runs, choose_system_measures(known_task))
 
 
 def find_judge_task(name: str | None, judges: Iterable[Path]) -> Task:
@@ -120,8 +117,8 @@ def name_paths(paths: Sequence[Path]) -> dict[str, Path]:
     counts = Counter(short_names)
     named: dict[str, Path] = {}
     for path, short_name in zip(paths, short_names, strict=True):
-        name = short_name if counts[short_name] == 1 else str(path)
-        name = to_printable(name)
+        is_unique = counts[short_name] == 1
+        name = to_printable(short_name if is_unique else str(path))
         if name in named:
             raise UsageError(f"{path}: is given twice; name each one once")
         named[name] = path
@@ -162,13 +159,15 @@ def read_judgment_file(folder: Path, task: Task) -> list[Judgment]:
     """Read the judgments of a run's folder.
 
     Raises:
-        DataError: The folder has no finished judgments, or they are of another task.
+        DataError: The folder has no finished judgments, or a judgment does not fit the task.
+        UsageError: The run is of another task.
     """
     directory = RunDirectory(folder)
     directory.check_finished("judge")
-    if not directory.judgments_file.is_file():
+    file = directory.judgments_file
+    if not file.is_file():
         raise DataError(
-            f"{folder}: no {directory.judgments_file.name}; give the folder of a judged run, or a file of labels"
+            f"{folder}: no {file.name}; give the folder of a judged run, or a file of labels"
         )
     if directory.config_file.exists():
         own = directory.read_task()
@@ -176,8 +175,9 @@ def read_judgment_file(folder: Path, task: Task) -> list[Judgment]:
             raise UsageError(
                 f"{folder}: a run of {own.name}, not of {task.name}; compare judges of one task (--task {own.name})"
             )
-    judgments = read_records(directory.judgments_file, Judgment, "judgments")
-    check_judgments(judgments, task.question, directory.judgments_file)
+
+    judgments = read_records(file, Judgment, "judgments")
+    check_judgments(judgments, task.question, file)
     return judgments
 
 
@@ -197,12 +197,19 @@ def read_systems(paths: Sequence[Path]) -> dict[str, ParsedRun]:
 
 
 def find_run_files(path: Path) -> list[Path]:
-    """Return a run file or a run's folder itself, or else the run files in a folder."""
+    """Return a run file or a run's folder itself, or else the run files in a folder.
+
+    Raises:
+        DataError: The folder has no run file.
+    """
     is_run = not path.is_dir() or RunDirectory(path).config_file.exists()
     if is_run:
         return [path]
-    files = [file for file in sorted(path.iterdir()) if file.is_file()]
-    run_files = [file for file in files if recognize(file).kind == "run"]
+
+    run_files: list[Path] = []
+    for file in sorted(path.iterdir()):
+        if file.is_file() and recognize(file).kind == "run":
+            run_files.append(file)
     if not run_files:
         raise DataError(
             f"{path}: no run file in this folder; give runs, or a folder with run files"

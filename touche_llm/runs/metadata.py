@@ -32,6 +32,7 @@ from touche_llm.runs.record import (
     StageRecords,
 )
 from touche_llm.tasks import get_task
+from touche_llm.tasks.task import Task
 
 _SOFTWARE = f"touche-llm=={__version__}"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
@@ -78,78 +79,113 @@ def measure_peak_memory() -> int:
 def build_metadata(config: Config, folder: Path, record: RunRecord) -> dict[str, Any]:
     """Return the metadata of a run: its description in ir_metadata, and its record."""
     task = get_task(config.task)
-    methods = list(_list_methods(config, record.stages))
     judge = record.stages.judge
     model = "an instruction model" if judge is None else judge.llm.model.name
-    fitted = f"thresholds of the stance: the judgments of topics {', '.join(config.fitted_on)}"
+    # Names of people are optional; the tag identifies the team in every shared task.
+    people = config.actor.model_dump(exclude_none=True, exclude={"repository"})
     return {
         "ir_metadata.version": "0.1",
         "tag": config.tag,
-        # Names of people are optional; the tag identifies the team in every shared task.
-        "actor": {"team": config.tag}
-        | config.actor.model_dump(exclude_none=True, exclude={"repository"}),
+        "actor": {"team": config.tag, **people},
         "research goal": {"description": f"{task.title}: rank zero-shot with {model}"},
-        "platform": {
-            "hardware": {
-                "cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}
-            },
-            "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
-            "software": {
-                "libraries": {"python": [f"{name}=={_version(name)}" for name in _LIBRARIES]},
-                "retrieval toolkit": [_SOFTWARE],
-            },
-        },
+        "platform": _describe_platform(),
         "implementation": {
             "executable": {"cmd": f"touche-llm run --config {folder / CONFIG} --out {folder}"},
             "source": {"lang": ["python"], "repository": config.actor.repository or _SOFTWARE},
         },
-        "data": {
-            "test collection": {
-                "name": task.title,
-                "topics": str(config.topics),
-                **({} if config.dataset is None else {"ir_datasets": config.dataset}),
-            },
-            "training data": fitted if config.fitted_on else "none, the model is used as it is",
-        },
-        "method": {
-            "name": " > ".join(method["name"] for method in methods),
-            # The checker of TIRA requires it.
-            "description": f"{methods[0]['name']} retrieves; {model} judges zero-shot, and the other steps rank.",
-            "automatic": True,
-            "score ties": "none, scores strictly decrease",
-            "retrieval": methods,
-        },
+        "data": _describe_data(config, task),
+        "method": _describe_method(config, record.stages, model),
         **msgspec.to_builtins(record),
     }
 
 
-def _list_methods(config: Config, stages: StageRecords) -> Iterator[dict[str, Any]]:
-    """Yield the first stage and, once documents are judged, each step of the ranking, with their settings."""
-    if config.candidates is not None:
-        last: str = "a given run"
-        yield {"name": last, "method": "run file", "params": {"file": str(config.candidates)}}
-    else:
-        last = config.retriever.name
-        params = list_deciding_settings(config, OF_RETRIEVE)
-        params["depth"] = config.first_stage_depth
-        if stages.retrieve is not None:
-            # The judged depth may be smaller than the retrieved one.
-            params["depth"] = stages.retrieve.depth
-        yield {"name": last, "method": config.retriever.kind.method, "params": params}
+def _describe_platform() -> dict[str, Any]:
+    """Return the machine and the libraries of a run, in ir_metadata."""
+    libraries = [f"{name}=={_version(name)}" for name in _LIBRARIES]
+    return {
+        "hardware": {
+            "cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}
+        },
+        "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
+        "software": {
+            "libraries": {"python": libraries},
+            "retrieval toolkit": [_SOFTWARE],
+        },
+    }
 
-    if stages.judge is None:
-        return
+
+def _describe_data(config: Config, task: Task) -> dict[str, Any]:
+    """Return the topics of a run and what its thresholds were fitted on, in ir_metadata."""
+    collection = {"name": task.title, "topics": str(config.topics)}
+    if config.dataset is not None:
+        collection["ir_datasets"] = config.dataset
+
+    training_data = "none, the model is used as it is"
+    if config.fitted_on:
+        topics = ", ".join(config.fitted_on)
+        training_data = f"thresholds of the stance: the judgments of topics {topics}"
+    return {"test collection": collection, "training data": training_data}
+
+
+def _describe_method(config: Config, stages: StageRecords, model: str) -> dict[str, Any]:
+    """Return the first stage and the steps of the ranking, in ir_metadata.
+
+    Steps are listed once documents are judged.
+    """
+    first_stage = _describe_first_stage(config, stages)
+    methods = [first_stage]
+    if stages.judge is not None:
+        methods.extend(_describe_steps(config, first_stage["name"]))
+    return {
+        "name": " > ".join(method["name"] for method in methods),
+        # The checker of TIRA requires it.
+        "description": f"{first_stage['name']} retrieves; {model} judges zero-shot, and the other steps rank.",
+        "automatic": True,
+        "score ties": "none, scores strictly decrease",
+        "retrieval": methods,
+    }
+
+
+def _describe_first_stage(config: Config, stages: StageRecords) -> dict[str, Any]:
+    """Return name, method and settings of the first stage."""
+    if config.candidates is not None:
+        return {
+            "name": "a given run",
+            "method": "run file",
+            "params": {"file": str(config.candidates)},
+        }
+
+    params = list_deciding_settings(config, OF_RETRIEVE)
+    params["depth"] = config.first_stage_depth
+    if stages.retrieve is not None:
+        # The judged depth may be smaller than the retrieved one.
+        params["depth"] = stages.retrieve.depth
+    return {
+        "name": config.retriever.name,
+        "method": config.retriever.kind.method,
+        "params": params,
+    }
+
+
+def _describe_steps(config: Config, first_stage: str) -> Iterator[dict[str, Any]]:
+    """Yield name, method and settings of each step of the ranking, and what it reranks.
+
+    Args:
+        config: Configuration of the run.
+        first_stage: Name of the method that the first step reranks.
+    """
+    previous = first_stage
     for step in config.steps:
         if step.name == JUDGE:
             module = judgments.__name__
-            names: tuple[str, ...] = (*OF_JUDGE, "weights", "stance")
+            settings: tuple[str, ...] = (*OF_JUDGE, "weights", "stance")
         else:
             module = STEPS[step.name].method.__module__
-            names = (f"ranking.{step.name}",)
+            settings = (f"ranking.{step.name}",)
         yield {
             "name": str(step),
             "method": module,
-            "reranks": last,
-            "params": list_deciding_settings(config, names),
+            "reranks": previous,
+            "params": list_deciding_settings(config, settings),
         }
-        last = str(step)
+        previous = str(step)

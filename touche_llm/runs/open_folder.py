@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -168,7 +168,7 @@ def open_folder(path: Path, word: UserWord = NO_WORD) -> Iterator[RunFolder]:
 
     Args:
         path: Folder of the run.
-        word: What the user says about it.
+        word: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: The run is unfinished or damaged.
@@ -176,45 +176,67 @@ def open_folder(path: Path, word: UserWord = NO_WORD) -> Iterator[RunFolder]:
     directory = RunDirectory(path)
     loaded = directory.read_with_origins(word)
     directory.check_finished("rank")
-    config = loaded.config
-    copy = find_copy(path)
-    if copy is not None:
-        config = config.model_copy(update={"task": copy})
 
     notes: list[str] = []
+    with ExitStack() as stack:
+        context = stack.enter_context(_make_context(directory, loaded, notes))
+        records = directory.read_judgments(context)
+        run = directory.read_run(context.task.stances)
+        stages = _read_stages(directory)
+        check_topics(directory.run_file, run.rankings, context.file_topics)
+        failures = directory.read_failures()
+
+        corpus = _open_corpus(loaded, context, notes)
+        if corpus is not None:
+            stack.enter_context(corpus)
+        answers = _open_answers(loaded, context.config, notes)
+        if answers is not None:
+            stack.enter_context(answers)
+        if corpus is not None:
+            notes.extend(_list_restrictions(run))
+
+        yield RunFolder(
+            directory=directory,
+            context=context,
+            run=run,
+            records=records,
+            comparisons=directory.read_comparisons(),
+            sentence_judgments=_read_sentences(directory, context.task),
+            stages=stages,
+            failures=failures,
+            corpus=corpus,
+            answers=answers,
+            notes=notes,
+        )
+
+
+def _make_context(directory: RunDirectory, loaded: LoadedConfig, notes: list[str]) -> RunContext:
+    """Return the context of a run: with the run's copy of the task, if it has one.
+
+    Args:
+        directory: Folder of the run.
+        loaded: Configuration of the run.
+        notes: Receives the reason if the topics may not be read; they have no titles then.
+    """
+    config = loaded.config
+    task_copy = find_copy(directory.path)
+    if task_copy is not None:
+        config = config.model_copy(update={"task": task_copy})
+
     topics: list[Topic] | None = None
     if loaded.unused is not None and loaded.is_without("topics"):
         topics = _name_topics(directory)
         notes.append(f"No titles: {loaded.unused.describe_input('topics')}.")
-    with RunContext(config, SilentProgress(), topics=topics) as context:
-        records = directory.read_judgments(context)
-        run = directory.read_run(context.task.stances)
-        stages = directory.read_metadata().stages
-        if stages.rank is None:
-            problem = "no metadata of the run"
-            raise DataError(f"{path}: {problem}; run `touche-llm rank` for this folder first")
-        check_topics(directory.run_file, run.rankings, context.file_topics)
-        failures = directory.read_failures()
+    return RunContext(config, SilentProgress(), topics=topics)
 
-        with (
-            _open_corpus(loaded, context, notes) as corpus,
-            _open_answers(loaded, config, notes) as answers,
-        ):
-            if corpus is not None:
-                notes += _list_restrictions(run)
-            yield RunFolder(
-                directory=directory,
-                context=context,
-                run=run,
-                records=records,
-                comparisons=directory.read_comparisons(),
-                sentence_judgments=_read_sentences(directory, context.task),
-                stages=stages,
-                failures=failures,
-                corpus=corpus,
-                answers=answers,
-                notes=notes,
-            )
+
+def _read_stages(directory: RunDirectory) -> StageRecords:
+    """Read the records of the stages; raise DataError if that of the last one is missing."""
+    stages = directory.read_metadata().stages
+    if stages.rank is None:
+        problem = "no metadata of the run"
+        raise DataError(f"{directory}: {problem}; run `touche-llm rank` for this folder first")
+    return stages
 
 
 def _list_restrictions(run: ParsedRun) -> list[str]:
@@ -312,8 +334,8 @@ class RunFolder:
     def _failures_by_document(self) -> dict[tuple[str, str | None], list[Failure]]:
         """Failed requests, by topic id and document id; None for requests about a topic."""
         by_document: dict[tuple[str, str | None], list[Failure]] = defaultdict(list)
-        for in_file in self.failures.values():
-            for failure in in_file:
+        for failures_in_file in self.failures.values():
+            for failure in failures_in_file:
                 by_document[failure.topic_id, failure.document_id].append(failure)
         return dict(by_document)
 
@@ -388,9 +410,9 @@ class RunFolder:
         )
 
     def _rank_by_judgment(self, topic_id: str) -> dict[str, int]:
-        """Return the ranks by judgment of a topic's documents.
+        """Return the ranks that a topic's documents had by judgment, before later steps.
 
-        Empty unless later steps changed them.
+        Empty if there are no later steps.
         """
         steps = self.config.steps
         is_reranked = steps[0].name == JUDGE and len(steps) > 1
@@ -403,21 +425,26 @@ class RunFolder:
             self.config.weights,
             self.task.aspects,
         )
+        # A document that the run leaves out has no rank.
         kept = {candidate.document_id for candidate in self.run.rankings.get(topic_id, [])}
         ranked = [document_id for document_id in judged.ranking.documents if document_id in kept]
         return {document_id: rank for rank, document_id in enumerate(ranked, start=1)}
 
     def texts(self, topic_id: str, document_ids: Iterable[str]) -> dict[str, str]:
-        """Return the texts of documents in the corpus, or the parts that the model saw."""
+        """Return the texts of documents by id, or of the parts that the model saw.
+
+        Documents that the corpus lacks are left out; without a corpus, all.
+        """
         if self.corpus is None:
             return {}
-        requested = list(document_ids)
-        unknown = set(self.corpus.documents.find_unknown(requested))
-        return {
-            document_id: self._read_text(self.corpus, topic_id, document_id)
-            for document_id in requested
-            if document_id not in unknown
-        }
+
+        requested_ids = list(document_ids)
+        unknown_ids = set(self.corpus.documents.find_unknown(requested_ids))
+        texts: dict[str, str] = {}
+        for document_id in requested_ids:
+            if document_id not in unknown_ids:
+                texts[document_id] = self._read_text(self.corpus, topic_id, document_id)
+        return texts
 
     def document(self, topic_id: str, row: DocumentRow) -> DocumentView:
         """Return a row with its document and the answers of the model."""
@@ -427,48 +454,43 @@ class RunFolder:
             text = self._read_text(self.corpus, topic_id, document_id)
 
         judgment = self.find_judgment(topic_id, document_id)
-        readings: Mapping[str, Reading] = {}
-        judge_answers: list[StoredCompletion] = []
-        if judgment is not None:
-            readings = judgment.readings
-            judge_answers = self._read_completions(judgment)
-
         stance = self.stance_readings.get((topic_id, document_id))
         separate_stance = None
-        stance_answers: list[StoredCompletion] = []
         if stance is not None:
             separate_stance = Reading(answered=row.stance, probabilities=stance.probabilities)
-            stance_answers = self._read_completions(stance)
 
         return DocumentView(
             row=row,
             text=text,
             truncation=describe_truncation(judgment),
-            readings=readings,
+            readings={} if judgment is None else judgment.readings,
             separate_stance=separate_stance,
-            judge_answers=judge_answers,
-            stance_answers=stance_answers,
+            judge_answers=self._read_completions(judgment),
+            stance_answers=self._read_completions(stance),
             comparisons=self._comparison_lines.get((topic_id, document_id), []),
             failures=self.find_failures(topic_id, document_id),
             sentences=self._view_sentences(topic_id, document_id),
         )
 
     def _read_text(self, corpus: Corpus, topic_id: str, document_id: str) -> str:
-        """Return the text of a document, or the parts that the model saw."""
+        """Return the text of a document, or the parts that the model saw if it was truncated."""
         text = corpus.documents.get(document_id).text
         judgment = self.find_judgment(topic_id, document_id)
-        if judgment is None or judgment.cut is None or judgment.cut.parts is None:
+        truncation = None if judgment is None else judgment.cut
+        if truncation is None or truncation.parts is None:
             return text
-        parts = [text[start:end] for start, end in judgment.cut.parts]
+
+        parts = [text[start:end] for start, end in truncation.parts]
         return f"\n{GAP_MARK}\n".join(parts)
 
-    def _read_completions(self, judged: Judgment | StanceReading) -> list[StoredCompletion]:
+    def _read_completions(self, judged: Judgment | StanceReading | None) -> list[StoredCompletion]:
         """Return the completions behind a judgment, those of reasoning first.
 
-        Empty without a cache.
+        Empty without a judgment, and without a cache.
         """
-        if self.answers is None:
+        if judged is None or self.answers is None:
             return []
+
         completions: list[StoredCompletion] = []
         for key in judged.thought_keys:
             text = _read_completion(self.answers, key)
@@ -509,20 +531,22 @@ def _read_completion(answers: Cache, key: str) -> str | None:
 
 
 def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
-    """Summarize the comparisons of each document, a line for each step.
+    """Summarize the comparisons of each document in a line for each step.
 
-    The lines are by topic id and document id.
+    Returns:
+        Lines by topic id and document id.
     """
     values: dict[tuple[str, str], dict[_StepKind, list[float]]] = {}
     for comparison in comparisons:
         kind = _StepKind(comparison.step, has_best=comparison.best is not None)
         for document_id, value in _list_values(comparison).items():
-            by_kind = values.setdefault((comparison.topic_id, document_id), {})
-            by_kind.setdefault(kind, []).append(value)
+            values_by_kind = values.setdefault((comparison.topic_id, document_id), {})
+            values_by_kind.setdefault(kind, []).append(value)
 
     summaries: dict[tuple[str, str], list[str]] = {}
-    for document, by_kind in values.items():
-        summaries[document] = [_summarize_step(kind, of_kind) for kind, of_kind in by_kind.items()]
+    for document, values_by_kind in values.items():
+        lines = [_summarize_step(kind, of_kind) for kind, of_kind in values_by_kind.items()]
+        summaries[document] = lines
     return summaries
 
 
@@ -538,14 +562,18 @@ class _StepKind:
 
 
 def _list_values(comparison: Comparison) -> dict[str, float]:
-    """Return each document's probability of being the best, or its rank."""
+    """Return a number for each compared document, by id.
+
+    It is the probability of being the best, or the rank if the model put documents in order.
+    """
     if comparison.best is None:
         order = comparison.order or []
         return {document_id: float(rank) for rank, document_id in enumerate(order, start=1)}
 
-    shares = comparison.best.shares
+    # The prompt calls the documents A, B and so on.
+    probabilities = comparison.best.shares
     labelled = zip(ascii_uppercase, comparison.documents, strict=False)
-    return {document_id: shares.get(label, 0.0) for label, document_id in labelled}
+    return {document_id: probabilities.get(label, 0.0) for label, document_id in labelled}
 
 
 def _summarize_step(kind: _StepKind, values: Sequence[float]) -> str:
@@ -556,61 +584,57 @@ def _summarize_step(kind: _StepKind, values: Sequence[float]) -> str:
     return f"{kind.step}: mean rank {mean:.1f} ({len(values)}×)"
 
 
-@contextmanager
-def _open_corpus(
-    loaded: LoadedConfig, context: RunContext, notes: list[str]
-) -> Iterator[Corpus | None]:
-    """Open the documents of the run, or yield None if they are unavailable.
+def _open_corpus(loaded: LoadedConfig, context: RunContext, notes: list[str]) -> Corpus | None:
+    """Open the documents of a run, or return None if they are unavailable.
 
     Args:
-        loaded: Configuration of the run.
-        context: Its context.
+        loaded: Configuration of the run, which says what may be read.
+        context: Context of the run.
         notes: Receives the reason why documents are unavailable.
     """
     if loaded.unused is not None and loaded.is_without("index"):
         notes.append(f"No document texts: {loaded.unused.describe_input('corpus')}.")
-        yield None
-        return
+        return None
 
     config = context.config
-    task = context.task
     if config.corpus is not None and not config.corpus.is_file():
         # Its index has the texts too.
         config = config.model_copy(update={"corpus": None})
-
-    with ExitStack() as stack:
-        try:
-            _check_stored(config)
-            corpus = stack.enter_context(open_run_corpus(config, task, notes.append))
-        except ToucheError as error:
-            notes.append(f"No document texts: {error}; {_MOVED}.")
-            yield None
-            return
-        yield corpus
+    try:
+        _check_stored(config)
+        return open_run_corpus(config, context.task, notes.append)
+    except ToucheError as error:
+        notes.append(f"No document texts: {error}; {_MOVED}.")
+        return None
 
 
 def _check_stored(config: Config) -> None:
-    """Raise DataError if opening the corpus would download or create what is missing."""
-    needed = config.retriever.kind.find_needed_file(config.retriever_settings)
+    """Raise DataError if a corpus that is opened now would be downloaded or stored first."""
+    needed_file = config.retriever.kind.find_needed_file(config.retriever_settings)
     if config.dataset is not None and config.index is not None:
-        needed = config.index / "manifest.json"
-    if needed is not None and not needed.is_file():
-        raise DataError(f"{needed}: not found")
+        needed_file = config.index / "manifest.json"
+    if needed_file is not None and not needed_file.is_file():
+        raise DataError(f"{needed_file}: not found")
 
 
-def _open_answers(
-    loaded: LoadedConfig, config: Config, notes: list[str]
-) -> AbstractContextManager[Cache | None]:
-    """Open the cache of the run, if it exists; else add the reason to `notes`."""
-    if config.cache.mode is not CacheMode.OFF and config.cache.file.is_file():
-        return Cache(config.cache.file, CacheMode.REPLAY)
+def _open_answers(loaded: LoadedConfig, config: Config, notes: list[str]) -> Cache | None:
+    """Open the cache of a run, or return None if there is no such file.
+
+    Args:
+        loaded: Configuration of the run, which says what may be read.
+        config: Settings of the cache.
+        notes: Receives the reason why completions are unavailable.
+    """
+    cache = config.cache
+    if cache.mode is not CacheMode.OFF and cache.file.is_file():
+        return Cache(cache.file, CacheMode.REPLAY)
 
     if loaded.unused is not None and "cache.file" in loaded.unused.values:
         notes.append(f"No completions: {loaded.unused.describe_input('cache')}.")
-        return nullcontext()
-    problem = f"No completions: the run stored none, or its cache {config.cache.file} is gone"
-    notes.append(f"{problem}; {_MOVED}.")
-    return nullcontext()
+    else:
+        problem = f"No completions: the run stored none, or its cache {cache.file} is gone"
+        notes.append(f"{problem}; {_MOVED}.")
+    return None
 
 
 def describe_truncation(judgment: Judgment | None) -> str:
@@ -658,17 +682,20 @@ def find_differences(
     Returns:
         Aspects that differ; None unless both judged an aspect that can be compared.
     """
-    has_stance = bool(grades) and bool(stance)
-    equal_by_aspect: dict[str, bool] = {}
-    for aspect, assessment in people.items():
-        if aspect == STANCE and has_stance:
-            equal_by_aspect[STANCE] = assessment == stance
-        if aspect in grades:
-            mapping = task.qrels_mapping_of(aspect)
-            if mapping is not None:
-                mapped = mapping[round_grade(grades[aspect])]
-                equal_by_aspect[aspect] = mapped == round_grade(float(assessment))
+    is_equal_by_aspect: dict[str, bool] = {}
+    graded_by_both = [aspect for aspect in people if aspect in grades]
+    for aspect in graded_by_both:
+        mapping = task.qrels_mapping_of(aspect)
+        if mapping is not None:
+            mapped_grade = mapping[round_grade(grades[aspect])]
+            assessed_grade = round_grade(float(people[aspect]))
+            is_equal_by_aspect[aspect] = mapped_grade == assessed_grade
 
-    if not equal_by_aspect:
+    is_judged = len(grades) > 0
+    if is_judged and stance and STANCE in people:
+        is_equal_by_aspect[STANCE] = people[STANCE] == stance
+
+    if not is_equal_by_aspect:
         return None
-    return [aspect for aspect, is_equal in equal_by_aspect.items() if not is_equal]
+    # In the order of the assessors' aspects.
+    return [aspect for aspect in people if is_equal_by_aspect.get(aspect) is False]

@@ -64,30 +64,32 @@ _TEXT_CHARS = 300
 _TEXT_COLUMNS = ("topic", "document", "stance", "stance_source")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunOverview:
     """State, settings and costs of a run.
 
     Attributes:
+        directory: Folder of the run.
+        changed: When the metadata or, without it, the folder was last written.
         state: "complete"; the last finished stage ("empty", "retrieved", "judged"); "unfinished"
             while a stage replaces its outputs or after it was interrupted; or "broken".
+        problem: What is wrong with the run; empty if nothing is.
         config: Configuration; None if it cannot be read.
         origins: Origins of the values of the configuration.
         unused: Settings of a folder that somebody else wrote; None if it was written here.
         stages: Records of the finished stages.
         evaluation: Last evaluation of the present run file.
-        changed: When the metadata or, without it, the folder was last written.
     """
 
     directory: RunDirectory
-    state: str
-    problem: str
-    config: Config | None
-    origins: Origins
-    unused: UnusedSettings | None
-    stages: StageRecords
-    evaluation: RecordedEvaluation | None
     changed: datetime
+    state: str = BROKEN
+    problem: str = ""
+    config: Config | None = None
+    origins: Origins = Origins()
+    unused: UnusedSettings | None = None
+    stages: StageRecords = StageRecords()
+    evaluation: RecordedEvaluation | None = None
 
     @property
     def model(self) -> str:
@@ -120,47 +122,49 @@ def read_overview(folder: Path, word: UserWord = NO_WORD) -> RunOverview:
 
     Args:
         folder: Folder of the run.
-        word: What the user says about it.
+        word: Settings that the user gives, and whether the user trusts the folder.
     """
     directory = RunDirectory(folder)
-    state = BROKEN
-    problem = ""
-    config: Config | None = None
-    origins = Origins()
-    unused: UnusedSettings | None = None
-    stages = StageRecords()
-    evaluation: RecordedEvaluation | None = None
+    overview = RunOverview(directory, _find_change(directory))
     try:
-        metadata = directory.read_metadata()
-        stages = metadata.stages
-        loaded = directory.read_with_origins(word)
-        config = loaded.config
-        origins = loaded.origins
-        unused = loaded.unused
-        state, problem = _find_state(directory, metadata)
-        evaluation = _read_present_evaluation(directory)
+        _read_files(overview, word)
     except ToucheError as error:
-        problem = str(error)
-        state = BROKEN
+        overview.state = BROKEN
+        overview.problem = str(error)
         if _is_starting(directory):
-            state = EMPTY
-            problem = f"{folder}: stopped during start-up, or starting now; give the command again"
+            overview.state = EMPTY
+            overview.problem = (
+                f"{folder}: stopped during start-up, or starting now; give the command again"
+            )
     except OSError as error:
-        state = BROKEN
-        problem = f"cannot be read: {error.strerror}"
+        overview.state = BROKEN
+        overview.problem = f"cannot be read: {error.strerror}"
+    return overview
 
-    marked = directory.metadata_file if directory.metadata_file.is_file() else folder
-    return RunOverview(
-        directory=directory,
-        state=state,
-        problem=problem,
-        config=config,
-        origins=origins,
-        unused=unused,
-        stages=stages,
-        evaluation=evaluation,
-        changed=datetime.fromtimestamp(marked.stat().st_mtime),
-    )
+
+def _find_change(directory: RunDirectory) -> datetime:
+    """Return when the metadata of a run or, without it, the folder was last written."""
+    file = directory.metadata_file
+    path = file if file.is_file() else directory.path
+    return datetime.fromtimestamp(path.stat().st_mtime)
+
+
+def _read_files(overview: RunOverview, word: UserWord) -> None:
+    """Add what the files of a run say to its overview; after an error it has what was read before.
+
+    Raises:
+        ToucheError: A file is damaged.
+        OSError: A file cannot be read.
+    """
+    directory = overview.directory
+    metadata = directory.read_metadata()
+    overview.stages = metadata.stages
+    loaded = directory.read_with_origins(word)
+    overview.config = loaded.config
+    overview.origins = loaded.origins
+    overview.unused = loaded.unused
+    overview.state, overview.problem = _find_state(directory, metadata)
+    overview.evaluation = _read_present_evaluation(directory)
 
 
 def _find_state(directory: RunDirectory, metadata: RunRecord) -> tuple[str, str]:
@@ -210,13 +214,13 @@ def find_runs(root: Path) -> list[Path]:
     for name, subfolders, files in os.walk(root):
         folder = Path(name)
         is_recorded = RECORDED in files
-        is_run = not _MARKS.isdisjoint(files)
-        if is_run and not is_recorded:
+        has_mark = any(mark in files for mark in _MARKS)
+        if has_mark and not is_recorded:
             runs.append(folder)
 
+        # `os.walk` visits the folders that remain in this list.
         depth = len(folder.relative_to(root).parts)
-        if is_run or is_recorded or depth >= MAX_DEPTH:
-            # `os.walk` visits the folders that remain in this list.
+        if has_mark or is_recorded or depth >= MAX_DEPTH:
             subfolders.clear()
         else:
             subfolders[:] = [name for name in subfolders if not name.startswith(".")]
@@ -361,12 +365,12 @@ def find_run_directory(path: Path) -> RunDirectory | None:
     Raises:
         DataError: The run is not finished.
     """
-    directory = RunDirectory(path if path.is_dir() else path.parent)
-    is_file = path != directory.path
-    if is_file and path.name != RUN:
-        return None
-    if is_file and not directory.config_file.exists():
-        return None
+    is_file = not path.is_dir()
+    directory = RunDirectory(path.parent if is_file else path)
+    if is_file:
+        is_own_run = path.name == RUN and directory.config_file.exists()
+        if not is_own_run:
+            return None
 
     directory.check_finished("rank")
     if not directory.run_file.exists():
@@ -445,7 +449,11 @@ def find_task(name: str | None, runs: Collection[Path], dataset: str | None = No
 
 
 def read_results(directory: RunDirectory, task: Task) -> Iterator[dict[str, Any]]:
-    """Yield the lines of `results.tsv` as mappings with numbers; None for unknown ones."""
+    """Yield the lines of `results.tsv` as mappings with numbers; None for unknown ones.
+
+    Raises:
+        DataError: The file is missing or malformed.
+    """
     path = directory.results_file
     names = list_result_columns(task)
     try:

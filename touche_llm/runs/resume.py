@@ -41,7 +41,14 @@ def check_settings(
 
     Prompts, inputs and model are compared with what the finished stages recorded, settings with the
     folder's. Judging replaces no candidates: it may have its own settings until there are
-    judgments. With `overwrite`, only the inputs of the candidates that are judged count.
+    judgments.
+
+    Args:
+        directory: Folder of the run.
+        context: Context of the command, with its configuration.
+        command: `run`, or the stage that begins.
+        overwrite: Whether outputs may be replaced; then only the inputs of the candidates that are
+            judged count.
     """
     if overwrite:
         # Judging replaces no candidates, so they must be those of these inputs.
@@ -53,7 +60,6 @@ def check_settings(
     replaced = made
     if command == "judge":
         replaced = [stage for stage in made if stage != "retrieve"]
-
     if not directory.config_file.exists():
         if replaced:
             raise UsageError(
@@ -62,23 +68,42 @@ def check_settings(
             )
         return
 
-    loaded = directory.read_with_origins()
-    old = loaded.config
-    recorded = {} if loaded.unused is None else loaded.unused.values
-    # The folder's configuration has what is known of the models, too.
-    new = context.recorded_config
-    records = directory.read_metadata().stages.select(made)
-    changes = [
-        *_compare_settings(old, recorded, new, _list_relevant(made, old, command)),
-        *_compare_models(records.select(replaced), new),
-        *_compare_prompts(records, context),
-        *_compare_inputs(records, context.config, INPUT_SETTINGS),
-    ]
+    changes = _list_changes(directory, context, command, made, replaced)
     if changes:
         raise UsageError(
             f"{directory}: holds a run with other settings or inputs; give another folder, or replace it "
             "(`overwrite: true`; answers stay in the cache):\n" + "\n".join(changes)
         )
+
+
+def _list_changes(
+    directory: RunDirectory,
+    context: RunContext,
+    command: str,
+    made: Collection[StageName],
+    replaced: Collection[StageName],
+) -> list[str]:
+    """Return a line for each setting, model, prompt and input that is not that of the folder.
+
+    Args:
+        directory: Folder of the run.
+        context: Context of the command.
+        command: `run`, or the stage that begins.
+        made: Stages that have outputs.
+        replaced: Those whose outputs the command would replace.
+    """
+    loaded = directory.read_with_origins()
+    recorded = {} if loaded.unused is None else loaded.unused.values
+    # The folder's configuration has what is known of the models, too.
+    new = context.recorded_config
+    names = _list_relevant(made, loaded.config, command)
+    records = directory.read_metadata().stages.select(made)
+    return [
+        *_compare_settings(loaded.config, recorded, new, names),
+        *_compare_models(records.select(replaced), new),
+        *_compare_prompts(records, context),
+        *_compare_inputs(records, context.config, INPUT_SETTINGS),
+    ]
 
 
 def _has_outputs(directory: RunDirectory, stage: StageName) -> bool:
@@ -102,7 +127,13 @@ def check_inputs(directory: RunDirectory, config: Config) -> None:
 
 
 def _list_relevant(made: Collection[str], old: Config, command: str) -> tuple[str, ...]:
-    """Return the settings that determine the outputs of these stages."""
+    """Return the settings that determine the outputs in a folder, and that a command may change.
+
+    Args:
+        made: Stages that have outputs.
+        old: Configuration of the folder.
+        command: `run`, or the stage that begins.
+    """
     if "rank" in made:
         return tuple(Config.model_fields)
     if "judge" in made:
@@ -142,16 +173,20 @@ def _compare_settings(
 
 
 def _compare_models(stages: StageRecords, config: Config) -> Iterator[str]:
-    """Compare the model with those that finished stages recorded."""
+    """Compare the model of a configuration with those that finished stages recorded."""
     models = [record.llm.model for record in stages.finished.values() if record.llm is not None]
+    names = dict.fromkeys(model.name for model in models)
+    revisions = dict.fromkeys(model.revision for model in models)
+    contexts = dict.fromkeys(model.context for model in models)
+
     # A value that is not configured is the server's and known only after connecting.
     if config.engine.model_name is not None:
-        for name in dict.fromkeys(model.name for model in models):
+        for name in names:
             yield from _compare("engine.model", name, config.engine.model_name)
-    for revision in dict.fromkeys(model.revision for model in models):
+    for revision in revisions:
         yield from _compare("engine.revision", revision, config.engine.revision)
     if config.engine.context is not None:
-        for context in dict.fromkeys(model.context for model in models):
+        for context in contexts:
             yield from _compare("engine.context", context, config.engine.context)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -243,20 +243,32 @@ async def compute_stage(
         case "retrieve":
             return await retrieve_candidates(context)
         case "judge":
-            if isinstance(earlier, Candidates):
-                candidates = earlier
-            else:
-                candidates = read_first_stage(context, directory)
-            judgments = await _judge_candidates(context, candidates)
-            _check_made(judgments, directory)
-            return judgments
+            candidates = earlier if isinstance(earlier, Candidates) else None
+            return await _compute_judgments(context, directory, candidates)
         case "rank":
-            if isinstance(earlier, Judgments):
-                judgments = earlier
-            else:
-                judgments = directory.read_judgments(context)
-            async with context.using_reranker():
-                return await _rank_judgments(context, judgments)
+            judgments = earlier if isinstance(earlier, Judgments) else None
+            return await _compute_ranking(context, directory, judgments)
+
+
+async def _compute_judgments(
+    context: RunContext, directory: RunDirectory, candidates: Candidates | None
+) -> Judgments:
+    """Judge candidates, those of the folder if None, without writing anything."""
+    if candidates is None:
+        candidates = read_first_stage(context, directory)
+    judgments = await _judge_candidates(context, candidates)
+    _check_made(judgments, directory)
+    return judgments
+
+
+async def _compute_ranking(
+    context: RunContext, directory: RunDirectory, judgments: Judgments | None
+) -> Ranking:
+    """Rank judged candidates, those of the folder if None, without writing anything."""
+    if judgments is None:
+        judgments = directory.read_judgments(context)
+    async with context.using_reranker():
+        return await _rank_judgments(context, judgments)
 
 
 async def _judge_candidates(context: RunContext, candidates: Candidates) -> Judgments:
@@ -287,10 +299,10 @@ async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
         tag=config.tag,
         objective=config.objective,
     )
+    # The corpus and the model are opened only if a step needs them.
     if needs_texts(config.steps):
         await replace(judgments.candidates, corpus=context.corpus).check()
         plan = replace(plan, documents=context.corpus.documents, reranker=context.reranker)
-
     kinds = list_comparison_kinds(config.steps)
     if kinds:
         plan = replace(plan, prompts=context.load_prompts(*kinds), requester=context.requester)
@@ -483,10 +495,12 @@ async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
         UsageError: The inputs changed since the run, and a step needs the texts of documents.
     """
     directory = RunDirectory(folder)
-    if not list_comparison_kinds(config.steps) and directory.config_file.exists():
-        # Ranking without comparisons uses no engine, so the metadata keeps the one of the
-        # judgments.
-        config = config.model_copy(update={"engine": directory.read_config().engine})
+    uses_engine = bool(list_comparison_kinds(config.steps))
+    if not uses_engine and directory.config_file.exists():
+        # The configuration of the folder keeps the engine that judged.
+        judging_engine = directory.read_config().engine
+        config = config.model_copy(update={"engine": judging_engine})
+
     async with _open_run("rank", config, folder, progress) as run:
         return await rank_stage(run.context, run.directory)
 
@@ -518,49 +532,63 @@ async def _open_run(
         overwrite: Whether the command may replace outputs that were made with other settings.
     """
     directory = RunDirectory(folder)
-    with ExitStack() as stack:
-        context = _prepare_run(stack, command, config, directory, progress)
+    async with AsyncExitStack() as stack:
+        begins_run = command in ("run", "retrieve")
+        prepare = _begin_run if begins_run else _continue_run
+        context = prepare(
+            command=command,
+            config=config,
+            directory=directory,
+            progress=progress,
+            stack=stack,
+        )
         run = _OpenRun(context, directory)
-
-        # Checked before the slow loading of the model, and again once its name and context are
-        # known.
+        # Checked before the slow loading of the model, too.
         _check_run(run, command, overwrite=overwrite)
-        if not _needs_model(command, config):
-            yield run
-            return
 
-        async with _open_model(command, context) as model:
-            with context.using(model):
-                _check_run(run, command, overwrite=overwrite)
-                yield run
+        if _needs_model(command, config):
+            model = await stack.enter_async_context(_open_model(command, context))
+            stack.enter_context(context.using(model))
+            # Checked again, since name and context of the model are known only now.
+            _check_run(run, command, overwrite=overwrite)
+        yield run
 
 
-def _prepare_run(
-    stack: ExitStack,
+def _begin_run(
+    *,
     command: CommandName,
     config: Config,
     directory: RunDirectory,
     progress: Progress,
+    stack: AsyncExitStack,
 ) -> RunContext:
-    """Lock the folder of a run and open its context, until the stack is closed.
+    """Make and lock the folder of a new run, and return its context, which the stack closes.
 
-    The folder is made if the command is the first of a run; errors of prompts and files come
-    before.
+    Errors of prompts and files come before the folder is made.
     """
-    begins_run = command in ("run", "retrieve")
-    if not begins_run:
-        stack.enter_context(directory.lock(command, progress.warn))
+    context = stack.enter_context(RunContext(config, progress))
+    if command == "run":
+        context.load_prompts()
+    context.check_sources()
+
+    _make_folder(directory.path, progress)
+    stack.enter_context(directory.lock(command, progress.warn))
+    return context
+
+
+def _continue_run(
+    *,
+    command: CommandName,
+    config: Config,
+    directory: RunDirectory,
+    progress: Progress,
+    stack: AsyncExitStack,
+) -> RunContext:
+    """Lock the folder of a run for a later stage, and return its context; the stack closes both."""
+    stack.enter_context(directory.lock(command, progress.warn))
     if command == "rank" and needs_texts(config.steps):
         check_inputs(directory, config)
-
-    context = stack.enter_context(RunContext(config, progress))
-    if begins_run:
-        if command == "run":
-            context.load_prompts()
-        context.check_sources()
-        _make_folder(directory.path, progress)
-        stack.enter_context(directory.lock(command, progress.warn))
-    return context
+    return stack.enter_context(RunContext(config, progress))
 
 
 def _check_run(run: _OpenRun, command: CommandName, *, overwrite: bool) -> None:

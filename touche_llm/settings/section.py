@@ -133,31 +133,63 @@ class Option:
 
 
 def set_values(values: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
-    """Set values by dotted name.
+    """Set settings of a configuration by dotted name, as `engine.model`.
 
-    Raises UsageError if `source` has a value in place of a section.
+    Args:
+        values: Values by section, which are changed.
+        given: New values by dotted name.
+        source: File of the values, for messages.
+
+    Raises:
+        UsageError: A value stands in place of a section.
     """
     for name, value in given.items():
-        *sections, key = name.split(".")
-        target = values
-        for section in sections:
-            # A section that the task does not have is written as null.
-            target[section] = {} if target.get(section) is None else target[section]
-            target = target[section]
-            if not isinstance(target, dict):
-                raise UsageError(
-                    f"{source}: {section}: must hold names and values, since {name} is one of them"
-                )
-        target[key] = value
+        key = name.rpartition(".")[2]
+        settings = _open_section(values, name, source)
+        settings[key] = value
+
+
+def _open_section(values: dict[str, Any], name: str, source: str) -> dict[str, Any]:
+    """Return the section that holds a setting; missing sections are added.
+
+    Args:
+        values: Values by section, which are changed.
+        name: Dotted name of the setting.
+        source: File of the values, for messages.
+
+    Raises:
+        UsageError: A value stands in place of a section.
+    """
+    *sections, _ = name.split(".")
+    settings = values
+    for section in sections:
+        # A section that the task does not have is written as null.
+        if settings.get(section) is None:
+            settings[section] = {}
+
+        settings = settings[section]
+        if not isinstance(settings, dict):
+            raise UsageError(
+                f"{source}: {section}: must hold names and values, since {name} is one of them"
+            )
+    return settings
 
 
 def read_settings(model: type[ModelT], given: object, name: str) -> ModelT:
-    """Return a record of settings: the given one, one of a mapping, or the defaults for None.
+    """Return the settings that a caller gives as an argument, checked.
 
-    A UsageError for another type or an invalid value names the argument and the setting.
+    Args:
+        model: Type of the settings.
+        given: Settings of this type, a mapping, or None for the defaults.
+        name: Name of the argument, for messages.
+
+    Raises:
+        UsageError: The argument has another type, or a setting is invalid.
     """
+    if given is None:
+        return model()
     try:
-        return model() if given is None else model.model_validate(given)
+        return model.model_validate(given)
     except ValidationError as error:
         raise UsageError(describe_first_problem(error, name, model=model)) from error
 
@@ -165,13 +197,20 @@ def read_settings(model: type[ModelT], given: object, name: str) -> ModelT:
 def check_address(url: str, secret: str) -> str:
     """Return the address of a server without a slash at its end.
 
-    A ValueError for another text, or one with a password or key, which belongs into `secret`.
+    Args:
+        url: Address that a user gives.
+        secret: Environment variable that holds the key of the server, for messages.
+
+    Raises:
+        ValueError: The text is no address, or it contains a password or a key.
     """
     parts = urlsplit(url)
     if "@" in url or parts.query or parts.fragment:
         raise ValueError(
             f"must not hold a password or a key (no @, ? or #), since it is written to files: give the key in {secret}"
         )
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+
+    is_http = parts.scheme in ("http", "https")
+    if not is_http or not parts.hostname or parts.port == 0:
         raise ValueError("must be an address like http://127.0.0.1:8000")
     return url.rstrip("/")

@@ -41,14 +41,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[tuple[str, str]] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
-                    raise YamlError(
-                        f"line {key.start_mark.line + 1}: the key {key.value!r:.80} occurs twice; keep one"
-                    )
-                seen.add((key.tag, key.value))
+        """Return the mapping of a node; raise YamlError if it has a key twice."""
+        seen_keys: set[tuple[str, str]] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+
+            key = (key_node.tag, key_node.value)
+            if key in seen_keys:
+                line = key_node.start_mark.line + 1
+                raise YamlError(
+                    f"line {line}: the key {key_node.value!r:.80} occurs twice; keep one"
+                )
+            seen_keys.add(key)
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
 
@@ -62,7 +67,8 @@ _Loader.add_implicit_resolver(
 def parse_yaml(content: bytes | str) -> Any:
     """Parse a YAML document of at most `MAX_BYTES`, with at most `MAX_DEPTH` levels.
 
-    Raise YamlError for other text, and if it repeats a key.
+    Raises:
+        YamlError: The text is not YAML, too long or too deeply nested, or repeats a key.
     """
     if len(content) > MAX_BYTES:
         raise YamlError(f"longer than {MAX_BYTES:,} bytes")
@@ -92,12 +98,20 @@ def _check_depth(content: bytes | str) -> None:
 def read_yaml(
     path: Path, *, text: bytes | str | None = None, error: type[ToucheError] = DataError
 ) -> dict[str, Any]:
-    """Read a YAML file of names and values, or its part `text`.
+    """Read a YAML file of names and values; an empty one has none.
 
-    Raise an error of the type `error`.
+    Args:
+        path: File to read.
+        text: Content of the file, or the part of it that is YAML; None to read it.
+        error: Type of the errors.
+
+    Raises:
+        ToucheError: The file cannot be read, is not YAML, or holds something else; of the type
+            `error`.
     """
     try:
-        values = parse_yaml(read_bounded(path, MAX_BYTES, error) if text is None else text) or {}
+        content = read_bounded(path, MAX_BYTES, error) if text is None else text
+        values = parse_yaml(content) or {}
     except OSError as cause:
         raise error(f"{path}: cannot read the file: {cause.strerror}") from cause
     except YamlError as cause:
@@ -116,7 +130,14 @@ def load_yaml(
 ) -> ModelT:
     """Read a YAML file into a model.
 
-    Arguments and errors are those of `read_yaml`, the message names file and key.
+    Args:
+        path: File to read.
+        model: Type of the values.
+        text: Content of the file, or the part of it that is YAML; None to read it.
+        error: Type of the errors.
+
+    Raises:
+        ToucheError: As `read_yaml`, or a value is invalid; the message names file and key.
     """
     values = read_yaml(path, text=text, error=error)
     try:

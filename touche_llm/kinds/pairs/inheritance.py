@@ -15,7 +15,7 @@ def inherit_judgment(
     judgments: Mapping[str, Judgment],
     settings: PairSettings,
 ) -> Judgment:
-    """Return the judgment that a pair inherits from its sentences.
+    """Return the judgment of a pair that the model did not judge: that of its sentences.
 
     It has the mean of their grades, and the side that they share.
 
@@ -28,14 +28,15 @@ def inherit_judgment(
     first = judgments[first_id]
     second = judgments[second_id]
 
-    grades: dict[str, float] = {}
+    mean_grades: dict[str, float] = {}
     for aspect, grade in first.grades.items():
-        grades[aspect] = (grade + second.grades[aspect]) / 2
+        mean_grades[aspect] = (grade + second.grades[aspect]) / 2
 
     return Judgment(
         topic_id=pair.topic_id,
         document_id=pair.document_id,
-        grades=grades,
+        grades=mean_grades,
+        # Pairs are made only of sentences on the same side.
         stance=choose_side(first, settings.no_side_above),
         source="inherited",
         prompt=first.prompt,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import count
 
 import msgspec
 
@@ -90,18 +91,20 @@ class PairJudge:
 
         pair_judgments = group_judgments([*first_orders.results, *reversed_orders.results])
         sentence_judgments = group_judgments(made.sentences.results)
-        ranked: list[_RankedPairs] = []
+        rankings: list[list[Candidate]] = []
+        judgments: list[Judgment] = []
         for topic in self.inputs.topics:
-            pairs = self._rank_pairs(
+            ranked = self._rank_pairs(
                 made.by_topic[topic.id],
                 pair_judgments[topic.id],
                 sentence_judgments[topic.id],
             )
-            ranked.append(pairs)
+            rankings.append(ranked.ranking)
+            judgments.extend(ranked.judgments)
 
         return JudgedPairs(
-            rankings=[pairs.ranking for pairs in ranked],
-            judgments=[judgment for pairs in ranked for judgment in pairs.judgments],
+            rankings=rankings,
+            judgments=judgments,
             sentences=made.sentences.results,
             failures=[
                 *made.sentences.failures,
@@ -119,35 +122,45 @@ class PairJudge:
         pairs: dict[str, list[Candidate]] = {topic.id: [] for topic in self.inputs.topics}
         judgments: list[Judgment] = []
         failures: list[Failure] = []
-        lacking = [*self.inputs.topics]
-        start = 0
-        while True:
-            stop = start + depth
-            work: list[TopicDocument] = []
-            for topic in lacking:
-                for sentence in self._list_sentences(topic)[start:stop]:
-                    work.append(TopicDocument(topic, sentence.document_id))
+
+        unfinished = [*self.inputs.topics]
+        for start in count(0, depth):
+            work = self._list_sentence_work(unfinished, start, start + depth)
             if not work:
                 break
 
-            judged = await self.inputs.judge(
-                work,
-                self.sentences,
-                title="judging sentences",
-                purpose="sentence",
-            )
+            judged = await self._judge_sentences(work)
             judgments.extend(judged.results)
             failures.extend(judged.failures)
 
-            by_topic = group_judgments(judgments)
-            for topic in lacking:
-                candidates = self._list_sentences(topic)[:stop]
-                pairs[topic.id] = self._pair_sentences(topic, candidates, by_topic[topic.id])
-            lacking = [topic for topic in lacking if len(pairs[topic.id]) < self.min_pairs]
-            start = stop
+            judgments_by_topic = group_judgments(judgments)
+            for topic in unfinished:
+                candidates = self._list_sentences(topic)[: start + depth]
+                made = self._pair_sentences(topic, candidates, judgments_by_topic[topic.id])
+                pairs[topic.id] = made
+            unfinished = [topic for topic in unfinished if len(pairs[topic.id]) < self.min_pairs]
 
         sentences = Outcomes(results=judgments, failures=failures)
         return _MadePairs(by_topic=pairs, sentences=sentences)
+
+    def _list_sentence_work(
+        self, topics: Iterable[Topic], start: int, stop: int
+    ) -> list[TopicDocument]:
+        """Return the sentences of topics at some places of their rankings, to be judged."""
+        work: list[TopicDocument] = []
+        for topic in topics:
+            for sentence in self._list_sentences(topic)[start:stop]:
+                work.append(TopicDocument(topic, sentence.document_id))
+        return work
+
+    async def _judge_sentences(self, work: list[TopicDocument]) -> Outcomes[Judgment]:
+        """Judge sentences with the prompt for single sentences."""
+        return await self.inputs.judge(
+            work,
+            self.sentences,
+            title="judging sentences",
+            purpose="sentence",
+        )
 
     def _list_sentences(self, topic: Topic) -> list[Candidate]:
         """Return the sentences of a topic, best first."""
@@ -207,7 +220,7 @@ class PairJudge:
             sentences: Judgments of the sentences, by sentence id.
         """
         ranking: list[Candidate] = []
-        ranked_judgments: list[Judgment] = []
+        all_judgments: list[Judgment] = []
         for pair in pairs:
             judgment = judgments.get(pair.document_id)
             if judgment is None:
@@ -218,10 +231,10 @@ class PairJudge:
             if reversed_judgment is not None:
                 orders.append(reversed_judgment)
 
-            best = max(orders, key=self._grade)
-            ranking.append(msgspec.structs.replace(pair, document_id=best.document_id))
-            ranked_judgments.extend(orders)
-        return _RankedPairs(ranking=ranking, judgments=ranked_judgments)
+            best_order = max(orders, key=self._grade)
+            ranking.append(msgspec.structs.replace(pair, document_id=best_order.document_id))
+            all_judgments.extend(orders)
+        return _RankedPairs(ranking=ranking, judgments=all_judgments)
 
     def _grade(self, judgment: Judgment) -> float:
         """Combine the grades by the task's weights.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import ceil
+from math import ceil, sqrt
 
 from touche_llm.data.records import Candidate
 from touche_llm.kinds.pairs.documents import join_pair
@@ -38,12 +38,20 @@ class _ScoredPair:
             return join_pair(self.one.id, self.other.id)
         return join_pair(self.other.id, self.one.id)
 
+    @property
+    def sentence_ids(self) -> tuple[str, str]:
+        """Ids of the two sentences."""
+        return self.one.id, self.other.id
+
     def _has_claim_first(self) -> bool:
-        """Return whether the first sentence is the claim, or comes first if neither is one."""
+        """Return whether the sentence `one` comes before `other`: the claim before its support."""
         one = self.one
         other = self.other
         difference = one.claim - other.claim
-        if one.argument == other.argument and abs(difference) < _MIN_CLAIM_DIFFERENCE:
+
+        is_same_argument = one.argument == other.argument
+        if is_same_argument and abs(difference) < _MIN_CLAIM_DIFFERENCE:
+            # Neither is clearly the claim, so the order is that of the argument.
             return one.place < other.place
         if difference == 0.0:
             return one.rank <= other.rank
@@ -72,14 +80,15 @@ def make_pairs(
     Returns:
         Pairs, best first, with ranks from 1.
     """
-    scored = _score_pairs(sentences, settings)
-    scored.sort(key=lambda pair: (-pair.score, pair.one.rank, pair.other.rank))
+    pairs = _score_pairs(sentences, settings)
+    pairs.sort(key=lambda pair: (-pair.score, pair.one.rank, pair.other.rank))
 
-    max_judged = _get_max_uses(settings, settings.judged)
-    judged = _choose_pairs(scored, max_judged, settings.judged)
-    judged_ids = {(pair.one.id, pair.other.id) for pair in judged}
-    others = [pair for pair in scored if (pair.one.id, pair.other.id) not in judged_ids]
-    chosen = _limit_shares([*judged, *others], settings, min_pairs)
+    max_uses = _get_max_uses(settings, settings.judged)
+    to_judge = _choose_pairs(pairs, max_uses, settings.judged)
+    # Pairs are distinct by their two sentences.
+    ids_to_judge = {pair.sentence_ids for pair in to_judge}
+    others = [pair for pair in pairs if pair.sentence_ids not in ids_to_judge]
+    chosen = _limit_shares([*to_judge, *others], settings, min_pairs)
 
     return [
         Candidate(topic_id, pair.document_id, rank, pair.score)
@@ -96,18 +105,26 @@ def _score_pairs(sentences: Iterable[Sentence], settings: PairSettings) -> list[
     for sentence in sentences:
         by_side.setdefault(sentence.side, []).append(sentence)
 
-    # Of n sentences of one side, each is in at most n - 1 pairs. More sentences than this are never
-    # needed for `most` pairs, since one side of this size gives enough pairs without any sentence
-    # above its share.
-    max_sentences = ceil(2 / settings.most_share) + ceil((2 * settings.most) ** 0.5) + 1
-
+    max_sentences = _get_max_sentences(settings)
     pairs: list[_ScoredPair] = []
     for of_side in by_side.values():
         for one, other in combinations(of_side[:max_sentences], 2):
-            bonus = settings.same_argument if one.argument == other.argument else 0.0
-            score = (one.score + other.score) / 2 + bonus
+            score = (one.score + other.score) / 2
+            if one.argument == other.argument:
+                score += settings.same_argument
             pairs.append(_ScoredPair(score, one, other))
     return pairs
+
+
+def _get_max_sentences(settings: PairSettings) -> int:
+    """Return the number of sentences of one side that suffice for all pairs of a topic.
+
+    Of n sentences, each is in at most n - 1 pairs. One side of this size gives `most` pairs without
+    any sentence above its share.
+    """
+    for_shares = ceil(2 / settings.most_share)
+    for_pairs = ceil(sqrt(2 * settings.most))
+    return for_shares + for_pairs + 1
 
 
 def _limit_shares(
@@ -119,15 +136,15 @@ def _limit_shares(
 
     If these are fewer than `min_pairs`, each sentence may be in a few more.
     """
-    max_pairs = min(settings.most, len(pairs))
-    max_uses = _get_max_uses(settings, max_pairs)
-    chosen = _choose_pairs(pairs, max_uses, max_pairs)
+    target = min(settings.most, len(pairs))
+    max_uses = _get_max_uses(settings, target)
+    chosen = _choose_pairs(pairs, max_uses, target)
 
-    # A smaller number of pairs allows each sentence a smaller number of uses.
-    while len(chosen) < max_pairs:
-        max_pairs = len(chosen)
-        max_uses = _get_max_uses(settings, max_pairs)
-        chosen = _choose_pairs(pairs, max_uses, max_pairs)
+    # Fewer pairs than the target allow each sentence fewer uses, so choose again.
+    while len(chosen) < target:
+        target = len(chosen)
+        max_uses = _get_max_uses(settings, target)
+        chosen = _choose_pairs(pairs, max_uses, target)
 
     required = min(min_pairs, len(pairs), settings.most)
     while len(chosen) < required:
@@ -136,9 +153,9 @@ def _limit_shares(
     return chosen
 
 
-def _get_max_uses(settings: PairSettings, pairs: int) -> int:
-    """Return the maximum number of pairs, of so many, that one sentence may be in."""
-    return max(1, int(settings.most_share * pairs))
+def _get_max_uses(settings: PairSettings, pair_count: int) -> int:
+    """Return in how many of the pairs of a topic one sentence may be."""
+    return max(1, int(settings.most_share * pair_count))
 
 
 def _choose_pairs(

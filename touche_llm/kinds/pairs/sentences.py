@@ -86,6 +86,7 @@ class SentenceSelector:
         well it is written.
         """
         roles = judgment.readings["role"].shares
+        claim_share = roles.get(_CLAIM, 0.0)
         no_role_share = roles.get(_NO_ROLE, 0.0)
         argument_share = 1.0 - no_role_share
         side_share = judgment.readings["stance"].shares[side]
@@ -98,7 +99,7 @@ class SentenceSelector:
             place=place.row,
             side=side,
             score=argument_share * side_share * mean_grade,
-            # All roles add up to 1, which leaves `1 - claim - none` for a premise.
-            claim=2 * roles.get(_CLAIM, 0.0) + no_role_share - 1.0,
+            # The third role is that of a premise, whose probability is the rest.
+            claim=2 * claim_share + no_role_share - 1.0,
             rank=candidate.rank,
         )
