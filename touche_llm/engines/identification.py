@@ -264,23 +264,29 @@ def describe_failure(
             address.
         is_known: Whether the server has replied to another request.
     """
-    check_address = (
-        "is the server running there? It answers once its model is loaded. Set its address with "
-        f"{server.address}"
-    )
     if isinstance(error, Rejected):
-        remedy = refusal_remedy or check_address
-        if error.status in (401, 403):
+        problem = f"the server refused the start-up check: {error}"
+        is_unauthorized = error.status in (401, 403)
+        if is_unauthorized:
             remedy = f"give its key in {MODEL_KEY_VARIABLE}"
-        return EngineError(
-            f"{server.base_url}: the server refused the start-up check: {error}; {remedy}"
-        )
+        else:
+            remedy = refusal_remedy or _suggest_address(server)
+        return EngineError(f"{server.base_url}: {problem}; {remedy}")
 
-    remedy = check_address
     is_busy = error.kind == "timeout" and is_known
     if is_busy:
         remedy = (
             "the server is busy (it answers other requests); wait, or give requests more time with "
             f"`{server.section}.request_timeout`"
         )
+    else:
+        remedy = _suggest_address(server)
     return EngineError(f"{server.base_url}: {error.reason}; {remedy}")
+
+
+def _suggest_address(server: HttpClient) -> str:
+    """Return the remedy for a server that may not run at its address."""
+    return (
+        "is the server running there? It answers once its model is loaded. Set its address with "
+        f"{server.address}"
+    )
