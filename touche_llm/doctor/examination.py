@@ -150,7 +150,7 @@ async def _make_survey(subject: ServerUnderTest, info: EngineInfo) -> Survey:
     logprobs = _read_logprobs(subject, schema)
     has_labels = bool(label_tokens.list_labelled_schemas(subject.schemas))
     if isinstance(logprobs, Logprobs) and has_labels:
-        # These requests have a schema, so that the constraint parameter must be known before.
+        # The request for alternatives has a schema: it needs the constraint parameter found above.
         min_alternatives = await find_min_alternatives(client, dialect, logprobs)
         dialect = replace(dialect, min_alternatives=min_alternatives)
 
@@ -237,8 +237,8 @@ async def _complete_info(survey: Survey, results: list[ServerCheck]) -> EngineIn
     These are the number of tokens that its chat template adds, and its fingerprint if it sends one.
     """
     template_tokens = 0
-    # A blocking result prevents the run, which alone needs the tokens of the template. It can mean
-    # that the server cannot count them.
+    # Only a run needs the tokens of the template. A blocking result prevents it, and can mean that
+    # the server cannot count tokens.
     is_blocked = any(result.is_blocking for result in results)
     if not is_blocked:
         chat = place_system_message(EMPTY_CHAT, survey.sampling.system_message)

@@ -186,8 +186,9 @@ class HttpClient:
             # As after a reply, all requests of this client wait for another `_seconds`.
             self._last_reply = clock()
 
-        expire_now = clock()
-        limit.reschedule(expire_now)
+        # A limit that is over now raises TimeoutError in its block.
+        now = clock()
+        limit.reschedule(now)
 
     async def _wait_for_silence(self, started: float) -> None:
         """Wait until the last reply, or the start of a request, is as long ago as the time limit.

@@ -100,8 +100,8 @@ def read_label(
     Args:
         answer: Answer with the tokens of its labels.
         field: Name of the field.
-        labels: Labels of the field. None may begin with another one (10 with 1), since no token
-            shows that the shorter one has ended.
+        labels: Labels of the field. No label may begin with another one, as 10 does with 1: no
+            token shows that the shorter one has ended.
         answered: Label in the text.
 
     Returns:
@@ -284,11 +284,12 @@ class _LabelSearch:
                 return
 
     def _share_out(self, beginning: str, probability: float) -> None:
-        """Give the probability of a value's beginning to the labels that it can become.
+        """Give the probability of a value's beginning to the labels that the value can become.
 
-        A beginning of one label gives it all, and a beginning of several labels gives them equal
-        shares. A beginning of all labels, such as a quotation mark, favours none: its probability
-        is ignored. Both of the latter count as shared.
+        - One label gets the whole probability.
+        - Several labels get equal parts of it, and it counts as shared.
+        - If the value can become any label, as after a quotation mark, no label gets a part: the
+          probability counts as shared and as ignored.
         """
         candidates = self._find_candidates(beginning)
         if not candidates:

@@ -248,6 +248,7 @@ class ModelClient(EngineClient):
         """Return the answer of the first usable sample of a request."""
         ignores_cache = self._must_ignore_cache(request)
         if ignores_cache:
+            # In a dry run, the cache forgets nothing; what is in it must not be read all the same.
             self._forget(request)
 
         attempts: list[Attempt] = []
@@ -262,6 +263,7 @@ class ModelClient(EngineClient):
             if result.kind in _SERVER_KINDS:
                 break
 
+        # Otherwise all attempts are those of an earlier run.
         is_sent_in_this_run = request.key in self._refreshed
         if not is_sent_in_this_run:
             self.counts.known_failures += 1
@@ -280,8 +282,7 @@ class ModelClient(EngineClient):
             request: Request as it was made.
             sample: Request of one of its samples.
             model: Model of the answer.
-            ignores_cache: Whether to send the request even if the cache has a result. That is so
-                after a `forget` too, since the cache of a dry run forgets nothing.
+            ignores_cache: Whether to send the request even if the cache has a result.
 
         Returns:
             Answer, or attempt without a usable answer; None if the cache of a replay has neither.

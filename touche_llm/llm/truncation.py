@@ -153,7 +153,7 @@ class TruncationSearch:
         The number of passages is found by bisection. All passages are known not to fit.
         """
         best: Truncation | None = None
-        # So many best passages fit, and so many do not.
+        # At any time, the best `fitting` passages fit, and the best `too_many` do not.
         fitting = 0
         too_many = len(document.passages)
         while fitting + 1 < too_many:

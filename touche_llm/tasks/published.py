@@ -61,8 +61,7 @@ def read_published() -> list[PublishedFile]:
 def list_topic_tasks(topic: Topic) -> list[str]:
     """Return the tasks whose published topics begin with a topic of this number and title.
 
-    Letter case is ignored. The list is empty if no published topics begin with this one, as with
-    those of a translation.
+    Letter case is ignored. The list is empty for topics of another source, and for a translation.
     """
     number_and_title = f"{topic.id} {topic.title}".casefold()
     tasks: list[str] = []

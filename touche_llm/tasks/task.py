@@ -186,10 +186,10 @@ class Task(Model, strict=True):
 
     @cached_property
     def shared_folders(self) -> tuple[Path, ...]:
-        """Folders with the templates that the own folder lacks, the first to be searched first.
+        """Folders to search for the templates that the own folder lacks, in this order.
 
-        They follow the key `templates` from task to task: this task can name another one, which can
-        name a third.
+        They are those of the task that the key `templates` names, of the task that its definition
+        names, and so on.
 
         Raises:
             DataError: A task names one that is not one of the project's own.
