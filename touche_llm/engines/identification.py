@@ -192,12 +192,15 @@ async def _identify_program(server: HttpClient, model: _ServedModel) -> _Program
         Transient: There is no reply.
     """
     named_kind = _SERVER_KINDS.get(model.owned_by or "")
-    kinds = list(_SERVER_KINDS.values()) if named_kind is None else [named_kind]
-    for kind in kinds:
+    if named_kind is not None:
+        program = await _request_version(server, named_kind)
+        return _Program(named_kind.name) if program is None else program
+
+    for kind in _SERVER_KINDS.values():
         program = await _request_version(server, kind)
         if program is not None:
             return program
-    return _Program("unknown server" if named_kind is None else named_kind.name)
+    return _Program("unknown server")
 
 
 async def _request_version(server: HttpClient, kind: _ServerKind) -> _Program | None:

@@ -102,8 +102,9 @@ class Layout:
         if self.form is AnswerForm.TEXT:
             return [""]
         if self.form is AnswerForm.OBJECT:
-            first_key, *later_keys = [f"{orjson.dumps(name).decode()}:" for name in self.fields]
-            return ["{" + first_key, *(f",{key}" for key in later_keys), "}"]
+            keys = [f"{orjson.dumps(name).decode()}:" for name in self.fields]
+            later_keys = [f",{key}" for key in keys[1:]]
+            return ["{" + keys[0], *later_keys, "}"]
         commas = [","] * (len(self.fields) - 1)
         return ["[", *commas, "]"]
 

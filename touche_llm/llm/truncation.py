@@ -81,8 +81,9 @@ def _truncate_passages(document: RankedPassages, truncation: Truncation) -> Trun
     Passages are made of a document without its boilerplate, so that all passages together can be
     less than the document.
     """
-    is_whole_document = document.complete and not document.only_boilerplate
-    if truncation.is_complete and is_whole_document:
+    # A document that looks like nothing but boilerplate is shown as a whole, but its cut says so.
+    is_clean = document.complete and not document.only_boilerplate
+    if truncation.is_complete and is_clean:
         return TruncatedDocument(document.whole.text, cut=None)
 
     excerpt = _select_passages(document, truncation)
