@@ -96,6 +96,7 @@ async def examine(subject: ServerUnderTest, occasion: Occasion = Occasion.START_
     beyond those of the start-up need schemas of answers with labels alone. If the server fails, the
     examination has the results until then.
     """
+    # Filled step by step, so that the results until a failure are kept.
     results: list[ServerCheck] = []
     try:
         identification = await _identify(subject)
@@ -106,7 +107,7 @@ async def examine(subject: ServerUnderTest, occasion: Occasion = Occasion.START_
     except (Transient, Rejected) as error:
         has_replied = bool(results)
         failure = describe_failure(subject.server, error, is_known=has_replied)
-        # As `raise failure from error` would set it: the caller raises the failure.
+        # The caller raises the failure; this sets its cause as `raise failure from error` would.
         failure.__cause__ = error
         return Examination(results, failure)
     except EngineError as error:
@@ -140,18 +141,16 @@ async def _make_survey(subject: ServerUnderTest, info: EngineInfo) -> Survey:
         Rejected: The server refuses all requests.
         Transient: There is no reply, or it is malformed.
     """
-    sampling = subject.sampling
-    client = ProbeClient(subject.server, info.model, sampling)
+    client = ProbeClient(subject.server, info.model, subject.sampling)
     vllm_dialect = make_vllm_dialect(subject.server, info.model)
     schema = await find_constraint_parameter(client, vllm_dialect)
     token_count = await find_counter(client, subject.engine.tokenizer)
     dialect = _adapt_dialect(vllm_dialect, schema, token_count)
 
-    logprobs: Logprobs | NoLogprobs | None = None
-    if isinstance(schema, EnforcedSchema) and sampling.logprobs:
-        logprobs = read_logprobs(schema, sampling.top_logprobs)
+    logprobs = _read_logprobs(subject, schema)
     has_labels = bool(label_tokens.list_labelled_schemas(subject.schemas))
     if isinstance(logprobs, Logprobs) and has_labels:
+        # The request for alternatives has a schema: it needs the constraint parameter found above.
         min_alternatives = await find_min_alternatives(client, dialect, logprobs)
         dialect = replace(dialect, min_alternatives=min_alternatives)
 
@@ -178,6 +177,18 @@ def _adapt_dialect(
     return dialect
 
 
+def _read_logprobs(
+    subject: ServerUnderTest, schema: EnforcedSchema | UnenforcedSchema
+) -> Logprobs | NoLogprobs | None:
+    """Return the log-probabilities of a server.
+
+    None if the run needs none, or if there is no enforced answer from which to read them.
+    """
+    if not subject.sampling.logprobs or not isinstance(schema, EnforcedSchema):
+        return None
+    return read_logprobs(schema, subject.sampling.top_logprobs)
+
+
 async def _make_checks(survey: Survey, occasion: Occasion, results: list[ServerCheck]) -> None:
     """Make the checks of an occasion that the server allows, and add their results."""
     for check in list_checks(occasion):
@@ -188,6 +199,9 @@ async def _make_checks(survey: Survey, occasion: Occasion, results: list[ServerC
 
 def _is_possible(check: Check, survey: Survey, results: list[ServerCheck]) -> bool:
     """Return whether a server can do what a check needs.
+
+    Most checks examine answers. These come only if the server enforces a schema, and show something
+    only if the model gets to see the instructions in the system message.
 
     Args:
         check: Check to make.
@@ -220,10 +234,11 @@ async def _make_check(survey: Survey, check: Check) -> list[ServerCheck]:
 async def _complete_info(survey: Survey, results: list[ServerCheck]) -> EngineInfo:
     """Return the description of a server with what only its replies show.
 
-    That is how many tokens its chat template adds, and its fingerprint if it sends one.
+    These are the number of tokens that its chat template adds, and its fingerprint if it sends one.
     """
     template_tokens = 0
-    # Without a run, no tokens need be counted; the server may be unable to.
+    # Only a run needs the tokens of the template. A blocking result prevents it, and can mean that
+    # the server cannot count tokens.
     is_blocked = any(result.is_blocking for result in results)
     if not is_blocked:
         chat = place_system_message(EMPTY_CHAT, survey.sampling.system_message)

@@ -267,34 +267,38 @@ def _align_tokens(tokens: Sequence[_Token], text: str, layout: Layout) -> list[T
 
 
 def _locate_tokens(tokens: Sequence[_Token], content: bytes) -> list[tuple[_Token, int]]:
-    """Return the tokens of an answer, each with the offset of its first byte.
+    """Return the tokens of an answer, each with its offset in the answer.
 
-    White space is not compared, since the texts of some tokens lack it. Tokens before the answer
-    (reasoning), after it (the end token) and of white space alone are left out.
+    The offset is that of the token's first byte that is no white space: in the answer `a b`, the
+    token ` b` has the offset 2. White space is not compared, since some tokens lack it.
 
     Args:
-        tokens: Tokens of the completion.
+        tokens: Tokens of the completion. Those before the answer (reasoning), after it (the end
+            token) and of white space alone are left out.
         content: Answer in UTF-8.
 
     Returns:
         Tokens in order; none if they do not spell the answer.
     """
-    # Offsets of the bytes that are compared.
+    squeezed_answer = content.translate(None, _WHITE_SPACE)
+    # Offset in the answer of each byte of the squeezed answer.
     offsets = [offset for offset, byte in enumerate(content) if byte not in _WHITE_SPACE]
+
     spellings = [token.spelling for token in tokens]
-    answer_start = b"".join(spellings).rfind(content.translate(None, _WHITE_SPACE))
-    if answer_start < 0 or not offsets:
+    squeezed_completion = b"".join(spellings)
+    # The last occurrence, since reasoning before the answer may quote it.
+    answer_start = squeezed_completion.rfind(squeezed_answer)
+    if answer_start < 0 or not squeezed_answer:
         return []
 
     located: list[tuple[_Token, int]] = []
-    token_start = 0
+    start_in_completion = 0
     for token, spelling in zip(tokens, spellings, strict=True):
-        # Number of compared bytes of the answer before the token.
-        index = token_start - answer_start
-        is_in_answer = 0 <= index < len(offsets)
+        start_in_answer = start_in_completion - answer_start
+        is_in_answer = 0 <= start_in_answer < len(squeezed_answer)
         if spelling and is_in_answer:
-            located.append((token, offsets[index]))
-        token_start += len(spelling)
+            located.append((token, offsets[start_in_answer]))
+        start_in_completion += len(spelling)
     return located
 
 

@@ -167,8 +167,8 @@ async def find_constraint_parameter(
 ) -> EnforcedSchema | UnenforcedSchema:
     """Find the first parameter with which a server enforces a schema.
 
-    The search also ends with a model that fills its answer with white space: a schema is enforced,
-    but the answer never ends.
+    The search also ends, without a parameter, at an endless answer: the schema is enforced, but it
+    allows white space, with which the model fills the answer.
 
     Raises:
         BrokenReply: A reply is malformed.
@@ -179,7 +179,10 @@ async def find_constraint_parameter(
     for parameter in CONSTRAINT_PARAMETERS:
         tried_dialect = replace(dialect, constraint_parameter=parameter)
         result = await _try_constraint_parameter(client, tried_dialect)
-        if isinstance(result, EnforcedSchema) or result.is_endless:
+        if isinstance(result, EnforcedSchema):
+            return result
+        if result.is_endless:
+            # Another parameter would not change what the schema allows.
             return result
         problems += result.problems
 
@@ -192,14 +195,17 @@ async def _try_constraint_parameter(
 ) -> EnforcedSchema | UnenforcedSchema:
     """Test whether a server enforces a schema with the constraint parameter of a dialect.
 
-    If it refuses the request, it is sent again without log-probabilities, which it may not have.
+    The test request has log-probabilities if the run has. If the server refuses it, the server may
+    only lack log-probabilities, so that the same request is sent without them.
     """
     logprobs_refusal: Refusal | None = None
     request = client.build(top_logprobs=client.sampling.top_logprobs)
     reply = await client.send(request, dialect)
     if isinstance(reply, Refusal) and client.sampling.logprobs:
         logprobs_refusal = reply
-        reply = await client.send(client.build(), dialect)
+        request_without_logprobs = client.build()
+        reply = await client.send(request_without_logprobs, dialect)
+
     if isinstance(reply, Refusal):
         return UnenforcedSchema((f"the server refused the request: {reply.reason}",))
 
@@ -210,10 +216,14 @@ async def _try_constraint_parameter(
 
 
 def _describe_unenforced(completion: Completion) -> UnenforcedSchema:
-    """Return what a model wrote instead of `PROBE_ANSWER`, the only answer that the schema allows."""
+    """Return what a model wrote instead of `PROBE_ANSWER`, the only answer that the schema allows.
+
+    If the answer was begun, but white space filled it until it was cut off, it is called endless.
+    """
     text = squeeze(completion.text)
-    has_begun = PROBE_ANSWER.startswith(text) and '{"word"' in text
-    if has_begun and completion.finish_reason == "length":
+    is_beginning = PROBE_ANSWER.startswith(text) and text.startswith('{"word"')
+    is_cut_off = completion.finish_reason == "length"
+    if is_beginning and is_cut_off:
         return UnenforcedSchema(problems=(), is_endless=True)
 
     problem = f"the model answered {quote(completion.text, 80)!r}"
@@ -249,10 +259,10 @@ class NoLogprobs:
 
 
 def read_logprobs(schema: EnforcedSchema, top_logprobs: int) -> Logprobs | NoLogprobs:
-    """Return which log-probabilities came with the enforced answer.
+    """Return what the log-probabilities of the enforced answer are like, or why there are none.
 
     Args:
-        schema: Reply to a request with log-probabilities, or the refusal of one.
+        schema: Reply to a request with log-probabilities, or their refusal.
         top_logprobs: Number of alternatives that were requested.
     """
     if schema.logprobs_refusal is not None:
@@ -273,12 +283,13 @@ def read_logprobs(schema: EnforcedSchema, top_logprobs: int) -> Logprobs | NoLog
             ),
         )
 
-    # The schema allows one word. If others have a probability too, they were not excluded before
-    # the log-probabilities were computed.
     other_mass = _read_off_label_mass(completion)
     if other_mass is None:
         return NoLogprobs("sends log-probabilities that do not spell its answer")
-    return Logprobs(top_logprobs, is_renormalised=other_mass <= MAX_UNSEEN)
+    # The schema allows one word. If other words have a probability too, the server computed it
+    # before it excluded them.
+    is_renormalised = other_mass <= MAX_UNSEEN
+    return Logprobs(top_logprobs, is_renormalised)
 
 
 def _read_off_label_mass(completion: Completion) -> float | None:

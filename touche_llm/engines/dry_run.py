@@ -168,23 +168,38 @@ class SchemaAnswers:
         return _make_completion(request, text, tokens)
 
     def _choose_labels(self, request: Request) -> dict[str, Sequence[Label]]:
-        """Return the probable labels of each field of an answer, that of the text first."""
+        """Return the probable labels of each field of an answer, the label of the text first."""
         fields = list_fields(request.schema)
+        # Ids of all documents of the prompt, separated by spaces.
         documents = (request.origin.document_id or "").split()
         requests_objects = not documents and list(fields) == ["first", "second"]
         if requests_objects:
             return _choose_objects(fields["first"]["enum"], fields["second"]["enum"])
 
+        topic_id = request.origin.topic_id
         labels: dict[str, Sequence[Label]] = {}
         for name, schema in fields.items():
             if "pattern" in schema:
                 labels[name] = [_make_text(name, len(documents))]
-            elif len(documents) > 1:
-                best_place = self._find_best(request.origin.topic_id, documents)
-                labels[name] = [schema["enum"][best_place]]
             else:
-                labels[name] = schema["enum"]
+                labels[name] = self._choose_from(schema["enum"], topic_id, documents)
         return labels
+
+    def _choose_from(
+        self, labels: Sequence[Label], topic_id: str, documents: Sequence[str]
+    ) -> Sequence[Label]:
+        """Return the probable labels of a field: the best of several documents, or else all labels.
+
+        Args:
+            labels: Labels of the field. With several documents, each label stands for one.
+            topic_id: Id of the topic.
+            documents: Ids of the documents in the prompt.
+        """
+        is_comparison = len(documents) > 1
+        if not is_comparison:
+            return labels
+        best_place = self._find_best(topic_id, documents)
+        return [labels[best_place]]
 
     def _find_best(self, topic_id: str, documents: Sequence[str]) -> int:
         """Return the place, from 0, of the best document: the first one when they were new."""
@@ -205,10 +220,10 @@ def _make_completion(request: Request, text: str, tokens: list[Token]) -> Comple
 
 
 def _choose_objects(firsts: Sequence[str], seconds: Sequence[str]) -> dict[str, Sequence[Label]]:
-    """Return an answer with the two objects that a topic compares, which must share no word.
+    """Return an answer with the two objects that a topic compares, as different as possible.
 
-    The first object is the first label. The second is the last label without a word of the first
-    one, or else the last label.
+    The first object is the first label. The second object is the last label that shares no word
+    with it, or simply the last label if all of them share one.
 
     Args:
         firsts: Labels of the field `first`, spans of the topic's title.
@@ -216,11 +231,12 @@ def _choose_objects(firsts: Sequence[str], seconds: Sequence[str]) -> dict[str, 
     """
     first = firsts[0]
     first_words = set(first.casefold().split())
-    second = seconds[-1]
-    for label in reversed(seconds):
+    different_labels: list[str] = []
+    for label in seconds:
         if first_words.isdisjoint(label.casefold().split()):
-            second = label
-            break
+            different_labels.append(label)
+
+    second = different_labels[-1] if different_labels else seconds[-1]
     return {"first": [first], "second": [second]}
 
 
@@ -247,15 +263,18 @@ def _make_tokens(text: str, labels: Mapping[str, Sequence[Label]], layout: Layou
 
 
 def _estimate_shares(labels: Sequence[Label], layout: Layout) -> dict[str, float]:
-    """Return the probability of each label by how it is written.
+    """Return the probability of each label, by how the label is written.
 
-    All are equal, except that the first of several words has twice the probability of the others.
+    Grades are equally probable. Of labels that are words, the first is twice as probable as each of
+    the others: PRO 0.5, CON 0.25, NEUTRAL 0.25.
     """
     weights: dict[str, float] = {}
     for label in labels:
         weights[layout.spell_value(label)] = 1.0
-    if isinstance(labels[0], str):
-        weights[layout.spell_value(labels[0])] = 2.0
+
+    first_label = labels[0]
+    if isinstance(first_label, str):
+        weights[layout.spell_value(first_label)] = 2.0
 
     total = sum(weights.values())
     return {spelling: weight / total for spelling, weight in weights.items()}

@@ -152,12 +152,13 @@ class HttpClient:
 
     @asynccontextmanager
     async def _limit(self) -> AsyncIterator[None]:
-        """Raise TimeoutError in the block if no request gets a reply for too long.
+        """Raise TimeoutError in the block if the server has sent no reply for too long.
 
-        A request waits in the server's queue behind others: with 256 at a time and one reply every
-        two seconds, for 512 s. Its time therefore begins again with each reply, and while the queue
-        holds requests, perhaps of other clients: sent again, it would wait at the end.
+        The time begins again with the reply to any request of this client, and while requests wait
+        at the server (see `_expire_in_silence`).
         """
+        # A request waits behind others: with 256 at a time and a reply every two seconds, for
+        # 512 s. Ended and sent again, it would wait at the end of the queue.
         async with asyncio.timeout(None) as limit:
             watch = asyncio.create_task(self._expire_in_silence(limit))
             try:
@@ -169,18 +170,25 @@ class HttpClient:
     async def _expire_in_silence(self, limit: asyncio.Timeout) -> None:
         """Let a time limit expire once the server has sent no reply for too long.
 
-        A server with waiting requests is busy, so that it gets more time, up to `patience` times as
-        much.
+        A server with waiting requests is busy, perhaps with those of other clients. It gets more
+        time, up to `patience` times as much.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
         end_of_patience = started + self.patience * self._seconds
         while True:
             await self._wait_for_silence(started)
-            if clock() >= end_of_patience or not await self.count_waiting():
+            if clock() >= end_of_patience:
                 break
+            is_busy = await self.count_waiting() > 0
+            if not is_busy:
+                break
+            # As after a reply, all requests of this client wait for another `_seconds`.
             self._last_reply = clock()
-        limit.reschedule(clock())
+
+        # A limit that is over now raises TimeoutError in its block.
+        now = clock()
+        limit.reschedule(now)
 
     async def _wait_for_silence(self, started: float) -> None:
         """Wait until the last reply, or the start of a request, is as long ago as the time limit.

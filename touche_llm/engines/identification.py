@@ -192,12 +192,15 @@ async def _identify_program(server: HttpClient, model: _ServedModel) -> _Program
         Transient: There is no reply.
     """
     named_kind = _SERVER_KINDS.get(model.owned_by or "")
-    kinds = list(_SERVER_KINDS.values()) if named_kind is None else [named_kind]
-    for kind in kinds:
+    if named_kind is not None:
+        program = await _request_version(server, named_kind)
+        return _Program(named_kind.name) if program is None else program
+
+    for kind in _SERVER_KINDS.values():
         program = await _request_version(server, kind)
         if program is not None:
             return program
-    return _Program("unknown server" if named_kind is None else named_kind.name)
+    return _Program("unknown server")
 
 
 async def _request_version(server: HttpClient, kind: _ServerKind) -> _Program | None:
@@ -264,23 +267,29 @@ def describe_failure(
             address.
         is_known: Whether the server has replied to another request.
     """
-    check_address = (
-        "is the server running there? It answers once its model is loaded. Set its address with "
-        f"{server.address}"
-    )
     if isinstance(error, Rejected):
-        remedy = refusal_remedy or check_address
-        if error.status in (401, 403):
+        problem = f"the server refused the start-up check: {error}"
+        is_unauthorized = error.status in (401, 403)
+        if is_unauthorized:
             remedy = f"give its key in {MODEL_KEY_VARIABLE}"
-        return EngineError(
-            f"{server.base_url}: the server refused the start-up check: {error}; {remedy}"
-        )
+        else:
+            remedy = refusal_remedy or _suggest_address(server)
+        return EngineError(f"{server.base_url}: {problem}; {remedy}")
 
-    remedy = check_address
     is_busy = error.kind == "timeout" and is_known
     if is_busy:
         remedy = (
             "the server is busy (it answers other requests); wait, or give requests more time with "
             f"`{server.section}.request_timeout`"
         )
+    else:
+        remedy = _suggest_address(server)
     return EngineError(f"{server.base_url}: {error.reason}; {remedy}")
+
+
+def _suggest_address(server: HttpClient) -> str:
+    """Return the remedy for a server that may not run at its address."""
+    return (
+        "is the server running there? It answers once its model is loaded. Set its address with "
+        f"{server.address}"
+    )

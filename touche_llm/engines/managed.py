@@ -95,11 +95,13 @@ async def run_guarded(command: Sequence[str], log: Path) -> AsyncIterator[Guarde
         command: Program and its arguments.
         log: File to which its output is appended; it is created if it is missing.
     """
+    # This module as a program calls `guard`, which starts the command as its child.
+    guard_command = [sys.executable, "-m", __name__, str(_STOP_SECONDS), *command]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         log_start = output.tell()
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(_STOP_SECONDS), *command],
+            guard_command,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -127,16 +129,15 @@ def guard(stop_seconds: float, command: Sequence[str]) -> int:
         stop_seconds: Seconds between SIGTERM, which asks the server to end, and SIGKILL.
         command: Program of the server and its arguments.
     """
+    # In a session of its own, the server leads a process group with its pid as the id.
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def stop(*_: object) -> None:
-        server.terminate()
-        timer = threading.Timer(stop_seconds, _kill_group, [server.pid])
-        timer.daemon = True
-        timer.start()
+        _stop(server, stop_seconds)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
+    # The end of standard input becomes a SIGTERM to this process.
     threading.Thread(target=_terminate_at_end_of_input, daemon=True).start()
 
     code = server.wait()
@@ -144,6 +145,15 @@ def guard(stop_seconds: float, command: Sequence[str]) -> int:
     _kill_group(server.pid)
     is_killed = code < 0
     return 128 - code if is_killed else code  # as in a shell
+
+
+def _stop(server: subprocess.Popen[bytes], stop_seconds: float) -> None:
+    """Send SIGTERM to a server, and kill its process group if it still runs after some seconds."""
+    server.terminate()
+    timer = threading.Timer(stop_seconds, _kill_group, [server.pid])
+    # The guard does not wait for the timer if the server ends in time.
+    timer.daemon = True
+    timer.start()
 
 
 def _kill_group(group: int) -> None:

@@ -212,6 +212,7 @@ class PoolingClient(EngineClient):
             room=self.engine_info.context - self.engine_info.overhead,
         )
         if isinstance(truncated, UncachedRequest):
+            # Harmless: the replay has recorded the miss, and fails with all of them at its end.
             return complete_text
         if isinstance(truncated, FailedRequest):
             raise self._fail_to_count(truncated)
@@ -269,7 +270,9 @@ class PoolingClient(EngineClient):
         """Return the results with these keys that are in the cache, by key."""
         cached: dict[str, _StoredT] = {}
         for key in keys:
-            result = self.cache.get(key, query.model, refreshed=key in self._stored)
+            # A refresh reads only the results that this run itself has stored.
+            is_refreshed = key in self._stored
+            result = self.cache.get(key, query.model, refreshed=is_refreshed)
             if result is not None:
                 cached[key] = result
         return cached

@@ -76,7 +76,8 @@ async def run_until_pending(work: Awaitable[object]) -> bool:
     try:
         await work
     except asyncio.CancelledError:
-        # The engine raises the error without a call of `task.cancel`, which the caller makes.
+        # Two things raise this error. A caller that wants this task to end calls `task.cancel`,
+        # which `cancelling` counts; the error must reach it. The engine only raises the error.
         is_cancelled_by_caller = task.cancelling() > earlier_cancellations
         if is_cancelled_by_caller:
             raise

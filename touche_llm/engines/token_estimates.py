@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Sequence
 
 from touche_llm.llm.request import Message
@@ -35,12 +34,14 @@ def join_contents(messages: Sequence[Message]) -> str:
 
 def count_shared(text: str, other: str) -> int:
     """Return the length of the common prefix of two texts, in characters."""
+    # Bisection compares slices, which is far faster than comparing single characters.
+    equal_length = 0
     max_length = min(len(text), len(other))
-
-    def have_different_prefixes(length: int) -> bool:
-        return text[:length] != other[:length]
-
-    # The number of lengths whose prefixes are equal, by bisection: far faster than comparing
-    # characters.
-    lengths = range(1, max_length + 1)
-    return bisect(lengths, False, key=have_different_prefixes)
+    while equal_length < max_length:
+        # Rounded up, so that each step makes the range smaller.
+        middle = (equal_length + max_length + 1) // 2
+        if text[equal_length:middle] == other[equal_length:middle]:
+            equal_length = middle
+        else:
+            max_length = middle - 1
+    return equal_length

@@ -102,8 +102,9 @@ class Layout:
         if self.form is AnswerForm.TEXT:
             return [""]
         if self.form is AnswerForm.OBJECT:
-            first_key, *later_keys = [f"{orjson.dumps(name).decode()}:" for name in self.fields]
-            return ["{" + first_key, *(f",{key}" for key in later_keys), "}"]
+            keys = [f"{orjson.dumps(name).decode()}:" for name in self.fields]
+            later_keys = [f",{key}" for key in keys[1:]]
+            return ["{" + keys[0], *later_keys, "}"]
         commas = [","] * (len(self.fields) - 1)
         return ["[", *commas, "]"]
 
@@ -261,14 +262,16 @@ def can_be_letters(model: type[AnswerModel]) -> bool:
 
 
 def count_alternatives(schema: Mapping[str, Any]) -> int:
-    """Return the number of alternatives per token from which the labels of an answer can be read.
+    """Return how many alternatives per token to request, so that the labels are among them.
 
-    Two for each label of a field: a label can be one token, or begin with a shorter one. At most
-    the 20 that vLLM sends by default, which objects always have.
+    An answer in the form of an object gets the most that vLLM sends. In an array, a field gets two
+    alternatives for each of its labels: the label as one token, and a shorter token that it begins
+    with.
 
     The number is part of the keys of answers, so it never depends on a server.
     """
     if schema["type"] == "object":
         return MAX_ALTERNATIVES
     label_counts = [len(field.get("enum", ())) for field in list_fields(schema).values()]
-    return min(MAX_ALTERNATIVES, 2 * max(label_counts))
+    alternatives = 2 * max(label_counts)
+    return min(alternatives, MAX_ALTERNATIVES)

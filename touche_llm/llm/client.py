@@ -65,6 +65,8 @@ _ResultT = TypeVar("_ResultT")
 StartUp = Callable[[], Awaitable[EngineInfo]]
 # So many requests in a row without a reply are a fault of the server, not of the requests.
 _MAX_LOST_IN_A_ROW = 32
+# Kind of the cache entries with measurements of prompts.
+_MEASUREMENT = "fit"
 
 
 @dataclass(slots=True)
@@ -127,15 +129,7 @@ class EngineClient:
         if max_tokens <= room:
             return apply_truncation(document, Truncation(prompt_tokens=0))
 
-        async def count(text: str) -> int:
-            return await self._count_with_engine(build_request(text))
-
-        search = TruncationSearch(
-            count=count,
-            truncate=self._truncate_with_engine,
-            room=room,
-            location=complete_request.origin.location,
-        )
+        search = self._make_search(build_request, room, complete_request.origin.location)
         truncation = await self._measure(
             complete_request,
             measure=partial(search.find, document),
@@ -147,6 +141,21 @@ class EngineClient:
         if not truncation.is_complete:
             self.counts.cut += 1
         return apply_truncation(document, truncation)
+
+    def _make_search(
+        self, build_request: Callable[[str], Request], room: int, location: str
+    ) -> TruncationSearch:
+        """Return the search for a truncation, which counts and truncates with the engine."""
+
+        async def count(text: str) -> int:
+            return await self._count_with_engine(build_request(text))
+
+        return TruncationSearch(
+            count=count,
+            truncate=self._truncate_with_engine,
+            room=room,
+            location=location,
+        )
 
     async def count_tokens(self, request: Request) -> int | UnansweredRequest:
         """Return the number of prompt tokens of a request, as the engine counts them.
@@ -185,15 +194,21 @@ class EngineClient:
     ) -> Truncation | UnansweredRequest:
         """Return the measurement of a request from the cache, or else make it and store it.
 
+        A measurement is the truncation with which a prompt fits, with its number of tokens.
+
         Args:
-            request: Request to measure.
+            request: Request to measure, which is not sent.
             measure: Measures with the engine.
             parameters: What the measurement depends on, besides the prompt.
+
+        Returns:
+            Measurement, or the request as one that cannot be sent: a replay lacks the measurement,
+            or it failed.
 
         Raises:
             EngineError: The engine failed.
         """
-        key = request.make_key("fit", **parameters)
+        key = request.make_key(_MEASUREMENT, **parameters)
         cached = self.cache.get(key, Truncation)
         if cached is not None:
             return cached
@@ -204,11 +219,11 @@ class EngineClient:
             measured = await measure()
         except Rejected as rejected:
             attempt = Attempt(sample=0, kind="server_error", reason=str(rejected))
-            return self._fail(request, [attempt], is_unmeasured=True)
         except Transient as transient:
             attempt = self._record_lost(transient, sample=0)
-            return self._fail(request, [attempt], is_unmeasured=True)
-        return await self.cache.store(describe_entry("fit", request, key), measured)
+        else:
+            return await self.cache.store(describe_entry(_MEASUREMENT, request, key), measured)
+        return self._fail(request, [attempt], is_unmeasured=True)
 
     async def bound_tokens(self, request: Request) -> int | UnansweredRequest:
         """Return an upper bound of the prompt tokens of a request: no token is shorter than a byte.

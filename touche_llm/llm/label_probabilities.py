@@ -97,13 +97,11 @@ def read_label(
 ) -> Reading:
     """Return the probabilities of the labels of a field, from the tokens of its value.
 
-    No label may begin another one as it is written (1 and 10), since it ends without a token of its
-    own; scales and forms of answers with such labels are refused.
-
     Args:
         answer: Answer with the tokens of its labels.
         field: Name of the field.
-        labels: Labels of the field.
+        labels: Labels of the field. No label may begin with another one, as 10 does with 1: no
+            token shows that the shorter one has ended.
         answered: Label in the text.
 
     Returns:
@@ -113,6 +111,7 @@ def read_label(
     if value is None:
         return Reading(answered=answered)
 
+    # The tokens are compared from the beginning of the first one, so that each label gets its lead.
     spellings = {str(label): value.lead + answer.layout.spell_value(label) for label in labels}
     search = _LabelSearch(tuple(spellings.values()), answer.layout.ends)
     search.read_value(value.tokens)
@@ -135,6 +134,8 @@ def _make_reading(search: _LabelSearch, spellings: Mapping[str, str], answered: 
     probabilities: dict[str, float] = {}
     for label, spelling in spellings.items():
         probabilities[label] = round_nine_digits(search.masses[spelling] / search.label_mass)
+    # What is ignored can become any label, so that it is no evidence of other answers. Rounding can
+    # make the difference negative.
     off_label_mass = max(0.0, 1.0 - search.label_mass - search.ignored)
     return Reading(
         answered=answered,
@@ -159,20 +160,22 @@ class _ValueTokens:
 
 
 def _find_value(answer: TokenizedAnswer, field: str) -> _ValueTokens | None:
-    """Return the tokens of a field's value; None if the answer does not have them all.
+    """Return the tokens of a field's value; None if the engine did not send its first one.
 
-    The first token can begin before the value: of the token `:"P`, the lead is `:`.
+    The first token can begin before the value: the token `:"P` has the lead `:`.
     """
     span = answer.layout.find_values(answer.text).get(field)
     if span is None:
         return None
     tokens = [token for token in answer.tokens if overlaps(token.at, token.token, (span,))]
-    value_start, _ = span
-    has_beginning = bool(tokens) and tokens[0].at <= value_start
-    if not has_beginning:
+    if not tokens:
         return None
 
-    lead = slice_bytes(answer.text, tokens[0].at, value_start)
+    value_start, _ = span
+    first_token = tokens[0]
+    if first_token.at > value_start:
+        return None
+    lead = slice_bytes(answer.text, first_token.at, value_start)
     return _ValueTokens(tokens, squeeze(lead))
 
 
@@ -214,55 +217,62 @@ class _LabelSearch:
             spellings: Labels as they are written.
             ends: Characters that can follow a value.
         """
+        self._spellings = spellings
+        self._ends = ends
+
+        # Text of the tokens read so far, and the probability that a value begins with it.
+        self._prefix = ""
+        self._prefix_probability = 1.0
+        self.is_decided = False
+
+        # Probabilities of the values that became a label, and of those that are still ambiguous.
         self.masses = dict.fromkeys(spellings, 0.0)
         self.label_mass = 0.0
         self.shared = 0.0
         self.ignored = 0.0
-        self.is_decided = False
-        self._spellings = spellings
-        self._ends = ends
-        # Text of the tokens read so far, and its probability.
-        self._prefix = ""
-        self._prefix_probability = 1.0
 
     def read_value(self, tokens: Iterable[Token]) -> None:
         """Read tokens of a value until they decide its label, and sum up the masses if they do."""
         for token in tokens:
-            if not token.top:
+            has_alternatives = bool(token.top)
+            if not has_alternatives:
                 return
             self._read_token(token)
+            # Later tokens only complete the label.
             if self.is_decided:
                 break
 
-        if self.is_decided or self._decide_by_end():
+        if not self.is_decided:
+            self._decide_by_end()
+        if self.is_decided:
             self.label_mass = math.fsum(self.masses.values())
 
     def _read_token(self, token: Token) -> None:
         """Give the probability of each alternative to the labels that the value can become with it.
 
-        If the value can still become several labels with the token of the answer itself (NO and
-        NEUTRAL with `N`), its probability is kept for the alternatives of the next token.
+        The probability of the answer's own token is kept for the alternatives of the next token if
+        it does not decide the label: of the labels NO and NEUTRAL, `N` can become both.
         """
-        prefix = self._prefix + squeeze(token.token)
-        candidates = self._find_candidates(prefix)
-        self.is_decided = not candidates or self._is_single(candidates)
+        next_prefix = self._prefix + squeeze(token.token)
+        next_candidates = self._find_candidates(next_prefix)
+        self.is_decided = not next_candidates or self._is_single(next_candidates)
 
-        # Several tokens can have the same text (a byte and a character, with and without white
-        # space): hence a sum.
-        kept_probability = 0.0
+        next_probability = 0.0
         for text, logprob in _list_alternatives(token):
             probability = self._prefix_probability * math.exp(logprob)
-            is_kept = text == token.token and not self.is_decided
-            if is_kept:
-                kept_probability += probability
+            is_continued = text == token.token and not self.is_decided
+            if is_continued:
+                # A sum, since several tokens can have one text: a byte and a character, with and
+                # without white space.
+                next_probability += probability
             else:
                 self._share_out(self._prefix + squeeze(text), probability)
 
-        self._prefix = prefix
-        self._prefix_probability = kept_probability
+        self._prefix = next_prefix
+        self._prefix_probability = next_probability
 
-    def _decide_by_end(self) -> bool:
-        """Give the probability of all tokens to the label that they spell; return whether there is one.
+    def _decide_by_end(self) -> None:
+        """Give the probability of all tokens to the label that they spell, if they spell one.
 
         The last token may go on after the value, as `"}` does.
         """
@@ -270,11 +280,17 @@ class _LabelSearch:
             if self._prefix.startswith(spelling):
                 self.masses[spelling] += self._prefix_probability
                 self.shared += self._prefix_probability
-                return True
-        return False
+                self.is_decided = True
+                return
 
     def _share_out(self, beginning: str, probability: float) -> None:
-        """Share out the probability of a value's beginning to the labels that it can become."""
+        """Give the probability of a value's beginning to the labels that the value can become.
+
+        - One label gets the whole probability.
+        - Several labels get equal parts of it, and it counts as shared.
+        - If the value can become any label, as after a quotation mark, no label gets a part: the
+          probability counts as shared and as ignored.
+        """
         candidates = self._find_candidates(beginning)
         if not candidates:
             return
@@ -283,12 +299,13 @@ class _LabelSearch:
             return
 
         self.shared += probability
-        can_be_any = len(candidates) == len(self._spellings)
-        if can_be_any:
+        can_become_any = len(candidates) == len(self._spellings)
+        if can_become_any:
             self.ignored += probability
             return
+        share = probability / len(candidates)
         for spelling in candidates:
-            self.masses[spelling] += probability / len(candidates)
+            self.masses[spelling] += share
 
     def _is_single(self, candidates: Sequence[str]) -> bool:
         """Return whether only one of several labels is left."""

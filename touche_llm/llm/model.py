@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -244,36 +245,56 @@ class ModelClient(EngineClient):
     async def _request_samples(
         self, request: Request, model: type[AnswerT]
     ) -> AnsweredRequest[AnswerT] | UnansweredRequest:
-        """Return the answer of the first usable sample of a request.
-
-        Samples are read from the cache as far as it has them, and otherwise sent.
-        """
+        """Return the answer of the first usable sample of a request."""
         ignores_cache = self._must_ignore_cache(request)
         if ignores_cache:
+            # In a dry run, the cache forgets nothing; what is in it must not be read all the same.
             self._forget(request)
 
         attempts: list[Attempt] = []
         for sample in self._iterate_samples(request):
-            result: AnsweredRequest[AnswerT] | Attempt | None = None
-            # The cache of a dry run forgets nothing, so that what is forgotten must not be read.
-            if not ignores_cache:
-                result = self._find_stored(request, sample, model)
+            result = await self._request_sample(request, sample, model, ignores_cache)
             if result is None:
-                if self.engine is None:
-                    return self._miss(request)
-                self._refreshed.add(request.key)
-                result = await self._send(self.engine, sample, model)
-
+                return self._miss(request)
             if isinstance(result, AnsweredRequest):
                 return result
             attempts.append(result)
+            # Another sample only helps against an unusable answer, not against a server that fails.
             if result.kind in _SERVER_KINDS:
                 break
 
-        # Nothing was sent, so all attempts are those of an earlier run.
-        if request.key not in self._refreshed:
+        # Otherwise all attempts are those of an earlier run.
+        is_sent_in_this_run = request.key in self._refreshed
+        if not is_sent_in_this_run:
             self.counts.known_failures += 1
         return self._fail(request, attempts)
+
+    async def _request_sample(
+        self,
+        request: Request,
+        sample: Request,
+        model: type[AnswerT],
+        ignores_cache: bool,
+    ) -> AnsweredRequest[AnswerT] | Attempt | None:
+        """Return the result of one sample, from the cache or else from the engine.
+
+        Args:
+            request: Request as it was made.
+            sample: Request of one of its samples.
+            model: Model of the answer.
+            ignores_cache: Whether to send the request even if the cache has a result.
+
+        Returns:
+            Answer, or attempt without a usable answer; None if the cache of a replay has neither.
+        """
+        if not ignores_cache:
+            stored = self._find_stored(request, sample, model)
+            if stored is not None:
+                return stored
+        if self.engine is None:
+            return None
+        self._refreshed.add(request.key)
+        return await self._send(self.engine, sample, model)
 
     def _must_ignore_cache(self, request: Request) -> bool:
         """Return whether to send all samples of a request, whatever the cache has of it.
@@ -307,20 +328,29 @@ class ModelClient(EngineClient):
         return True
 
     def _forget(self, request: Request) -> None:
-        """Remove the cache entries of all samples of a request, in a retry only the unusable ones.
+        """Remove the cache entries of all samples of a request before it is sent again.
 
-        Otherwise a replay would find an old first sample before a new second one.
+        A replay reads the samples in order, so that it would find an old first sample instead of a
+        new second one.
         """
+        # A refresh replaces all entries, and a retry the unusable answers.
         is_refresh = self.cache.mode is CacheMode.REFRESH
-        kind = None if is_refresh else "unusable"
+        removed_kind = None if is_refresh else "unusable"
         keys = [sample.key for sample in self._iterate_samples(request)]
-        self.cache.forget(keys, kind=kind)
+        self.cache.forget(keys, kind=removed_kind)
         self._refreshed.add(request.key)
 
     def _find_stored(
         self, request: Request, sample: Request, model: type[AnswerT]
     ) -> AnsweredRequest[AnswerT] | Attempt | None:
-        """Return the result of a sample in the cache, and count it; None if there is none."""
+        """Return the result of a sample in the cache, and count it; None if there is none.
+
+        Args:
+            request: Request as it was made. Once this run has sent it, a refresh reads what is
+                stored of all its samples.
+            sample: Request of one of its samples, each of which has an entry of its own.
+            model: Model of the answer.
+        """
         is_refreshed = request.key in self._refreshed
         stored = self.cache.get(sample.key, OUTCOMES, refreshed=is_refreshed)
         if stored is None:
@@ -336,24 +366,29 @@ class ModelClient(EngineClient):
         Raises:
             EngineError: The engine refuses all requests, or does not reply any more.
         """
+        started = time.monotonic()
+        try:
+            with self._count_request(sample):
+                result = await self._complete(engine, sample, model)
+        except Transient as transient:
+            return self._record_lost(transient, sample.sample)
+
+        # Only requests without a reply in a row show that the server is down.
+        self._lost_in_a_row = 0
+        seconds = time.monotonic() - started
+        _log_result(result, sample, seconds)
+        return await self._store(result, sample, model)
+
+    @contextmanager
+    def _count_request(self, sample: Request) -> Iterator[None]:
+        """Count the request of a sample as sent, and as ended after the block, even if it fails."""
         self.counts.requests += 1
         if sample.sample > 0:
             self.counts.resamples += 1
-
-        started = time.monotonic()
         try:
-            result = await self._complete(engine, sample, model)
-        except Transient as transient:
-            return self._record_lost(transient, sample.sample)
+            yield
         finally:
             self.counts.ended += 1
-        self._lost_in_a_row = 0
-
-        kind = _get_kind(result)
-        seconds = time.monotonic() - started
-        location = sample.origin.location
-        _LOG.debug("%s, sample %d: %s in %.1f s", location, sample.sample, kind, seconds)
-        return await self._store(result, sample, model)
 
     async def _store(
         self,
@@ -361,16 +396,19 @@ class ModelClient(EngineClient):
         sample: Request,
         model: type[AnswerT],
     ) -> AnsweredRequest[AnswerT] | Attempt:
-        """Store the result of a sample, and return the one that the cache has then.
+        """Store the result of a sample, and return the result that the cache has then.
 
-        If another process has stored its result first, a replay will find that one.
+        Another process may have stored its result first. A replay will find that one, so it is
+        returned.
         """
         value = result.answer if isinstance(result, AnsweredRequest) else result
         entry = describe_entry(_get_kind(result), sample, sample.key)
         stored = await self.cache.store(entry, value, OUTCOMES)
 
+        # The cache returns the very object that it was given, unless it had another result.
         is_own = stored is value
         if is_own and isinstance(result, AnsweredRequest):
+            # It is parsed already.
             return result
         return self._read_stored(stored, sample, model, is_cached=False)
 
@@ -480,6 +518,15 @@ def make_replay_miss(cache: Path, missing: Sequence[Request]) -> ReplayMiss:
     )
 
 
+def _log_result(
+    result: AnsweredRequest[AnswerT] | UnusableAnswer, sample: Request, seconds: float
+) -> None:
+    """Log the kind of a sample's result, and how long it took."""
+    location = sample.origin.location
+    kind = _get_kind(result)
+    _LOG.debug("%s, sample %d: %s in %.1f s", location, sample.sample, kind, seconds)
+
+
 def _get_kind(result: AnsweredRequest[AnswerT] | UnusableAnswer) -> str:
     """Return the kind of the cache entry for the result of a sample."""
     return "answer" if isinstance(result, AnsweredRequest) else "unusable"
@@ -523,17 +570,24 @@ def _get_text(completion: Completion, layout: Layout) -> str:
     if completion.refusal or completion.finish_reason == "content_filter":
         raise Unusable("refused", "the model refused", completion.refusal or completion.text)
 
+    reasoning = completion.reasoning or ""
     is_thought = layout.form is AnswerForm.TEXT
-    is_cut_off = completion.finish_reason == "length"
-    if is_cut_off and not is_thought:
+    if is_thought:
+        # A server with a reasoning parser returns a thought in a field of its own. It may be cut
+        # off: the budget of a run with reasoning is meant to end it.
+        return _check_not_empty(reasoning + completion.text, reasoning)
+
+    if completion.finish_reason == "length":
         reason = f"the answer did not end within {completion.completion_tokens} tokens"
         raise Unusable("cut_off", reason, completion.text)
+    return _check_not_empty(completion.text, reasoning)
 
-    text = completion.text
-    reasoning = completion.reasoning or ""
-    if is_thought:
-        # A server with a reasoning parser returns a thought in a field of its own.
-        text = reasoning + text
+
+def _check_not_empty(text: str, reasoning: str) -> str:
+    """Return the text of an answer; raise Unusable if the model wrote only reasoning instead.
+
+    An empty answer without reasoning is no error here, since it is refused where it is parsed.
+    """
     if reasoning and not text.strip():
         reason = "the answer is empty and the reasoning is not: switch thinking off"
         raise Unusable("not_json", reason, reasoning)

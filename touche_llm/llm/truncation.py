@@ -76,9 +76,14 @@ def _truncate_text(document: str, truncation: Truncation) -> TruncatedDocument:
 
 
 def _truncate_passages(document: RankedPassages, truncation: Truncation) -> TruncatedDocument:
-    """Return the best passages of a document, or the beginning of the best one."""
-    is_whole_page = document.complete and not document.only_boilerplate
-    if truncation.is_complete and is_whole_page:
+    """Return the best passages of a document, or the beginning of the best one.
+
+    Passages are made of a document without its boilerplate, so that all passages together can be
+    less than the document.
+    """
+    # A document that looks like nothing but boilerplate is shown as a whole, but its cut says so.
+    is_clean = document.complete and not document.only_boilerplate
+    if truncation.is_complete and is_clean:
         return TruncatedDocument(document.whole.text, cut=None)
 
     excerpt = _select_passages(document, truncation)
@@ -146,10 +151,10 @@ class TruncationSearch:
     async def _find_passages(self, document: RankedPassages) -> Truncation | None:
         """Return the truncation with the most passages that fit; None if not even one fits.
 
-        The number of passages is found by bisection, where all passages are known not to fit. Only
-        a number whose tokens were counted is returned, since tokenizers need not be monotonic.
+        The number of passages is found by bisection. All passages are known not to fit.
         """
         best: Truncation | None = None
+        # At any time, the best `fitting` passages fit, and the best `too_many` do not.
         fitting = 0
         too_many = len(document.passages)
         while fitting + 1 < too_many:
@@ -176,19 +181,30 @@ class TruncationSearch:
         while max_tokens > 0:
             beginning = _end_at_sentence(await self.truncate(document, max_tokens))
             prompt_tokens = await self.count(beginning + CUT_MARK)
+            # A prompt without any text of the document is of no use, even if it fits.
             if beginning and prompt_tokens <= self.room:
                 return Truncation(prompt_tokens=prompt_tokens, kept_chars=len(beginning))
-
-            # At least a tenth less, so that few attempts are needed.
-            without_excess = max_tokens - (prompt_tokens - self.room)
-            nine_tenths = max_tokens * 9 // 10
-            max_tokens = min(without_excess, nine_tenths)
+            max_tokens = _shorten(max_tokens, excess=prompt_tokens - self.room)
 
         raise PromptError(
             f"{self.location}: the prompt has {empty_tokens} tokens without the document, but only {self.room} fit "
             "beside the answer; give a longer context (`engine.context`, or serve the model with one), or shorten the "
             "prompt and its examples"
         )
+
+
+def _shorten(max_tokens: int, excess: int) -> int:
+    """Return the number of tokens to try after a beginning of `max_tokens` that did not fit.
+
+    It is at least a tenth less, so that few attempts are needed.
+
+    Args:
+        max_tokens: Number of tokens of the beginning.
+        excess: Number of tokens by which the prompt was too long.
+    """
+    without_excess = max_tokens - excess
+    nine_tenths = max_tokens * 9 // 10
+    return min(without_excess, nine_tenths)
 
 
 def _end_at_sentence(text: str) -> str:
@@ -206,7 +222,7 @@ def _end_at_sentence(text: str) -> str:
 
 
 def _find_sentence_end(text: str, start: int) -> int | None:
-    """Return where the last sentence that ends after an offset of a text ends; None if none does."""
+    """Return the end of the last sentence that ends after `start`; None if no sentence does."""
     ends: list[int] = []
     for mark in _SENTENCE_ENDS:
         offset = text.rfind(mark, start)

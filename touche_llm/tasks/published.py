@@ -19,8 +19,8 @@ from touche_llm.tasks.parts import TASK_FILE, Url
 from touche_llm.tasks.task import Task
 
 Role = Literal["corpus", "topics", "relevance", "quality", "stance", "coherence"]
-# Characters of an id that name its corpus.
-_ID_CHARS = 12
+# Max characters of a `prefix`: those of an id that name its corpus.
+_PREFIX_CHARS = 12
 
 
 class PublishedFile(Model, strict=True):
@@ -59,9 +59,9 @@ def read_published() -> list[PublishedFile]:
 
 
 def list_topic_tasks(topic: Topic) -> list[str]:
-    """Return the tasks whose published topics begin with this one, by number and title.
+    """Return the tasks whose published topics begin with a topic of this number and title.
 
-    Letter case is ignored. There is none for another first topic, or a translation.
+    Letter case is ignored. The list is empty for topics of another source, and for a translation.
     """
     number_and_title = f"{topic.id} {topic.title}".casefold()
     tasks: list[str] = []
@@ -76,20 +76,17 @@ def describe_restriction(document_ids: Iterable[str]) -> str | None:
 
     None if no document is of such a corpus.
     """
-    # The corpus is known by how an id begins; of many ids, few beginnings differ.
-    beginnings = {document_id[:_ID_CHARS].lower() for document_id in document_ids}
+    # Of many ids, few beginnings differ: these are compared with the prefixes instead of the ids.
+    id_beginnings = {document_id[:_PREFIX_CHARS].lower() for document_id in document_ids}
     corpora: list[str] = []
     for file in read_published():
-        if file.prefix is not None and _has_prefix(beginnings, file.prefix):
+        if file.prefix is None:
+            continue
+        if any(beginning.startswith(file.prefix) for beginning in id_beginnings):
             corpora.append(f"{file.name} ({file.url})")
     if not corpora:
         return None
     return f"holds texts of {' and '.join(corpora)}, which may not be redistributed"
-
-
-def _has_prefix(texts: Iterable[str], prefix: str) -> bool:
-    """Return whether a text begins with a prefix."""
-    return any(text.startswith(prefix) for text in texts)
 
 
 # What is wrong with a file that is not published, by its kind.
@@ -135,16 +132,17 @@ def check_file(path: Path) -> CheckedFile:
         size = path.stat().st_size
         published = _find_published(path, size)
 
-    problems: list[str] = []
+    start = FileStart(None, "")
+    problem: str | None = None
     try:
         start = recognize(path)
     except DataError as error:
-        start = FileStart(None, "")
-        problems.append(str(error).removeprefix(f"{path}: "))
+        problem = str(error).removeprefix(f"{path}: ")
     else:
-        if not published and start.kind in _PROBLEMS:
-            problems.append(_PROBLEMS[start.kind])
+        if not published:
+            problem = _PROBLEMS.get(start.kind)
 
+    problems = [] if problem is None else [problem]
     # Topics of any source are named `topics.xml`.
     if not published and start.kind != "topics":
         problems += _describe_damage(path.name, size)

@@ -153,7 +153,7 @@ class Task(Model, strict=True):
             raise ValueError("weights.both: missing; it is the default objective")
 
     def _check_features(self) -> None:
-        """Raise ValueError for a feature without what it needs, or for what needs a missing one."""
+        """Raise ValueError if features, corpus and stance labels contradict each other."""
         if self.sentence_aspects and not self.reads_arguments:
             raise ValueError(
                 "sentence_aspects: needs `corpus.reader: args_me`, whose arguments have sentences"
@@ -186,20 +186,20 @@ class Task(Model, strict=True):
 
     @cached_property
     def shared_folders(self) -> tuple[Path, ...]:
-        """Folders of other tasks whose templates are used where the own folder has none.
+        """Folders to search for the templates that the own folder lacks, in this order.
 
-        The definition names another task, whose definition may name the next one; the templates of
-        a folder are used where those before it have none.
+        They are those of the task that the key `templates` names, of the task that its definition
+        names, and so on.
 
         Raises:
-            DataError: The definition names a task that is not one of the project's own.
+            DataError: A task names one that is not one of the project's own.
         """
         folders: list[Path] = []
-        task = self
-        while task.templates is not None:
-            folder = self._find_shared_folder(task.templates)
+        next_name = self.templates
+        while next_name is not None:
+            folder = self._find_shared_folder(next_name)
             folders.append(folder)
-            task = load_yaml(folder / TASK_FILE, Task)
+            next_name = load_yaml(folder / TASK_FILE, Task).templates
         return tuple(folders)
 
     def _find_shared_folder(self, task_name: str) -> Path:
@@ -340,12 +340,17 @@ class Task(Model, strict=True):
 
     @property
     def document_keys(self) -> DocumentKeys:
-        """Keys of a document's id and text in JSON Lines: those given, or those of Touché."""
+        """Keys of a document's id and text in JSON Lines: those given, or those of Touché.
+
+        The id is under one of several keys. The text has parts, each under one of several keys.
+        """
         id_keys = TOUCHE_KEYS.id
         if self.corpus.id is not None:
             id_keys = (self.corpus.id,)
+
         text_keys = TOUCHE_KEYS.text
         if self.corpus.text:
+            # A given key is the only one of its part.
             text_keys = tuple((key,) for key in self.corpus.text)
         return DocumentKeys(id_keys, text_keys)
 
@@ -458,13 +463,19 @@ class Task(Model, strict=True):
             answer: Answer model.
             position_answer: Answer model with a position before the stance; None if there is none.
         """
+        neutral_label: str | None = None
+        if position_answer is not None:
+            # The stance of a document that takes no position.
+            neutral_label = self.no_stances[0]
         question = Question(
             answer=answer,
             render=self._choose_renderer(),
             position_answer=position_answer,
-            neutral_label=None if position_answer is None else self.no_stances[0],
+            neutral_label=neutral_label,
         )
-        if "objects" not in self.features:
+
+        has_objects = "objects" in self.features
+        if not has_objects:
             return question
         return replace(
             question,

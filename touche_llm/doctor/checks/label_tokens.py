@@ -123,15 +123,18 @@ async def _request_completion(survey: Survey, request: Request) -> Completion | 
 def _find_problem(survey: Survey, field: _FieldReading, answer: TokenizedAnswer) -> str | None:
     """Return why the labels of a field cannot be read from an answer; None if they can.
 
-    A label without a probability is improbable, as long as the alternatives that the server sends
-    have nearly all of the probability.
+    A label that is not among the alternatives is improbable, which is no problem, as long as the
+    alternatives have nearly all of the probability.
     """
     if field.reading.probabilities is None:
         labels = _join(field.labels)
         return f"no label of {field.name} ({labels}) can be read from {quote(answer.text, 80)!r}"
 
     missing_labels = _list_missing(field.reading)
-    if not missing_labels or not survey.is_renormalised:
+    if not missing_labels:
+        return None
+    # Raw probabilities say nothing: the rest can be that of tokens that the schema forbids.
+    if not survey.is_renormalised:
         return None
     missing_probability = field.reading.off_label_mass or 0.0
     if missing_probability <= MAX_UNSEEN:
@@ -150,27 +153,32 @@ def _list_missing(reading: Reading) -> list[str]:
 def _describe_labels(survey: Survey, request: Request, readings: Sequence[Reading]) -> ServerCheck:
     """Return the result of the check for an answer whose labels can be read.
 
-    It has failed, without being blocking, if some labels are missing among the alternatives, or if
-    several labels begin with the same token.
+    The check warns if the alternatives lack some labels, and otherwise if several labels begin with
+    the same token. Else it has passed.
     """
     label_count = sum(len(reading.shares) for reading in readings)
     missing_count = sum(len(_list_missing(reading)) for reading in readings)
     readable = f"{label_count - missing_count} of {label_count} labels can be read"
     if missing_count and not survey.is_renormalised:
         alternatives = max(request.sampling.top_logprobs, survey.dialect.min_alternatives)
-        value = f"{readable} from {alternatives} alternatives"
-        remedy = "a label beyond them counts as improbable"
-        return ServerCheck(CHECK.name, False, value, remedy)
+        return _warn(
+            f"{readable} from {alternatives} alternatives",
+            remedy="a label beyond them counts as improbable",
+        )
 
     shared_probability = max(reading.shared or 0.0 for reading in readings)
     if shared_probability > _MAX_SHARED:
-        value = (
+        return _warn(
             f"{readable}, but tokens that several begin with have a probability of "
-            f"{shared_probability:.3f}"
+            f"{shared_probability:.3f}",
+            remedy="it is split evenly; use prompts of `form: letters`, which share least",
         )
-        remedy = "it is split evenly; use prompts of `form: letters`, which share least"
-        return ServerCheck(CHECK.name, False, value, remedy)
     return ServerCheck(CHECK.name, True, f"{readable}, each from a token of its own")
+
+
+def _warn(value: str, remedy: str) -> ServerCheck:
+    """Return a failed check that does not block a run."""
+    return ServerCheck(CHECK.name, False, value, remedy)
 
 
 def list_labelled_schemas(schemas: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -21,9 +21,11 @@ _OTHER_THOUGHT = "Other words."
 
 
 async def check_thinking(survey: Survey) -> list[ServerCheck]:
-    """Check whether the server continues a thought as the run does, and enforces a schema after it.
+    """Check whether a model can answer after a thought, in a run that lets it reason.
 
-    Nothing is checked for a run without reasoning.
+    Such a run requests a thought first, and then an answer in a message that begins with the
+    thought. The chat template must keep the thought, and the server must enforce the schema after
+    it.
     """
     settings = survey.sampling.thinking
     if not settings.budgets:
@@ -44,8 +46,11 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
     template_result = await _check_template(survey, request, thinking)
     if template_result.is_ok is False:
         return [template_result]
+
     failure = await _check_answer(survey, continue_thought(request, _THOUGHT))
-    return [template_result if failure is None else failure]
+    if failure is not None:
+        return [failure]
+    return [template_result]
 
 
 async def _check_template(survey: Survey, request: Request, thinking: Thinking) -> ServerCheck:
@@ -139,18 +144,19 @@ async def _render_prompts(survey: Survey, request: Request) -> _ThoughtPrompts |
 
 
 def _find_problem(prompts: _ThoughtPrompts, thinking: Thinking) -> str | None:
-    """Return what the chat template does to a thought instead of keeping it; None if it keeps it.
+    """Return how the chat template changes a thought; None if it keeps the thought.
 
-    The prompt of an answer must be the prompt of the thought with the thought after it. A template
-    that does not keep a thought leaves it out, writes an empty one before it, or puts it in a
-    channel of its own.
+    The prompt of an answer must be the prompt of the thought, followed by the thought:
+    `PROMPT<think>One of two.</think>`. Other templates leave the thought out, write an empty one
+    before it, or put it in a channel of its own.
     """
     if prompts.after == prompts.after_other:
         return "the chat template drops the thought when an answer continues it"
 
-    # White space is not compared, since templates strip it. Some templates open the thought
-    # themselves.
-    before = squeeze(prompts.before).removesuffix(squeeze(thinking.opening))
+    # White space is not compared, since templates strip it.
+    before = squeeze(prompts.before)
+    # Some templates end the prompt with the opening delimiter, which the delimited thought repeats.
+    before = before.removesuffix(squeeze(thinking.opening))
     expected = before + squeeze(thinking.delimit(_THOUGHT))
     if squeeze(prompts.after) == expected:
         return None

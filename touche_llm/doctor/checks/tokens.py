@@ -13,20 +13,24 @@ _MAX_COUNT_ERROR = 8
 
 
 async def check_tokens(survey: Survey) -> list[ServerCheck]:
-    """Return whether the tokens of messages can be counted, with about the result of the server.
+    """Check whether tokens can be counted, and whether the count is not far below the server's own.
 
-    If the server reports more, documents that fit by the count would not fit its context.
+    With too low a count, documents would be sent that do not fit the context.
     """
     count = survey.token_count
     if isinstance(count, NoTokenCount):
         return [CHECK.fail(f"does not count the tokens of messages ({count.problem})")]
 
     name = count.counter.name
+    # An enforced answer comes with the number of tokens that the server itself has counted.
     if isinstance(survey.schema, EnforcedSchema):
-        reported = survey.schema.reply.usage.prompt_tokens
-        uncounted = reported - count.prompt_tokens
-        if uncounted > _MAX_COUNT_ERROR:
-            value = f"{reported} prompt tokens are {count.prompt_tokens} by {name}, so documents would not fit"
+        counted_tokens = count.prompt_tokens
+        reported_tokens = survey.schema.reply.usage.prompt_tokens
+        if reported_tokens - counted_tokens > _MAX_COUNT_ERROR:
+            value = (
+                f"{reported_tokens} prompt tokens are {counted_tokens} by {name}, so documents "
+                "would not fit"
+            )
             return [CHECK.fail(value)]
     return [ServerCheck(CHECK.name, True, f"counted by {name}")]
 
