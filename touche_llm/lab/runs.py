@@ -323,8 +323,8 @@ def compare(lab: Workplace, *, run: list[str], all: bool = False) -> web.Respons
         all: Whether all topics count, or only those to choose on.
 
     Raises:
-        UsageError: There are fewer than two runs or too many, or the first cannot be read.
-        DataError: The runs have no qrels.
+        UsageError: There are fewer than two runs or too many.
+        DataError: The first run cannot be read, or the runs have no qrels.
     """
     # Imported late: pandas and scipy load slowly.
     from touche_llm.report.page import render
@@ -354,31 +354,45 @@ class _ComparedRuns:
 
 
 def _select_runs(lab: Workplace, names: Sequence[str], *, is_all: bool) -> _ComparedRuns:
-    """Return the runs of these names, with their judgments; arguments and errors as for `compare`."""
+    """Return runs to compare with the first one, with their judgments.
+
+    Args:
+        lab: Workplace of the lab.
+        names: Names of the runs, each once.
+        is_all: Whether all topics count, or only those to choose on.
+
+    Raises:
+        UsageError: There are fewer than two runs or too many.
+        DataError: The first run cannot be read, or the runs have no qrels.
+    """
     # Imported late: pandas and scipy load slowly.
     from touche_llm.report.comparison_page import check_number
 
+    if len(names) < 2:
+        raise UsageError(f"compare: number of runs is {len(names)}; select 2 or more")
+    check_number(len(names))
     directories = {name: lab.find_run(name) for name in names}
+
+    # The task, the topics and the qrels are those of the first run.
     baseline = names[0]
     overview = read_overview(directories[baseline].path, lab.make_word(baseline))
-    if overview.config is None or len(names) < 2:
-        raise UsageError(f"compare: name two runs or more; {overview.problem}")
-
-    task = get_task(overview.config.task)
-    qrels = lab.read_qrels(names, task, overview.config)
+    config = overview.config
+    if config is None:
+        raise DataError(f"{baseline}: {overview.problem}")
+    task = get_task(config.task)
+    qrels = lab.read_qrels(names, task, config)
     if qrels is None:
         raise DataError(f"{baseline}: no qrels; evaluate the run, or start the lab with qrels")
-    check_number(len(names))
     check_inputs(lab.load(baseline), "topics")
 
     notes: list[str] = []
     if not is_all:
-        qrels = restrict_to_choice(qrels, overview.config)
+        qrels = restrict_to_choice(qrels, config)
         notes.append("Held-out topics have no judgments on this page.")
     return _ComparedRuns(
         directories=directories,
         task=task,
-        qrels_files=lab.find_qrels(names, task, overview.config),
+        qrels_files=lab.find_qrels(names, task, config),
         qrels=qrels,
         notes=notes,
     )
