@@ -156,11 +156,16 @@ class RunList:
         return await asyncio.to_thread(self._read, run, all)
 
     def _read(self, run: str, is_all: bool) -> RunEntry:
-        """Return the row of a run; the run is measured now unless it was, with the same files."""
+        """Return the row of a run, which is measured first unless it already was in its present state.
+
+        Args:
+            run: Name of the run.
+            is_all: Whether all topics count, or only those to choose on.
+        """
         overview = self._read_overview(run)
-        state = self._find_state(run, is_all)
-        if overview.state == COMPLETE and state not in self._measured:
-            self._measured[state] = self._measure(run, overview, is_all)
+        present_state = self._find_state(run, is_all)
+        if overview.state == COMPLETE and present_state not in self._measured:
+            self._measured[present_state] = self._measure(run, overview, is_all)
         return self._make_row(run, is_all)
 
     def _find_state(self, run: str, is_all: bool) -> _MeasuredState:
@@ -225,11 +230,12 @@ class RunList:
     ) -> dict[str, MeasureValue]:
         """Return the headline measures of a run by name; empty without qrels.
 
+        If all topics count, held-out ones are among them, so the access to their judgments is logged.
+
         Args:
             run: Name of the run.
             overview: Overview of the run.
-            is_all: Whether all topics count, so that the access to their judgments is logged first, or
-                only those to choose on.
+            is_all: Whether all topics count, or only those to choose on.
         """
         config = overview.config
         if config is None:
@@ -329,6 +335,7 @@ def compare(lab: Workplace, *, run: list[str], all: bool = False) -> web.Respons
     # Imported late: pandas and scipy load slowly.
     from touche_llm.report.page import render
 
+    # The parameters are named as in the query of the request, where `run` is repeated.
     names = list(dict.fromkeys(run))
     page = _gather_page(lab, _select_runs(lab, names, is_all=all))
     return make_page(render(page))
@@ -405,23 +412,31 @@ def _gather_page(lab: Workplace, compared: _ComparedRuns) -> ComparisonPage:
     from touche_llm.report.comparison_page import gather_comparison
 
     evaluations = _evaluate_runs(compared)
+    _record_access(lab, compared)
+
+    baseline, *others = evaluations
+    comparison = compare_runs(baseline, others)
+    return gather_comparison(
+        evaluations=evaluations,
+        paths=[directory.path for directory in compared.directories.values()],
+        task=compared.task,
+        judged_by=shorten_paths(compared.qrels_files),
+        comparison=replace(comparison, notes=[*compared.notes, *comparison.notes]),
+        top=_TOP,
+    )
+
+
+def _record_access(lab: Workplace, compared: _ComparedRuns) -> None:
+    """Log that the judgments are used to evaluate the runs."""
     words = {
         directory.path: lab.make_word(name) for name, directory in compared.directories.items()
     }
     record_evaluations(words, compared.qrels, lab.warn)
 
-    comparison = compare_runs(evaluations[0], evaluations[1:])
-    short_paths = {
-        aspect: Path(shorten_path(path)) for aspect, path in compared.qrels_files.items()
-    }
-    return gather_comparison(
-        evaluations=evaluations,
-        paths=[directory.path for directory in compared.directories.values()],
-        task=compared.task,
-        judged_by=short_paths,
-        comparison=replace(comparison, notes=[*compared.notes, *comparison.notes]),
-        top=_TOP,
-    )
+
+def shorten_paths(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the qrels files of aspects with short paths, as a page names them."""
+    return {aspect: Path(shorten_path(file)) for aspect, file in files.items()}
 
 
 def _evaluate_runs(compared: _ComparedRuns) -> list[Evaluation]:
