@@ -37,7 +37,7 @@ from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.open_folder import DocumentRow, DocumentView, RunFolder
 
-_CHANGED = "the prompt, its settings or the document changed since the run."
+_CHANGED_REQUEST = "the prompt, its settings or the document changed since the run."
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,8 @@ def _find_stance_probability(
 ) -> float | None:
     """Return the probability of a document's stance; None if no answer has it.
 
-    An answer of the stance prompt comes before that of the judge prompt.
+    The stance prompt's answer is used, if there is one, else the judge prompt's. If the judge prompt's
+    answer has no logprobs, the probability of the label in its text is 1.
 
     Args:
         opened: Folder of the run.
@@ -339,19 +340,19 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> Doc
     opened = lab.open(run)
     row = _find_row(lab, opened, run, topic, document)
     view = opened.document(topic, row)
-    content = _read_documents(opened, [document]).get(document)
+    stored_document = _read_documents(opened, [document]).get(document)
     judgment = opened.find_judgment(topic, document)
     judge_requests = _repeat_requests(opened, topic, document)
 
-    user_labels = _read_labels(opened, topic).get(document)
-    if user_labels is None:
-        user_labels = UserLabels(topic_id=topic, document_id=document)
+    # Without labels of the user, a record that has none.
+    no_labels = UserLabels(topic_id=topic, document_id=document)
+    user_labels = _read_labels(opened, topic).get(document, no_labels)
 
     attempts = chain.from_iterable(failure.attempts for failure in view.failures)
     return DocumentDetails(
         document=document,
-        title="" if content is None else content.title,
-        text=None if content is None else content.text,
+        title="" if stored_document is None else stored_document.title,
+        text=None if stored_document is None else stored_document.text,
         seen=None if judgment is None else _list_seen_spans(judgment.cut),
         truncation=view.truncation,
         fields=_read_view(opened, view),
@@ -428,12 +429,13 @@ def _repeat_requests(opened: RunFolder, topic: str, document: str) -> _RepeatedR
     try:
         trials = asyncio.run(_repeat(opened, opened.answers, opened.corpus, topic, document))
     except ToucheError as error:
-        return _refuse(str(error))
+        return _note_no_requests(str(error))
 
     judgment = opened.find_judgment(topic, document)
     keys = [_get_key(trial) for trial in trials]
     if judgment is not None and judgment.answer_keys != keys:
-        return _refuse(_CHANGED)
+        # The rendered prompt is not the one that was sent.
+        return _note_no_requests(_CHANGED_REQUEST)
 
     prompt = opened.config.prompts.judge
     requests = [_describe_request(prompt, trial) for trial in trials]
@@ -452,7 +454,7 @@ def _describe_request(prompt: str, trial: Trial) -> SentRequest:
     )
 
 
-def _refuse(reason: str) -> _RepeatedRequests:
+def _note_no_requests(reason: str) -> _RepeatedRequests:
     """Return a note that the requests cannot be shown."""
     return _RepeatedRequests(requests=[], notes=[f"The request cannot be shown: {reason}"])
 
@@ -485,8 +487,9 @@ async def _repeat(
         ids=(document,),
         documents=corpus.documents,
     )
-    cache = config.cache.model_copy(update={"file": answers.path, "mode": CacheMode.REPLAY})
-    opening = open_client(config.engine, config.sampling, cache, answers=StoredAnswers())
+    # A replay takes answers from the cache alone.
+    replay_cache = config.cache.model_copy(update={"file": answers.path, "mode": CacheMode.REPLAY})
+    opening = open_client(config.engine, config.sampling, replay_cache, answers=StoredAnswers())
     async with opening as client:
         return await ask(prompt, subject, make_requester(client))
 
