@@ -56,9 +56,9 @@ class RunComparison:
 def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> RunComparison:
     """Compare runs with a baseline; all were measured with the same judgments and depth.
 
-    Stance measures are compared over the documents with a label in both runs, since a run could look
-    better by leaving hard documents without a label. Those with a cutoff, such as `macro-F1@5`, are
-    not: the choice of the first documents is part of what they measure.
+    Stance measures are compared over the documents with a label in both runs, since a run could
+    look better by leaving hard documents without a label. Those with a cutoff, such as
+    `macro-F1@5`, are not: the choice of the first documents is part of what they measure.
     """
     estimates = {run.name: _select_compared(run) for run in (baseline, *others)}
     common_estimates = {other.name: _estimate_common(other, baseline) for other in others}

@@ -10,8 +10,8 @@ from touche_llm.data.measure import MeasureName
 from touche_llm.evaluation.registry import GradedTopic, TopicMeasure, register
 
 # Errors of the script, which are not repeated: if a document occurs twice, its value can exceed 1,
-# and if two spaces separate columns, it stops. `read_run` rejects the first and reads the second. The
-# script takes a run with two tags for two runs; here it is one.
+# and if two spaces separate columns, it stops. `read_run` rejects the first and reads the second.
+# The script takes a run with two tags for two runs; here it is one.
 
 
 def compute_condensed_ndcg(topic: GradedTopic) -> float | None:

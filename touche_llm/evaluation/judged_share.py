@@ -17,8 +17,8 @@ def estimate_judged(
 ) -> Estimate:
     """Estimate the share of judged documents among those that a measure looks at.
 
-    nDCG@5 looks at the first 5 documents of a ranking, and a measure without a cutoff at all of them.
-    The missing places of a shorter ranking count as unjudged.
+    nDCG@5 looks at the first 5 documents of a ranking, and a measure without a cutoff at all of
+    them. The missing places of a shorter ranking count as unjudged.
 
     Args:
         run: Run that is measured.

@@ -342,8 +342,8 @@ def _make_metric(kind: StandardMeasure, cutoff: int | None) -> Metric:
 def _convert_grades(grades: Grades) -> dict[str, dict[str, int]]:
     """Return grades as whole numbers, since pytrec_eval takes no others; those below 0 become 0.
 
-    A grade of 1 becomes `RELEVANT`, which is 1000, and a grade of 0.125 becomes 125. nDCG with linear
-    gain does not change if all grades are multiplied.
+    A grade of 1 becomes `RELEVANT`, which is 1000, and a grade of 0.125 becomes 125. nDCG with
+    linear gain does not change if all grades are multiplied.
     """
     converted: dict[str, dict[str, int]] = {}
     for topic_id, judged in grades.items():

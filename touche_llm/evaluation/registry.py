@@ -54,8 +54,8 @@ class MeasureKind:
     def forms(self) -> list[str]:
         """Texts of its measures without the aspect, with `K` for a cutoff and `LABEL` for a label.
 
-        For example `["precision LABEL"]`, `["nDCG@K"]`, and `["macro-F1", "macro-F1@K"]` for a measure
-        of whole rankings and of the first documents.
+        For example `["precision LABEL"]`, `["nDCG@K"]`, and `["macro-F1", "macro-F1@K"]` for a
+        measure of whole rankings and of the first documents.
         """
         if self.is_of_label:
             return [f"{self.name} LABEL"]

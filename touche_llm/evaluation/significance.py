@@ -130,8 +130,8 @@ def _subtract_formulas(one: Formula, other: Formula, counts_of_one: int) -> Form
 def estimate_mean(values: Mapping[str, float], bounds: Bounds | None = SHARE) -> Estimate:
     """Estimate the mean of values by topic, which are within the bounds.
 
-    Each topic contributes two counts, its value and a 1. Over all topics, the sum of the values divided
-    by the sum of the ones is the mean.
+    Each topic contributes two counts, its value and a 1. Over all topics, the sum of the values
+    divided by the sum of the ones is the mean.
     """
     ones = np.ones(len(values))
     counts = np.column_stack([list(values.values()), ones])
@@ -202,7 +202,8 @@ def compare(
             documents; they replace those in `runs`.
 
     Returns:
-        A row for each other run and measure. Undefined values, as for too few topics, are NaN. Columns:
+        A row for each other run and measure. Undefined values, as for too few topics, are NaN.
+        Columns:
 
         - `run`, `baseline`, `measure`: What is compared.
         - `value`, `baseline_value`: Values over the common topics, so they may differ from those of
@@ -274,8 +275,8 @@ def _compare_runs(pair: EstimatePair, common_pair: EstimatePair | None) -> dict[
 
     Args:
         pair: Estimates of the run and of the baseline over the documents of each.
-        common_pair: Estimates over the documents that both have in common, which replace `pair`; None
-            to compare over the documents of each.
+        common_pair: Estimates over the documents that both have in common, which replace `pair`;
+            None to compare over the documents of each.
     """
     if common_pair is None:
         return {**_compare_pair(pair), "documents": math.nan}

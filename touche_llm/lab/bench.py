@@ -191,7 +191,8 @@ class Bench:
             problem = "engine.name: ray answers no single requests"
             raise UsageError(f"{problem}; start the lab with a server")
 
-        # Somebody waits at the page, so a server that does not answer is given up sooner than by a run.
+        # Somebody waits at the page, so a server that does not answer is given up sooner than by a
+        # run.
         retry_for = min(engine.retry_for, _RETRY_FOR)
         impatient_engine = engine.model_copy(update={"retry_for": retry_for})
         opening = open_client(

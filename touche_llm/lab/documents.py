@@ -299,8 +299,8 @@ def _find_stance_probability(
 ) -> float | None:
     """Return the probability of a document's stance; None if no answer has it.
 
-    The stance prompt's answer is used, if there is one, else the judge prompt's. If the judge prompt's
-    answer has no logprobs, the probability of the label in its text is 1.
+    The stance prompt's answer is used, if there is one, else the judge prompt's. If the judge
+    prompt's answer has no logprobs, the probability of the label in its text is 1.
 
     Args:
         opened: Folder of the run.

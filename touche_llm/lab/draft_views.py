@@ -662,7 +662,8 @@ def _add_assessments(answer: DraftAnswer, draft: _TriedDraft, qrels: Qrels | Non
     grades: dict[str, float] = {}
     stance = ""
     for name, field_reading in answer.fields.items():
-        # Fields with a number are the grades, and the stance is the one with a text that is compared.
+        # Fields with a number are the grades, and the stance is the one with a text that is
+        # compared.
         if isinstance(field_reading.value, float | int):
             grades[name] = field_reading.value
         elif name == STANCE:

@@ -230,7 +230,8 @@ class RunList:
     ) -> dict[str, MeasureValue]:
         """Return the headline measures of a run by name; empty without qrels.
 
-        If all topics count, held-out ones are among them, so the access to their judgments is logged.
+        If all topics count, held-out ones are among them, so the access to their judgments is
+        logged.
 
         Args:
             run: Name of the run.

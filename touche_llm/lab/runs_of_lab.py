@@ -277,8 +277,8 @@ class Workplace:
     def _load_folder(self, run: str, chosen: Mapping[str, object]) -> LoadedConfig:
         """Load the configuration in the folder of a run, with the settings that the lab was started with.
 
-        If somebody else wrote the folder, its settings that could do harm are not used, except for those
-        that the user chose.
+        If somebody else wrote the folder, its settings that could do harm are not used, except for
+        those that the user chose.
 
         Args:
             run: Name of the run.
@@ -304,8 +304,9 @@ class Workplace:
     def _list_origins(self, run: str, chosen: Mapping[str, object]) -> dict[str, ValueOrigin]:
         """Return the origin of each setting that the user chose from the folder of a run.
 
-        The origin is the folder, although the user chose the setting. The checks of the configuration
-        can thus refuse a setting that lets vLLM run code, which only the user's own settings may do.
+        The origin is the folder, although the user chose the setting. The checks of the
+        configuration can thus refuse a setting that lets vLLM run code, which only the user's own
+        settings may do.
         """
         origin = ValueOrigin(OriginKind.FOLDER, str(self.find_run(run).config_file))
         return {name: origin for name in chosen if name not in self.inputs.settings}
@@ -313,9 +314,9 @@ class Workplace:
     def make_word(self, run: str) -> UserWord:
         """Return the settings that override those in the folder of a run when it is read.
 
-        A folder that was written here is read with its own settings alone. For a folder that somebody
-        else wrote, they are those of its settings that the user chose, and the inputs that the lab was
-        started with, such as topics.
+        A folder that was written here is read with its own settings alone. For a folder that
+        somebody else wrote, they are those of its settings that the user chose, and the inputs that
+        the lab was started with, such as topics.
         """
         if is_own(self.find_run(run).config_file):
             return NO_WORD

@@ -235,8 +235,8 @@ class _ViewHandler:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Call the view with the arguments of a request, and send what it returns.
 
-        A view that is a generator yields records, which are sent one by one. Any other view returns a
-        page, or a record to send as JSON.
+        A view that is a generator yields records, which are sent one by one. Any other view returns
+        a page, or a record to send as JSON.
         """
         values = await self.arguments.read(request)
         call: Callable[[], object] = partial(self.route.view, self.route.subject, **values)

@@ -455,8 +455,8 @@ def _have_different_stances(places: Sequence[RankedPlace | None]) -> bool:
 def _differs_in_top(places: Sequence[RankedPlace | None], has_topic: Sequence[bool]) -> bool:
     """Return whether runs differ in having a document among the first 5, the cutoff of the measures.
 
-    For example, one run ranks it third, and another one tenth or not at all. Runs that lack the whole
-    topic are not considered.
+    For example, one run ranks it third, and another one tenth or not at all. Runs that lack the
+    whole topic are not considered.
 
     Args:
         places: Place of the document in each run; None where the run lacks it.

@@ -450,7 +450,8 @@ def _find_topic(topic_id: str, comparison: PromptComparison) -> Topic:
 def _count_misses(cells: Iterable[Cell], requested: int, task: Task, qrels: Qrels) -> int:
     """Count the variants that do not give a document the grade of the assessors.
 
-    The grade is that of the prompt's first aspect with qrels. A variant without an answer is a miss.
+    The grade is that of the prompt's first aspect with qrels. A variant without an answer is a
+    miss.
 
     Args:
         cells: Cells of the document, by variant.
@@ -573,8 +574,8 @@ def _make_grade(name: str, value: float, scale: Scale, *, is_hit: bool | None) -
 def _measure_disagreement(judgments: Sequence[Judgment | None], task: Task) -> _Disagreement:
     """Return the fields in which variants disagree about a document, and by how much.
 
-    The spread is the largest difference of two grades of the same aspect, plus 1 if stances differ. A
-    variant without a judgment disagrees in all fields, and adds the highest grade of the task.
+    The spread is the largest difference of two grades of the same aspect, plus 1 if stances differ.
+    A variant without a judgment disagrees in all fields, and adds the highest grade of the task.
 
     Args:
         judgments: Judgment of the document by each variant; None if the variant failed.

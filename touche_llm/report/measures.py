@@ -145,7 +145,8 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
     """
     summaries = [evaluation.summary() for evaluation in evaluations]
     values = _read_values(summaries, _read_changes(differences))
-    # A row for each measure, with a column for each run; None in the column of a run without a value.
+    # A row for each measure, with a column for each run; None in the column of a run without a
+    # value.
     rows: dict[Measure, MeasureRow] = {}
     for measure, values_by_run in values.items():
         columns = [values_by_run.get(evaluation.name) for evaluation in evaluations]

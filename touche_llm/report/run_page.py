@@ -330,7 +330,8 @@ def _view_topic(
         top: Number of documents that are shown with text.
     """
     rows = opened.rows(topic_id, qrels)
-    # The first documents are shown with text, the next ones as rows of a table, the rest only counted.
+    # The first documents are shown with text, the next ones as rows of a table, the rest only
+    # counted.
     rows_with_text = rows[:top]
     shown = max(top, _MAX_ROWS)
     return TopicView(
@@ -373,8 +374,8 @@ def measure_run(
 ) -> MeasuredRun:
     """Evaluate a run and its first stage, with recall at the depth of the first stage.
 
-    The first stage ranks documents and gives them no stances, so it is evaluated without stance qrels,
-    and only the graded aspects have differences.
+    The first stage ranks documents and gives them no stances, so it is evaluated without stance
+    qrels, and only the graded aspects have differences.
 
     Args:
         run: Run to evaluate.
@@ -418,8 +419,8 @@ def _split_columns(rows: Sequence[MeasureRow]) -> list[StageMeasures]:
     """Return the values of a run and of its first stage by measure.
 
     Args:
-        rows: Rows of a table with two columns, the run and its first stage. Rows without a value of the
-            run are left out.
+        rows: Rows of a table with two columns, the run and its first stage. Rows without a value of
+            the run are left out.
     """
     measures: list[StageMeasures] = []
     for row in rows:
