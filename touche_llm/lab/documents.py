@@ -299,8 +299,7 @@ def _find_stance_probability(
 ) -> float | None:
     """Return the probability of a document's stance; None if no answer has it.
 
-    The stance prompt's answer is used, if there is one, else the judge prompt's. If the judge
-    prompt's answer has no logprobs, the probability of the label in its text is 1.
+    The stance prompt's answer is used, if there is one, else the judge prompt's.
 
     Args:
         opened: Folder of the run.
@@ -308,12 +307,12 @@ def _find_stance_probability(
         row: Row of the document.
         readings: Readings of the judge prompt's answer, by field.
     """
-    stance_reading = opened.stance_readings.get((topic, row.document_id))
-    if stance_reading is not None:
-        return stance_reading.probabilities.get(row.stance)
-    if STANCE in readings:
-        return readings[STANCE].shares.get(row.stance)
-    return None
+    judge_reading = readings.get(STANCE)
+    reading = opened.stance_readings.get((topic, row.document_id), judge_reading)
+    # None too for an answer without logprobs: its text does not say how probable the label is.
+    if reading is None or reading.probabilities is None:
+        return None
+    return reading.probabilities.get(row.stance)
 
 
 def _find_confidence(readings: Mapping[str, Reading]) -> float | None:
