@@ -417,7 +417,7 @@ def describe_judging(run: Evaluation, baseline: Evaluation) -> list[str]:
         if abs(share - baseline_share) > _MAX_JUDGED_DIFFERENCE:
             notes.append(
                 f"{run.name}: {judged_measure} is {share:.3f}, and {baseline_share:.3f} for "
-                f"{baseline.name}; part of the difference may come from the judging, since an unjudged "
-                "document counts 0"
+                f"{baseline.name}; part of the difference may come from the judging, since an "
+                "unjudged document counts 0"
             )
     return notes

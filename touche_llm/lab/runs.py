@@ -156,7 +156,7 @@ class RunList:
         return await asyncio.to_thread(self._read, run, all)
 
     def _read(self, run: str, is_all: bool) -> RunEntry:
-        """Return the row of a run, which is measured first unless it already was in its present state.
+        """Return the row of a run, measured now unless it already was in its present state.
 
         Args:
             run: Name of the run.

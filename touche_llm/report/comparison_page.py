@@ -453,7 +453,7 @@ def _have_different_stances(places: Sequence[RankedPlace | None]) -> bool:
 
 
 def _differs_in_top(places: Sequence[RankedPlace | None], has_topic: Sequence[bool]) -> bool:
-    """Return whether runs differ in having a document among the first 5, the cutoff of the measures.
+    """Return whether a document is among the first 5 of some runs, but not of all.
 
     For example, one run ranks it third, and another one tenth or not at all. Runs that lack the
     whole topic are not considered.

@@ -497,7 +497,7 @@ def _find_failure(
 
 
 def _build_cell(sampled: Sampled, judgment: Judgment, qrels: Qrels, task: Task) -> Cell:
-    """Return the judgment of a document by a variant, marked where the assessors judged the same."""
+    """Return the judgment of a document by a variant, marked where the assessors agree."""
     assessed_grades: dict[str, int] = {}
     for assessment in _list_assessments(sampled, qrels):
         assessed_grades[assessment.name] = round_grade(assessment.value)
