@@ -421,7 +421,8 @@ def _list_stance_requests(view: DocumentView) -> list[SentRequest]:
 def _repeat_requests(opened: RunFolder, topic: str, document: str) -> _RepeatedRequests:
     """Return the judge requests about a document with their answers, or a note why not.
 
-    The prompt is rendered again. The keys of the answers prove that it is the one that was sent.
+    The prompt is rendered again. The key of an answer is a hash of the request: if the keys are
+    those in the judgment, the rendered requests are the ones that were sent.
     """
     if opened.answers is None or opened.corpus is None:
         return _RepeatedRequests(requests=[], notes=[])
@@ -468,7 +469,14 @@ async def _repeat(
 ) -> list[Trial]:
     """Render the judge requests about a document again, and take their answers from the cache.
 
-    Nothing is sent.
+    Nothing is sent to a server.
+
+    Args:
+        opened: Folder of the run.
+        answers: Cache with the answers of the run.
+        corpus: Corpus of the run.
+        topic: Id of the topic.
+        document: Id of the document.
     """
     config = opened.config
     purpose = purposes_of(opened.task)["judge"]
@@ -479,7 +487,7 @@ async def _repeat(
         config.prompts.folder,
         judge_per=config.judge_per,
     )
-    subject = Subject(
+    inputs = Subject(
         task=opened.task,
         purpose=purpose,
         topic=opened.topics[topic],
@@ -490,7 +498,7 @@ async def _repeat(
     replay_cache = config.cache.model_copy(update={"file": answers.path, "mode": CacheMode.REPLAY})
     opening = open_client(config.engine, config.sampling, replay_cache, answers=StoredAnswers())
     async with opening as client:
-        return await ask(prompt, subject, make_requester(client))
+        return await ask(prompt, inputs, make_requester(client))
 
 
 def write_labels(

@@ -345,11 +345,16 @@ class _DraftProblems:
 
 
 async def _find_problems(bench: Bench, name: str, text: str) -> _DraftProblems:
-    """Return the problems of a draft that renders.
+    """Return the problems of a draft that is a valid prompt, also those of its few-shot examples.
+
+    Args:
+        bench: Bench of the run.
+        name: Name of the prompt.
+        text: Text of the draft.
 
     Raises:
-        PromptError: It is no valid prompt.
-        UsageError: It cannot be rendered for a topic.
+        PromptError: The draft is no valid prompt.
+        UsageError: The draft cannot be rendered for a topic.
     """
     prompt = bench.load(name, text)
     example_problems = _list_example_problems(bench, prompt)
@@ -359,7 +364,8 @@ async def _find_problems(bench: Bench, name: str, text: str) -> _DraftProblems:
     shared_tokens = round(checked.shared / TOKEN_CHARS)
 
     findings = [_make_finding(finding.level, finding.message, text) for finding in checked.findings]
-    findings += [_make_finding("warning", problem, text) for problem in example_problems]
+    for problem in example_problems:
+        findings.append(_make_finding("warning", problem, text))
     return _DraftProblems(findings, tokens=shared_tokens)
 
 

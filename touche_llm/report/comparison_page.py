@@ -317,12 +317,12 @@ def _find_differing_settings(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def _list_settings(config: Config) -> dict[str, object]:
-    """Return the settings that determine what a run answers and ranks, by dotted name.
+    """Return the settings that determine a run after its first stage, by dotted name.
 
-    The index and settings such as the address of the server do not, so they are left out.
+    Settings that do not change its outputs, such as the address of the server, are left out.
     """
     sections = config.model_dump(mode="json")
-    # The name under which the model is requested, since its path differs from machine to machine.
+    # The name of the model, since a path to it differs from machine to machine.
     sections["engine"]["model"] = config.engine.model_name
     decisive = {name: sections[name] for name in DECISIVE if sections[name] is not None}
 
