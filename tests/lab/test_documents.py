@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.lab.labs import open_lab
+from tests.fake_server import FakeServer
+from tests.lab.labs import make_config, open_lab, reading
 from tests.own_runs import rewrite
 from tests.prompt_variants import wording
+from tests.sample_runs import Silent, run_on
 from touche_llm.data.measure import make_headline_ndcg
 from touche_llm.data.runs.reading import read_run
 from touche_llm.evaluation.measures import evaluate_run
@@ -35,6 +37,18 @@ async def test_rows_hold_what_model_and_assessors_said(
         assert best["grades"]["relevance"] == pytest.approx(1.867, abs=0.001)
         assert (best["stance"], best["p"]) == ("NEUTRAL", pytest.approx(0.7))
         assert best["snippet"].startswith(f"passage {best['document']}")
+
+
+async def test_a_stance_without_logprobs_has_no_probability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = make_config(tmp_path, topics=1, sampling__logprobs=False)
+    server = FakeServer(rest=reading({}))
+    await run_on(server, config, tmp_path / "runs" / "first", progress=Silent())
+    async with open_lab(tmp_path / "runs") as lab:
+        best = (await lab.get("/api/documents", **RUN, topic="1"))["rows"][0]
+        assert (best["stance"], best["p"], best["confidence"]) == ("NEUTRAL", None, None)
 
 
 async def test_a_document_shows_its_request_as_it_was_sent(

@@ -125,7 +125,21 @@ async def test_the_comparison_of_runs_has_no_judgments_of_held_out_topics(
         assert "8 of 16 judged topics" in page and "16 of 16" not in page
         for access in read_accesses(access_log(folder / "answers.sqlite")):
             assert len(access.topics) == 8
-        assert (await lab.send("POST", "/api/compare", {"run": ["first"]}))[0] == 400
+
+
+async def test_a_comparison_of_too_few_or_unreadable_runs_names_the_cause(
+    folder: Path, qrels: dict[str, Path]
+) -> None:
+    shutil.copytree(folder / "runs" / "first", folder / "runs" / "broken")
+    (folder / "runs" / "broken" / "config.yaml").write_text("task: [")
+    async with open_lab(folder / "runs", qrels=qrels) as lab:
+        for runs in ([], ["first"], ["first", "first"]):
+            status, answer = await lab.send("POST", "/api/compare", {"run": runs})
+            assert (
+                status == 400 and "2 or more" in answer["error"] and "config" not in answer["error"]
+            )
+        status, answer = await lab.send("POST", "/api/compare", {"run": ["broken", "first"]})
+        assert status == 400 and "config.yaml" in answer["error"] and "2 or" not in answer["error"]
 
 
 # Computes for hours within the limits of the sandbox.

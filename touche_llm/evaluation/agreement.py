@@ -39,8 +39,8 @@ def macro_f1(hits: Numbers, chosen: Numbers, true: Numbers) -> Array:
     """Compute the mean F1 of the labels, with F1 = 2 tp / (2 tp + fp + fn).
 
     The mean is over the labels that are true or chosen for at least one document, as in
-    scikit-learn: for the others F1 is 0 / 0, and counting it as 0 would lower the mean by a label
-    that nobody could have got right.
+    scikit-learn. For any other label F1 is 0 / 0; as a 0 it would lower the mean by a label that
+    nobody could have got right.
 
     Args:
         hits: Number of documents for which a label is chosen and true, of shape (…, labels).
@@ -50,10 +50,11 @@ def macro_f1(hits: Numbers, chosen: Numbers, true: Numbers) -> Array:
     Returns:
         Values of shape (…).
     """
-    # 2 tp + fp + fn = chosen + true; if this is 0, so is tp.
-    denominators = chosen + true
-    f1_of_labels = 2.0 * hits / np.maximum(denominators, 1)
-    occurring_labels = (denominators > 0).sum(axis=-1)
+    # 2 tp + fp + fn, since tp + fp = chosen and tp + fn = true.
+    chosen_and_true = chosen + true
+    # Where this is 0, so are the hits, so that any denominator gives 0.
+    f1_of_labels = 2.0 * hits / np.maximum(chosen_and_true, 1)
+    occurring_labels = (chosen_and_true > 0).sum(axis=-1)
     return np.asarray(f1_of_labels.sum(axis=-1) / occurring_labels)
 
 
@@ -75,8 +76,8 @@ def estimate_common_stances(
 ) -> dict[Measure, EstimatePair]:
     """Estimate macro-F1 and accuracy of two runs over the judged documents with a label in both.
 
-    Over its own documents, a run could look better by leaving hard ones without a label or by
-    ranking other documents.
+    Measured over different documents, one of the runs could look better because it leaves hard
+    documents without a label, or because it ranks easier ones.
     """
     common = run.stances.keys() & baseline.stances.keys()
     estimates = _estimate_pooled(_keep_stances(run, common), qrels)
@@ -108,13 +109,15 @@ def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[Measure, Estimate]:
     precisions: dict[Measure, Estimate] = {}
     recalls: dict[Measure, Estimate] = {}
     for index, label in enumerate(qrels.labels):
+        # Numbers of documents by topic: of those that have the label in both, in the run, in truth.
         hits = counts[:, index, index]
-        with_label = counts[:, :, index].sum(axis=1)
-        with_true_label = counts[:, index, :].sum(axis=1)
+        labelled_by_run = counts[:, :, index].sum(axis=1)
+        labelled_in_truth = counts[:, index, :].sum(axis=1)
+
         precision = Measure(STANCE, MeasureName.LABEL_PRECISION, label=label)
+        precisions[precision] = _estimate_share(topics, hits, labelled_by_run)
         recall = Measure(STANCE, MeasureName.LABEL_RECALL, label=label)
-        precisions[precision] = _estimate_share(topics, hits, with_label)
-        recalls[recall] = _estimate_share(topics, hits, with_true_label)
+        recalls[recall] = _estimate_share(topics, hits, labelled_in_truth)
     return precisions | recalls
 
 
@@ -193,16 +196,22 @@ def _count_topic(
         label = run.stances.get((candidate.topic_id, candidate.document_id))
         if label is None:
             continue
-        if label not in index_of_label:
-            raise DataError(
-                f"topic {candidate.topic_id}, document {candidate.document_id}: the run has the stance "
-                f"{label!r:.40}, not one of {', '.join(labels)}; evaluate the run with its own task"
-            )
+        # An unknown label is an error even if the document has no true label.
+        _check_label(label, candidate, labels)
 
         true_label = true_labels.get(candidate.document_id)
         if true_label is not None:
             table[index_of_label[true_label], index_of_label[label]] += 1
     return table
+
+
+def _check_label(label: str, candidate: Candidate, labels: Sequence[str]) -> None:
+    """Raise DataError if a run's label of a document is none of the known labels."""
+    if label not in labels:
+        raise DataError(
+            f"topic {candidate.topic_id}, document {candidate.document_id}: the run has the stance "
+            f"{label!r:.40}, not one of {', '.join(labels)}; evaluate the run with its own task"
+        )
 
 
 def _estimate_pooled(
@@ -219,19 +228,20 @@ def _estimate_pooled(
     """
     tables = _count_labels(run, qrels, cutoff)
     used_tables = {topic_id: table for topic_id, table in tables.items() if table.any()}
-    # A row for each topic, with the cells of its table.
-    counts = np.zeros((len(used_tables), len(qrels.labels) ** 2))
+    # Of shape (topics, labels * labels): the cells of a topic's table in a row, which the formula
+    # puts back into a table.
+    flat_counts = np.zeros((len(used_tables), len(qrels.labels) ** 2))
     for row, table in enumerate(used_tables.values()):
-        counts[row] = table.ravel()
+        flat_counts[row] = table.ravel()
 
     estimates: dict[Measure, Estimate] = {}
     for kind in list_label_measures():
         measure = Measure(STANCE, kind.name, cutoff)
         estimates[measure] = Estimate(
             topics=tuple(used_tables),
-            counts=counts,
+            counts=flat_counts,
             formula=partial(_compute_from_counts, kind.formula),
-            documents=int(counts.sum()),
+            documents=int(flat_counts.sum()),
             bounds=kind.bounds,
         )
     return estimates

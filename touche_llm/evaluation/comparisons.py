@@ -56,21 +56,22 @@ class RunComparison:
 def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> RunComparison:
     """Compare runs with a baseline; all were measured with the same judgments and depth.
 
-    Stances are compared over the documents with a label in both runs, except for `@5`, where the
-    choice of documents counts too. judged@5 is no measure of a system, so it has no row.
+    Stance measures are compared over the documents with a label in both runs, since a run could
+    look better by leaving hard documents without a label. Those with a cutoff, such as
+    `macro-F1@5`, are not: the choice of the first documents is part of what they measure.
     """
+    estimates = {run.name: _select_compared(run) for run in (baseline, *others)}
     common_estimates = {other.name: _estimate_common(other, baseline) for other in others}
-    rows = compare(
-        baseline.name,
-        {evaluation.name: _select_compared(evaluation) for evaluation in (baseline, *others)},
-        common=common_estimates,
-    )
+    rows = compare(baseline.name, estimates, common=common_estimates)
 
     notes: list[str] = []
     for other in others:
         notes += _describe_common_stances(other, baseline, common_estimates[other.name])
         notes += describe_judging(other, baseline)
-    return RunComparison(_add_judged_shares(rows, baseline, others, common_estimates), notes)
+    return RunComparison(
+        rows=_add_judged_shares(rows, baseline, others, common_estimates),
+        notes=notes,
+    )
 
 
 def _add_judged_shares(
@@ -107,7 +108,10 @@ def _estimate_common(run: Evaluation, baseline: Evaluation) -> CommonEstimates:
 
 
 def _select_compared(evaluation: Evaluation) -> dict[Measure, Estimate]:
-    """Return the estimates by which runs are compared."""
+    """Return the estimates by which runs are compared.
+
+    The share of judged documents is left out, for example, since it is no measure of a system.
+    """
     return {
         measure: estimate
         for measure, estimate in evaluation.estimates.items()
@@ -124,11 +128,12 @@ def _compute_judged_shares(
         run: Run that is compared.
         baseline: Run that it is compared with.
         measure: Measure by which they are compared.
-        common: Estimates over their common documents, if these are compared.
+        common: Estimates over their common documents; None if each is measured over its own.
     """
-    if common is None:
-        common = EstimatePair(run.estimates[measure], baseline.estimates[measure])
-    topics = list_common_topics(common.run, common.baseline)
+    compared = common
+    if compared is None:
+        compared = EstimatePair(run.estimates[measure], baseline.estimates[measure])
+    topics = list_common_topics(compared.run, compared.baseline)
     judged = estimate_judged(run.run, run.qrels, measure, topics)
     baseline_judged = estimate_judged(baseline.run, baseline.qrels, measure, topics)
     return JudgedShares(judged=judged.value, baseline_judged=baseline_judged.value)

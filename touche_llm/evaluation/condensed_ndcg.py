@@ -9,22 +9,21 @@ import numpy as np
 from touche_llm.data.measure import MeasureName
 from touche_llm.evaluation.registry import GradedTopic, TopicMeasure, register
 
+# Errors of the script, which are not repeated: if a document occurs twice, its value can exceed 1,
+# and if two spaces separate columns, it stops. `read_run` rejects the first and reads the second.
+# The script takes a run with two tags for two runs; here it is one.
+
 
 def compute_condensed_ndcg(topic: GradedTopic) -> float | None:
-    """Compute a topic's nDCG@5 like the organisers' script of 2022 (webis.de/events/touche-22/evaluate.py).
+    """Compute a topic's nDCG@5 like the organisers' script of 2022.
 
-    The ranking is cut to the first 5; then unjudged documents are dropped, and the others move up.
-    Gains are the grades without their decimals, those below 0 are 0 (the script knows only -2). The
-    discount is log2(i + 2) with i from 0. The ideal ranking contains all judged documents of the
-    topic.
-
-    Errors of the script: if a document occurs twice, its value can exceed 1, and if columns are
-    separated by two spaces, it stops; `read_run` rejects the first and reads the second. A run with
-    two tags, which the script takes for two runs, is one run here.
+    The script is webis.de/events/touche-22/evaluate.py. The ranking is cut to the first 5. Then
+    unjudged documents are dropped, and the others move up. The ideal ranking is that of all judged
+    documents of the topic.
 
     Returns:
-        The value; None if the script leaves the topic out of its mean, since the run lacks it, none
-        of its first 5 documents is judged, or no grade of it is above 0.
+        The value; None if the topic does not count in the mean, since no judged document is among
+        the first 5, or no grade of the topic is above 0.
     """
     gains = {document_id: _to_gain(grade) for document_id, grade in topic.grades.items()}
     ranked_ids = [candidate.document_id for candidate in topic.top]
@@ -38,7 +37,7 @@ def compute_condensed_ndcg(topic: GradedTopic) -> float | None:
 
 
 def _to_gain(grade: float) -> int:
-    """Return a grade without its decimals; 0 for a grade below 0."""
+    """Return a grade without its decimals; 0 for a grade below 0 (the script knows only -2)."""
     return max(int(grade), 0)
 
 

@@ -17,14 +17,14 @@ def estimate_judged(
 ) -> Estimate:
     """Estimate the share of judged documents among those that a measure looks at.
 
-    The missing places of a shorter ranking count as unjudged, as they are no hits for P@5
-    (Judged@5 of ir-measures divides by the number of documents).
+    nDCG@5 looks at the first 5 documents of a ranking, and a measure without a cutoff at all of
+    them. The missing places of a shorter ranking count as unjudged.
 
     Args:
         run: Run that is measured.
         qrels: Judgments by assessors.
-        measure: Measure, which looks at the documents down to its cutoff, or at all.
-        topics: Judged topics, over which the share is the mean.
+        measure: Measure.
+        topics: Judged topics; the estimate is the mean of their shares.
     """
     judged = qrels.judgments_of(measure.aspect)
     shares: dict[str, float] = {}
@@ -45,6 +45,7 @@ def _compute_share(
         cutoff: Number of first documents, by which the share is divided even if the ranking is
             shorter; None for the whole ranking.
     """
+    # Judged@5 of ir-measures divides by the number of documents instead; P@5 divides by 5 as here.
     top = ranking[:cutoff]
     hits = sum(candidate.document_id in judged for candidate in top)
     places = len(top) if cutoff is None else cutoff

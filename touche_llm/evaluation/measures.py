@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,6 +10,7 @@ import ir_measures
 import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.measure import CUTOFF, MACRO_F1, Measure, make_headline_ndcg
+from touche_llm.data.records import Candidate
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.errors import ExtensionError, UsageError
 from touche_llm.evaluation.agreement import estimate_labels, estimate_stances
@@ -186,29 +187,32 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
         DataError: No document of the run is judged, or it has a stance that the task does not have.
         UsageError: The depth is below 1.
     """
-    qrels = select_topics(qrels, [run])
     if depth is None:
         depth = max(len(ranking) for ranking in run.rankings.values())
     if depth < 1:
         raise UsageError(f"recall at {depth} documents: give a depth of 1 or more")
-    for aspect in qrels.aspects:
-        check_judged(run, qrels, aspect)
+    selected = select_topics(qrels, [run])
+    for aspect in selected.aspects:
+        check_judged(run, selected, aspect)
 
     estimates: dict[Measure, Estimate] = {}
-    for aspect, grades in qrels.grades.items():
+    for aspect, grades in selected.grades.items():
         estimates |= estimate_grades(run, aspect, grades, depth)
+
+    # Precision and recall of each label are kept apart: they have no rows by topic, and runs are
+    # not compared by them.
     label_estimates: dict[Measure, Estimate] = {}
-    if qrels.stances:
-        estimates |= estimate_stances(run, qrels, CUTOFF)
-        label_estimates = estimate_labels(run, qrels)
+    if selected.stances:
+        estimates |= estimate_stances(run, selected, CUTOFF)
+        label_estimates = estimate_labels(run, selected)
 
     return Evaluation(
         name=name,
         run=run,
-        qrels=qrels,
+        qrels=selected,
         estimates=estimates,
         labels=label_estimates,
-        notes=_describe_aspects(run, qrels),
+        notes=_describe_aspects(run, selected),
     )
 
 
@@ -238,6 +242,7 @@ def estimate_grades(
         grades: Grades by topic and document.
         depth: Depth of the first stage, the cutoff of the recall.
     """
+    # All in one call, which reads the rankings once; the loop puts them among the others in order.
     standard_estimates = _estimate_standard(run, aspect, grades, depth)
 
     estimates: dict[Measure, Estimate] = {}
@@ -284,22 +289,38 @@ def _estimate_within_bounds(kind: MeasureKind, values: Mapping[str, float]) -> E
 def _estimate_standard(
     run: ParsedRun, aspect: str, grades: Grades, depth: int
 ) -> dict[Measure, Estimate]:
-    """Estimate the measures that ir-measures computes, in one call, since each reads all rankings."""
+    """Estimate the measures of an aspect that the library ir-measures computes, such as nDCG@5.
+
+    Args:
+        run: Run to measure.
+        aspect: Aspect of the grades.
+        grades: Grades by topic and document.
+        depth: Depth of the first stage, the cutoff of the recall.
+    """
     kinds = _list_standard_measures(aspect, depth)
     metrics = {measure: _make_metric(kind, measure.cutoff) for measure, kind in kinds.items()}
+    values = _calculate(list(metrics.values()), run, grades)
+
+    estimates: dict[Measure, Estimate] = {}
+    for measure, metric in metrics.items():
+        values_by_topic = {topic_id: values[metric, topic_id] for topic_id in grades}
+        estimates[measure] = _estimate_within_bounds(kinds[measure], values_by_topic)
+    return estimates
+
+
+def _calculate(
+    metrics: Sequence[Metric], run: ParsedRun, grades: Grades
+) -> dict[tuple[Metric, str], float]:
+    """Calculate measures of ir-measures; return their values by measure and topic id.
+
+    One call calculates them all, since each call reads all rankings.
+    """
     results = ir_measures.iter_calc(
-        list(metrics.values()),
+        metrics,
         _convert_grades(grades),
         _convert_rankings(run, grades),
     )
-    values = {(result.measure, result.query_id): result.value for result in results}
-
-    estimates: dict[Measure, Estimate] = {}
-    for measure, kind in kinds.items():
-        metric = metrics[measure]
-        values_by_topic = {topic_id: values[metric, topic_id] for topic_id in grades}
-        estimates[measure] = _estimate_within_bounds(kind, values_by_topic)
-    return estimates
+    return {(result.measure, result.query_id): result.value for result in results}
 
 
 def _list_standard_measures(aspect: str, depth: int) -> dict[Measure, StandardMeasure]:
@@ -319,9 +340,10 @@ def _make_metric(kind: StandardMeasure, cutoff: int | None) -> Metric:
 
 
 def _convert_grades(grades: Grades) -> dict[str, dict[str, int]]:
-    """Return grades as whole multiples of the smallest decimal, those below 0 as 0.
+    """Return grades as whole numbers, since pytrec_eval takes no others; those below 0 become 0.
 
-    pytrec_eval takes integers; nDCG with linear gain does not change if all grades are multiplied.
+    A grade of 1 becomes `RELEVANT`, which is 1000, and a grade of 0.125 becomes 125. nDCG with
+    linear gain does not change if all grades are multiplied.
     """
     converted: dict[str, dict[str, int]] = {}
     for topic_id, judged in grades.items():
@@ -334,7 +356,8 @@ def _convert_grades(grades: Grades) -> dict[str, dict[str, int]]:
 def _convert_rankings(run: ParsedRun, grades: Grades) -> dict[str, dict[str, float]]:
     """Return the scores of documents by topic, for the graded topics that the run has.
 
-    Scores are made from ranks, since evaluators sort by score and then by id.
+    Evaluators sort by score and then by id. A score is therefore made from the rank, so that no two
+    documents of a topic have the same one.
     """
     scores: dict[str, dict[str, float]] = {}
     for topic_id, judged in grades.items():
@@ -343,14 +366,21 @@ def _convert_rankings(run: ParsedRun, grades: Grades) -> dict[str, dict[str, flo
 
         scores_of_topic: dict[str, float] = {}
         for candidate in run.rankings[topic_id]:
-            document_id = candidate.document_id
-            if document_id not in judged:
-                # It may contain characters that end a string in C. Another id is as good for an
-                # unjudged document; none in qrels contains a space.
-                document_id = f" {candidate.rank}"
-            scores_of_topic[document_id] = -float(candidate.rank)
+            safe_id = _make_safe_id(candidate, judged)
+            scores_of_topic[safe_id] = -float(candidate.rank)
         scores[topic_id] = scores_of_topic
     return scores
+
+
+def _make_safe_id(candidate: Candidate, judged: Collection[str]) -> str:
+    """Return the id of a judged document, or an invented one for an unjudged document.
+
+    The id of an unjudged document may contain characters that end a string in C. For a measure, any
+    other id is as good, as long as no judged document has it; no id in qrels contains a space.
+    """
+    if candidate.document_id in judged:
+        return candidate.document_id
+    return f" {candidate.rank}"
 
 
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:
@@ -381,12 +411,13 @@ def describe_judging(run: Evaluation, baseline: Evaluation) -> list[str]:
     """
     notes: list[str] = []
     for aspect in run.qrels.grades:
-        judged = make_headline_ndcg(aspect).judged
-        share = run.estimates[judged].value
-        baseline_share = baseline.estimates[judged].value
+        judged_measure = make_headline_ndcg(aspect).judged
+        share = run.estimates[judged_measure].value
+        baseline_share = baseline.estimates[judged_measure].value
         if abs(share - baseline_share) > _MAX_JUDGED_DIFFERENCE:
             notes.append(
-                f"{run.name}: {judged} is {share:.3f}, and {baseline_share:.3f} for {baseline.name}; part of the "
-                "difference may come from the judging, since an unjudged document counts 0"
+                f"{run.name}: {judged_measure} is {share:.3f}, and {baseline_share:.3f} for "
+                f"{baseline.name}; part of the difference may come from the judging, since an "
+                "unjudged document counts 0"
             )
     return notes

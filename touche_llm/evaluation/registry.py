@@ -52,14 +52,22 @@ class MeasureKind:
 
     @property
     def forms(self) -> list[str]:
-        """Texts of its measures without the aspect, with `K` for a cutoff and `LABEL` for a label."""
+        """Texts of its measures without the aspect, with `K` for a cutoff and `LABEL` for a label.
+
+        For example `["precision LABEL"]`, `["nDCG@K"]`, and `["macro-F1", "macro-F1@K"]` for a
+        measure of whole rankings and of the first documents.
+        """
         if self.is_of_label:
             return [f"{self.name} LABEL"]
         if self.is_at_depth:
             return [f"{self.name}@K"]
 
-        forms = [self.name if cutoff is None else f"{self.name}@K" for cutoff in self.cutoffs]
-        return list(dict.fromkeys(forms))
+        forms: list[str] = []
+        if None in self.cutoffs:
+            forms.append(self.name)
+        if any(cutoff is not None for cutoff in self.cutoffs):
+            forms.append(f"{self.name}@K")
+        return forms
 
     def make_measures(self, aspect: str, depth: int) -> list[Measure]:
         """Return its measures of an aspect, for a first stage of this depth."""

@@ -94,22 +94,34 @@ def list_common_topics(one: Estimate, other: Estimate) -> list[str]:
 
 
 def subtract_estimates(one: Estimate, other: Estimate) -> Estimate:
-    """Return the estimate of the difference of two values over the same topics."""
+    """Return the estimate of the difference of two values over the same topics.
+
+    Each topic contributes the counts of the first estimate, followed by those of the second; the
+    formula takes them apart again.
+    """
+    counts_of_one = one.counts.shape[1]
     return Estimate(
         topics=one.topics,
         counts=np.concatenate([one.counts, other.counts], axis=1),
-        formula=_subtract_formulas(one.formula, other.formula, one.counts.shape[1]),
+        formula=_subtract_formulas(one.formula, other.formula, counts_of_one),
         documents=one.documents,
         bounds=None if one.bounds is None else one.bounds.of_difference,
     )
 
 
-def _subtract_formulas(one: Formula, other: Formula, width: int) -> Formula:
-    """Return the formula of a difference, whose first `width` counts are those of the first."""
+def _subtract_formulas(one: Formula, other: Formula, counts_of_one: int) -> Formula:
+    """Return a formula that computes the value of the first formula minus that of the second.
+
+    Args:
+        one: First formula.
+        other: Second formula.
+        counts_of_one: How many of the counts are for the first formula; the others, which follow
+            them, are for the second.
+    """
 
     def compute_difference(counts: Array) -> Array:
-        value = one(counts[..., :width])
-        other_value = other(counts[..., width:])
+        value = one(counts[..., :counts_of_one])
+        other_value = other(counts[..., counts_of_one:])
         return np.asarray(value - other_value)
 
     return compute_difference
@@ -118,11 +130,11 @@ def _subtract_formulas(one: Formula, other: Formula, width: int) -> Formula:
 def estimate_mean(values: Mapping[str, float], bounds: Bounds | None = SHARE) -> Estimate:
     """Estimate the mean of values by topic, which are within the bounds.
 
-    Each topic contributes its value and a 1; the mean is the sum of the values divided by that of
-    the ones.
+    Each topic contributes two counts, its value and a 1. Over all topics, the sum of the values
+    divided by the sum of the ones is the mean.
     """
-    counts = np.ones((len(values), 2))
-    counts[:, 0] = list(values.values())
+    ones = np.ones(len(values))
+    counts = np.column_stack([list(values.values()), ones])
     return Estimate(topics=tuple(values), counts=counts, formula=ratio, bounds=bounds)
 
 
@@ -142,11 +154,11 @@ def compute_interval(estimate: Estimate) -> tuple[float, float]:
 
 
 def describe_intervals(rows: Iterable[Mapping[str, float]]) -> list[str]:
-    """Return notes on values whose topics are too few for an interval, or for one that holds.
+    """Return notes on values that have too few topics for an interval, or for a reliable one.
 
     Args:
-        rows: Rows with the columns `value`, `low` and `topics`; without the latter `n` is the
-            number of topics.
+        rows: Rows with the columns `value`, `low` (NaN without an interval) and `topics`; if a row
+            has no column `topics`, its column `n` is the number of topics.
     """
     defined_rows = [row for row in rows if not math.isnan(row["value"])]
     rows_with_interval = [row for row in defined_rows if not math.isnan(row["low"])]
@@ -156,9 +168,9 @@ def describe_intervals(rows: Iterable[Mapping[str, float]]) -> list[str]:
         notes.append(f"no 95 % interval where topics are few: it needs {MIN_TOPICS}")
 
     topic_counts = [_count_topics(row) for row in rows_with_interval]
-    fewest_topics = min(topic_counts, default=HOLDING_TOPICS)
-    if fewest_topics < HOLDING_TOPICS:
-        notes.append(describe_few_topics(fewest_topics))
+    too_low_counts = [topics for topics in topic_counts if topics < HOLDING_TOPICS]
+    if too_low_counts:
+        notes.append(describe_few_topics(min(too_low_counts)))
     return notes
 
 
@@ -190,28 +202,30 @@ def compare(
             documents; they replace those in `runs`.
 
     Returns:
-        A row for each other run and measure, with the columns `run`, `baseline`, `measure`, `value`
-        and `baseline_value` (over the common topics, so they may differ from those of each run
-        alone), `difference` (the first minus the second), `low` and `high` (95 % interval of the
-        difference, see `compute_interval`), `p` (two-sided paired randomisation test, which swaps
-        the two results of each topic at random; exact for few topics), `p_holm` (Holm's correction
-        over the runs that are compared by this measure), `wins`, `ties` and `losses` (topics), `n`
-        (topics) and `documents` (of the estimates in `common`, else NaN). Undefined values, as for
-        too few topics, are NaN.
+        A row for each other run and measure. Undefined values, as for too few topics, are NaN.
+        Columns:
+
+        - `run`, `baseline`, `measure`: What is compared.
+        - `value`, `baseline_value`: Values over the common topics, so they may differ from those of
+          each run alone.
+        - `difference`: `value` minus `baseline_value`.
+        - `low`, `high`: 95 % interval of the difference, see `compute_interval`.
+        - `p`: P-value of a two-sided paired randomisation test, which swaps the two results of each
+          topic at random; exact for few topics.
+        - `p_holm`: `p` with Holm's correction over the runs that are compared by this measure.
+        - `wins`, `ties`, `losses`: Number of topics in which the run is better, equal, and worse.
+        - `n`: Number of topics.
+        - `documents`: Number of documents of the estimates in `common`; NaN without these.
     """
     # Imported in the functions, since commands that print notes alone import this module, and
     # pandas is slow.
     import pandas as pd
 
-    others = [name for name in runs if name != baseline]
+    if common is None:
+        common = {}
     rows: list[dict[str, object]] = []
-    for measure, baseline_estimate in runs[baseline].items():
-        rows_of_measure: list[dict[str, object]] = []
-        for name in others:
-            names = {"run": name, "baseline": baseline, "measure": measure}
-            pair = EstimatePair(runs[name][measure], baseline_estimate)
-            common_pair = None if common is None else common.get(name, {}).get(measure)
-            rows_of_measure.append({**names, **_compare_runs(pair, common_pair)})
+    for measure in runs[baseline]:
+        rows_of_measure = _compare_by_measure(measure, baseline, runs, common)
         rows += _add_corrected_p(rows_of_measure)
     return pd.DataFrame(rows, columns=_COLUMNS)
 
@@ -235,12 +249,34 @@ _COLUMNS = (
 )
 
 
+def _compare_by_measure(
+    measure: Measure,
+    baseline: str,
+    runs: Mapping[str, Mapping[Measure, Estimate]],
+    common: Mapping[str, Mapping[Measure, EstimatePair]],
+) -> list[dict[str, object]]:
+    """Compare each run with the baseline by one measure; return rows of `compare` without `p_holm`.
+
+    Arguments as for `compare`.
+    """
+    rows: list[dict[str, object]] = []
+    for name, estimates in runs.items():
+        if name == baseline:
+            continue
+        names = {"run": name, "baseline": baseline, "measure": measure}
+        pair = EstimatePair(estimates[measure], runs[baseline][measure])
+        common_pair = common.get(name, {}).get(measure)
+        rows.append({**names, **_compare_runs(pair, common_pair)})
+    return rows
+
+
 def _compare_runs(pair: EstimatePair, common_pair: EstimatePair | None) -> dict[str, float | None]:
-    """Compare two runs by a measure; return columns of `compare`.
+    """Compare a run with the baseline by a measure; return columns of `compare`.
 
     Args:
-        pair: Estimates of both.
-        common_pair: Estimates over their common documents, which come first; None if all count.
+        pair: Estimates of the run and of the baseline over the documents of each.
+        common_pair: Estimates over the documents that both have in common, which replace `pair`;
+            None to compare over the documents of each.
     """
     if common_pair is None:
         return {**_compare_pair(pair), "documents": math.nan}
@@ -261,39 +297,52 @@ def _compare_pair(pair: EstimatePair) -> dict[str, float]:
     difference = subtract_estimates(run, baseline)
 
     low, high = compute_interval(difference)
-    p = compute_p(run.formula, sum_swapped(run.counts), sum_swapped(baseline.counts))
-    differences_by_topic = difference.by_topic()
-    wins = int((differences_by_topic > TIE).sum())
-    losses = int((differences_by_topic < -TIE).sum())
+    # The randomisation test needs the sums of each run over the topics that a resample swaps.
+    swap_sums = sum_swapped(run.counts)
+    baseline_swap_sums = sum_swapped(baseline.counts)
     return {
         "value": run.value,
         "baseline_value": baseline.value,
         "difference": difference.value,
         "low": low,
         "high": high,
-        "p": p,
-        "wins": wins,
-        "ties": len(topics) - wins - losses,
-        "losses": losses,
+        "p": compute_p(run.formula, swap_sums, baseline_swap_sums),
         "n": len(topics),
+        **_count_wins(difference),
     }
 
 
+def _count_wins(difference: Estimate) -> dict[str, float]:
+    """Count topics by which of two runs is better; return the columns `wins`, `ties` and `losses`.
+
+    Args:
+        difference: Estimate of the value of the run minus that of the baseline.
+    """
+    differences_by_topic = difference.by_topic()
+    # Equal values can differ by rounding errors, which are smaller than `TIE`.
+    wins = int((differences_by_topic > TIE).sum())
+    losses = int((differences_by_topic < -TIE).sum())
+    ties = len(difference.topics) - wins - losses
+    return {"wins": wins, "ties": ties, "losses": losses}
+
+
 def correct_holm(p: Array) -> Array:
-    """Apply Holm's step-down correction to the defined values.
+    """Apply Holm's step-down correction to p-values of shape (tests,).
 
     The smallest p is multiplied by the number of tests, the next one by one less, and so on; a
-    corrected value is at least as large as those of smaller p. Undefined ones stay NaN and do not
-    count as tests.
+    corrected value is at least as large as those of smaller p. For example, 0.01, 0.04 and 0.03
+    become 0.03, 0.06 and 0.06. Undefined values stay NaN and do not count as tests.
     """
-    is_defined = ~np.isnan(p)
-    tests = int(is_defined.sum())
+    defined = np.flatnonzero(~np.isnan(p))
+    tests = len(defined)
     if tests < 2:
         return p
 
     # `multipletests` of statsmodels does the same, with a collection of all garbage that takes
     # longer than the test.
-    ascending = np.flatnonzero(is_defined)[np.argsort(p[is_defined])]
+    order = np.argsort(p[defined])
+    # Indices of the defined values, the smallest value first.
+    ascending = defined[order]
     factors = np.arange(tests, 0, -1)
     never_falling = np.maximum.accumulate(p[ascending] * factors)
 

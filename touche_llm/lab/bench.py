@@ -88,8 +88,9 @@ class Bench:
         if topic.id in self._rankings:
             return self._rankings[topic.id]
 
-        config = self.config.model_copy(update={"topic": (topic.id,), "limit_topics": None})
-        with RunContext(config, SilentProgress()) as context:
+        # A search for this topic alone, even if the run is limited to the first topics.
+        search_config = self.config.model_copy(update={"topic": (topic.id,), "limit_topics": None})
+        with RunContext(search_config, SilentProgress()) as context:
             candidates = asyncio.run(retrieve_candidates(context))
         return candidates.rankings.get(topic.id, [])
 
@@ -121,7 +122,9 @@ class Bench:
         """
         prompts = self.list_prompts()
         path = self.find_prompt(name).path.resolve()
-        for baseline in (self.config.prompts.judge, PURPOSE):
+        # The name of the task's own judge prompt is that of its purpose, `judge`.
+        own_prompt = PURPOSE
+        for baseline in (self.config.prompts.judge, own_prompt):
             if baseline in prompts and prompts[baseline].path.resolve() != path:
                 return baseline
         return None
@@ -188,9 +191,12 @@ class Bench:
             problem = "engine.name: ray answers no single requests"
             raise UsageError(f"{problem}; start the lab with a server")
 
+        # Somebody waits at the page, so a server that does not answer is given up sooner than by a
+        # run.
         retry_for = min(engine.retry_for, _RETRY_FOR)
+        impatient_engine = engine.model_copy(update={"retry_for": retry_for})
         opening = open_client(
-            engine.model_copy(update={"retry_for": retry_for}),
+            impatient_engine,
             self.config.sampling,
             cache,
             progress=default_progress(),
@@ -251,8 +257,12 @@ class Benches:
         loaded = self.lab.load(run)
         check_inputs(loaded, "topics", "corpus")
         config = loaded.config
-        directory = self.lab.find_run(run) if run else None
-        changed = None if directory is None else directory.config_file.stat().st_mtime_ns
+        # Without a run, the bench is for a configuration alone.
+        directory: RunDirectory | None = None
+        changed: int | None = None
+        if run:
+            directory = self.lab.find_run(run)
+            changed = directory.config_file.stat().st_mtime_ns
 
         opened = self._open.get(run)
         if opened is not None and opened.is_current(config, changed):

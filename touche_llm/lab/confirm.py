@@ -89,6 +89,7 @@ def describe_confirmation(benches: Benches, *, run: str, name: str) -> Confirmat
     earlier = [access for access in accesses if _has_topic(access, titles)]
 
     command = ""
+    # Accesses that weaken a confirmation; none if there is nothing to confirm.
     counted: list[Access] = []
     baseline = bench.find_baseline(name)
     if baseline is not None:
@@ -218,17 +219,22 @@ def _list_inputs(lab: Workplace, bench: Bench) -> list[str]:
 
 
 def _list_settings(lab: Workplace, bench: Bench, file: Path | None) -> Mapping[str, object]:
-    """Return the settings of a bench that its configuration file does not have.
+    """Return the settings to write in a command beside the configuration file, by dotted name.
+
+    They are always those that the lab was started with. A run in a folder that somebody else wrote
+    has no file in the command, so its task and the settings that the user chose from its folder are
+    written too.
 
     Args:
         lab: Workplace of the lab.
-        bench: The bench.
-        file: Its configuration file; None without one.
+        bench: Bench of the run.
+        file: Configuration file in the command; None without one.
     """
-    if file is not None or bench.directory is None:
+    is_written_elsewhere = file is None and bench.directory is not None
+    if not is_written_elsewhere:
         return lab.inputs.settings
-    used = lab.list_used(bench.run)
-    return {"task": bench.config.task, **used, **lab.inputs.settings}
+    chosen = lab.list_used(bench.run)
+    return {"task": bench.config.task, **chosen, **lab.inputs.settings}
 
 
 def _find_config(lab: Workplace, bench: Bench) -> Path | None:

@@ -37,7 +37,7 @@ from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.retrieval.corpus import Corpus
 from touche_llm.runs.open_folder import DocumentRow, DocumentView, RunFolder
 
-_CHANGED = "the prompt, its settings or the document changed since the run."
+_CHANGED_REQUEST = "the prompt, its settings or the document changed since the run."
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ def _find_stance_probability(
 ) -> float | None:
     """Return the probability of a document's stance; None if no answer has it.
 
-    An answer of the stance prompt comes before that of the judge prompt.
+    The stance prompt's answer is used, if there is one, else the judge prompt's.
 
     Args:
         opened: Folder of the run.
@@ -307,12 +307,12 @@ def _find_stance_probability(
         row: Row of the document.
         readings: Readings of the judge prompt's answer, by field.
     """
-    stance_reading = opened.stance_readings.get((topic, row.document_id))
-    if stance_reading is not None:
-        return stance_reading.probabilities.get(row.stance)
-    if STANCE in readings:
-        return readings[STANCE].shares.get(row.stance)
-    return None
+    judge_reading = readings.get(STANCE)
+    reading = opened.stance_readings.get((topic, row.document_id), judge_reading)
+    # None too for an answer without logprobs: its text does not say how probable the label is.
+    if reading is None or reading.probabilities is None:
+        return None
+    return reading.probabilities.get(row.stance)
 
 
 def _find_confidence(readings: Mapping[str, Reading]) -> float | None:
@@ -339,19 +339,19 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> Doc
     opened = lab.open(run)
     row = _find_row(lab, opened, run, topic, document)
     view = opened.document(topic, row)
-    content = _read_documents(opened, [document]).get(document)
+    stored_document = _read_documents(opened, [document]).get(document)
     judgment = opened.find_judgment(topic, document)
     judge_requests = _repeat_requests(opened, topic, document)
 
-    user_labels = _read_labels(opened, topic).get(document)
-    if user_labels is None:
-        user_labels = UserLabels(topic_id=topic, document_id=document)
+    # Without labels of the user, a record that has none.
+    no_labels = UserLabels(topic_id=topic, document_id=document)
+    user_labels = _read_labels(opened, topic).get(document, no_labels)
 
     attempts = chain.from_iterable(failure.attempts for failure in view.failures)
     return DocumentDetails(
         document=document,
-        title="" if content is None else content.title,
-        text=None if content is None else content.text,
+        title="" if stored_document is None else stored_document.title,
+        text=None if stored_document is None else stored_document.text,
         seen=None if judgment is None else _list_seen_spans(judgment.cut),
         truncation=view.truncation,
         fields=_read_view(opened, view),
@@ -421,19 +421,21 @@ def _list_stance_requests(view: DocumentView) -> list[SentRequest]:
 def _repeat_requests(opened: RunFolder, topic: str, document: str) -> _RepeatedRequests:
     """Return the judge requests about a document with their answers, or a note why not.
 
-    The prompt is rendered again. The keys of the answers prove that it is the one that was sent.
+    The prompt is rendered again. The key of an answer is a hash of the request: if the keys are
+    those in the judgment, the rendered requests are the ones that were sent.
     """
     if opened.answers is None or opened.corpus is None:
         return _RepeatedRequests(requests=[], notes=[])
     try:
         trials = asyncio.run(_repeat(opened, opened.answers, opened.corpus, topic, document))
     except ToucheError as error:
-        return _refuse(str(error))
+        return _note_no_requests(str(error))
 
     judgment = opened.find_judgment(topic, document)
     keys = [_get_key(trial) for trial in trials]
     if judgment is not None and judgment.answer_keys != keys:
-        return _refuse(_CHANGED)
+        # The rendered prompt is not the one that was sent.
+        return _note_no_requests(_CHANGED_REQUEST)
 
     prompt = opened.config.prompts.judge
     requests = [_describe_request(prompt, trial) for trial in trials]
@@ -452,7 +454,7 @@ def _describe_request(prompt: str, trial: Trial) -> SentRequest:
     )
 
 
-def _refuse(reason: str) -> _RepeatedRequests:
+def _note_no_requests(reason: str) -> _RepeatedRequests:
     """Return a note that the requests cannot be shown."""
     return _RepeatedRequests(requests=[], notes=[f"The request cannot be shown: {reason}"])
 
@@ -467,7 +469,14 @@ async def _repeat(
 ) -> list[Trial]:
     """Render the judge requests about a document again, and take their answers from the cache.
 
-    Nothing is sent.
+    Nothing is sent to a server.
+
+    Args:
+        opened: Folder of the run.
+        answers: Cache with the answers of the run.
+        corpus: Corpus of the run.
+        topic: Id of the topic.
+        document: Id of the document.
     """
     config = opened.config
     purpose = purposes_of(opened.task)["judge"]
@@ -478,17 +487,18 @@ async def _repeat(
         config.prompts.folder,
         judge_per=config.judge_per,
     )
-    subject = Subject(
+    inputs = Subject(
         task=opened.task,
         purpose=purpose,
         topic=opened.topics[topic],
         ids=(document,),
         documents=corpus.documents,
     )
-    cache = config.cache.model_copy(update={"file": answers.path, "mode": CacheMode.REPLAY})
-    opening = open_client(config.engine, config.sampling, cache, answers=StoredAnswers())
+    # A replay takes answers from the cache alone.
+    replay_cache = config.cache.model_copy(update={"file": answers.path, "mode": CacheMode.REPLAY})
+    opening = open_client(config.engine, config.sampling, replay_cache, answers=StoredAnswers())
     async with opening as client:
-        return await ask(prompt, subject, make_requester(client))
+        return await ask(prompt, inputs, make_requester(client))
 
 
 def write_labels(

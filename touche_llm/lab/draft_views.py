@@ -54,8 +54,8 @@ MAX_PINNED = 8
 _MAX_CANDIDATES = 50
 # Topics that a draft is checked with.
 _CHECKED_TOPICS = 5
-# Failures without a reply of the server.
-_LOST = ("server_error", "timeout")
+# Kinds of failures in which the server sent no reply.
+_KINDS_WITHOUT_REPLY = ("server_error", "timeout")
 _LINE = re.compile(r"(?:\.jinja:|\bline )(\d+)")
 _QUOTED = re.compile(r"'([^']{2,60})'")
 _NO_QRELS = "No qrels, so nothing is measured: evaluate the run, or start the lab with qrels."
@@ -345,20 +345,28 @@ class _DraftProblems:
 
 
 async def _find_problems(bench: Bench, name: str, text: str) -> _DraftProblems:
-    """Return the problems of a draft that renders.
+    """Return the problems of a draft that is a valid prompt, also those of its few-shot examples.
+
+    Args:
+        bench: Bench of the run.
+        name: Name of the prompt.
+        text: Text of the draft.
 
     Raises:
-        PromptError: It is no valid prompt.
-        UsageError: It cannot be rendered for a topic.
+        PromptError: The draft is no valid prompt.
+        UsageError: The draft cannot be rendered for a topic.
     """
     prompt = bench.load(name, text)
     example_problems = _list_example_problems(bench, prompt)
     topics = list(bench.topics.values())[:_CHECKED_TOPICS]
     checked = await check(bench.context.task, bench.purpose, prompt, topics)
+    # `shared` is a number of characters.
+    shared_tokens = round(checked.shared / TOKEN_CHARS)
 
     findings = [_make_finding(finding.level, finding.message, text) for finding in checked.findings]
-    findings += [_make_finding("warning", problem, text) for problem in example_problems]
-    return _DraftProblems(findings, tokens=round(checked.shared / TOKEN_CHARS))
+    for problem in example_problems:
+        findings.append(_make_finding("warning", problem, text))
+    return _DraftProblems(findings, tokens=shared_tokens)
 
 
 def _list_example_problems(bench: Bench, prompt: Prompt) -> list[str]:
@@ -420,7 +428,8 @@ async def render_draft(
 async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> RenderedPrompt:
     """Return the messages that would be sent about a document; nothing is sent.
 
-    Each message is in parts, by the requests that share them.
+    Each message is split into parts. A part is text that is the same in a set of requests: in all
+    requests of the prompt, in those about a topic, or in this one alone.
     """
     async with open_offline(bench.config) as requesters:
         subject = await make_subject(
@@ -434,8 +443,8 @@ async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> 
 
     messages: list[RenderedMessage] = []
     for trial, parts in trials:
-        for index, message in enumerate(trial.messages):
-            parts_of_message = [part for part in parts if part.message == index]
+        for message_index, message in enumerate(trial.messages):
+            parts_of_message = [part for part in parts if part.message == message_index]
             messages.append(RenderedMessage(message.role, parts_of_message))
     return RenderedPrompt(messages)
 
@@ -466,17 +475,17 @@ async def answer_documents(
     lab = benches.lab
     bench = await lab.call_in_thread(benches.get, run)
     draft = _TriedDraft(bench, bench.load(name, text), bench.find_topic(topic), documents)
-    qrels = await _open_judgments(lab, draft)
+    qrels = await _log_and_read_judgments(lab, draft)
 
     answers: list[DraftAnswer] = []
     try:
         async for answer in _answer_each(draft):
-            answer = _add_assessments(answer, draft, qrels)
-            answers.append(answer)
-            yield replace(answer, hidden=lab.is_hidden(run, draft.topic))
+            assessed = _add_assessments(answer, draft, qrels)
+            answers.append(assessed)
+            yield replace(assessed, hidden=lab.is_hidden(run, draft.topic))
         _check_replies(answers)
     except EngineError:
-        # The next request looks at the server again.
+        # Closed, so that the next request connects to the server again, which may be another one.
         await bench.close_model()
         raise
     yield _summarize(answers, time.monotonic() - started)
@@ -499,28 +508,31 @@ class _TriedDraft:
     documents: Sequence[str]
 
 
-async def _open_judgments(lab: Workplace, draft: _TriedDraft) -> Qrels | None:
-    """Return the judgments that are shown beside the answers, after logging that; None for none."""
+async def _log_and_read_judgments(lab: Workplace, draft: _TriedDraft) -> Qrels | None:
+    """Return the judgments to show beside the answers of a draft; None without qrels.
+
+    The access to them is logged before they are returned.
+    """
     config = draft.bench.config
     qrels = await lab.call_in_thread(lab.read_visible_qrels, draft.bench.run, [draft.topic], config)
     if qrels is not None:
         await asyncio.to_thread(
             record_trial,
-            config.cache.file,
-            draft.topic,
-            draft.documents,
-            qrels,
-            draft.prompt.label,
-            lab.warn,
+            cache=config.cache.file,
+            topic=draft.topic,
+            documents=draft.documents,
+            qrels=qrels,
+            prompt=draft.prompt.label,
+            warn=lab.warn,
         )
     return qrels
 
 
 def _check_replies(answers: Sequence[DraftAnswer]) -> None:
-    """Raise EngineError if the server replied to no request."""
+    """Raise EngineError if the server replied to none of the requests."""
     failures = [answer.failure for answer in answers if answer.failure is not None]
-    without_reply = [failure for failure in failures if failure.kind in _LOST]
-    if len(without_reply) == len(answers):
+    without_reply = [failure for failure in failures if failure.kind in _KINDS_WITHOUT_REPLY]
+    if without_reply and len(without_reply) == len(answers):
         raise EngineError(f"the server does not answer: {without_reply[0].reason}")
 
 
@@ -542,7 +554,10 @@ def _summarize(answers: Sequence[DraftAnswer], seconds: float) -> AnswersDone:
 
 
 async def _answer_each(draft: _TriedDraft) -> AsyncIterator[DraftAnswer]:
-    """Yield the answer about each document as it comes, without the judgments of assessors."""
+    """Yield the answer about each pinned document, in the order in which answers arrive.
+
+    Closing the generator cancels the requests that have no answer yet.
+    """
     bench = draft.bench
     requester = await bench.open_model()
     subject = await concurrency.run_async(
@@ -557,8 +572,9 @@ async def _answer_each(draft: _TriedDraft) -> AsyncIterator[DraftAnswer]:
         for task in asyncio.as_completed(tasks):
             yield await task
     finally:
-        for pending in tasks:
-            pending.cancel()
+        # Has no effect on tasks that are done.
+        for task in tasks:
+            task.cancel()
 
 
 async def _answer_one(
@@ -592,18 +608,23 @@ def _describe_miss(document: str) -> DraftAnswer:
 
 
 def _describe_trials(document: str, trials: Sequence[Trial]) -> DraftAnswer:
-    """Return the answer about a document, of all parts of the prompt.
+    """Return the answer about a document, combined from the requests of all parts of the prompt.
+
+    Texts of the parts are joined, and tokens are summed. Fields are read only if no part failed.
 
     Args:
         document: Id of the document.
-        trials: Requests of the parts with their answers.
+        trials: Request of each part, with its answer.
     """
     exchanges = [describe_exchange(trial) for trial in trials]
     thoughts = [exchange.thought for exchange in exchanges if exchange.thought]
-    failure = _find_failure(trials)
-    fields = _read_trials(trials) if failure is None else {}
     results = [trial.result for trial in trials]
-    answers = [result.answer for result in results if isinstance(result, AnsweredRequest)]
+    usable_answers = [result.answer for result in results if isinstance(result, AnsweredRequest)]
+
+    failure = _find_failure(trials)
+    fields: dict[str, FieldReading] = {}
+    if failure is None:
+        fields = _read_trials(trials)
     return DraftAnswer(
         document=document,
         cached=all(trial.is_cached for trial in trials),
@@ -612,8 +633,8 @@ def _describe_trials(document: str, trials: Sequence[Trial]) -> DraftAnswer:
         answer="\n".join(exchange.answer for exchange in exchanges),
         thought="\n\n".join(thoughts),
         truncated=_describe_first_cut(trials),
-        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
-        completion_tokens=sum(answer.completion_tokens for answer in answers),
+        prompt_tokens=sum(answer.prompt_tokens for answer in usable_answers),
+        completion_tokens=sum(answer.completion_tokens for answer in usable_answers),
         failure=failure,
     )
 
@@ -647,11 +668,13 @@ def _add_assessments(answer: DraftAnswer, draft: _TriedDraft, qrels: Qrels | Non
     grades: dict[str, float] = {}
     stance = ""
     for name, field_reading in answer.fields.items():
+        # Fields with a number are the grades, and the stance is the one with a text that is
+        # compared.
         if isinstance(field_reading.value, float | int):
             grades[name] = field_reading.value
         elif name == STANCE:
             stance = field_reading.value
 
-    people = get_assessments(qrels, draft.topic.id, answer.document)
-    differs = find_differences(grades, stance, people, draft.bench.context.task)
-    return replace(answer, assessors=people, differs=differs or [])
+    assessments = get_assessments(qrels, draft.topic.id, answer.document)
+    differing_fields = find_differences(grades, stance, assessments, draft.bench.context.task)
+    return replace(answer, assessors=assessments, differs=differing_fields or [])

@@ -156,11 +156,16 @@ class RunList:
         return await asyncio.to_thread(self._read, run, all)
 
     def _read(self, run: str, is_all: bool) -> RunEntry:
-        """Return the row of a run; the run is measured now unless it was, with the same files."""
+        """Return the row of a run, measured now unless it already was in its present state.
+
+        Args:
+            run: Name of the run.
+            is_all: Whether all topics count, or only those to choose on.
+        """
         overview = self._read_overview(run)
-        state = self._find_state(run, is_all)
-        if overview.state == COMPLETE and state not in self._measured:
-            self._measured[state] = self._measure(run, overview, is_all)
+        present_state = self._find_state(run, is_all)
+        if overview.state == COMPLETE and present_state not in self._measured:
+            self._measured[present_state] = self._measure(run, overview, is_all)
         return self._make_row(run, is_all)
 
     def _find_state(self, run: str, is_all: bool) -> _MeasuredState:
@@ -225,11 +230,13 @@ class RunList:
     ) -> dict[str, MeasureValue]:
         """Return the headline measures of a run by name; empty without qrels.
 
+        If all topics count, held-out ones are among them, so the access to their judgments is
+        logged.
+
         Args:
             run: Name of the run.
             overview: Overview of the run.
-            is_all: Whether all topics count, so that the access to their judgments is logged first, or
-                only those to choose on.
+            is_all: Whether all topics count, or only those to choose on.
         """
         config = overview.config
         if config is None:
@@ -323,12 +330,13 @@ def compare(lab: Workplace, *, run: list[str], all: bool = False) -> web.Respons
         all: Whether all topics count, or only those to choose on.
 
     Raises:
-        UsageError: There are fewer than two runs or too many, or the first cannot be read.
-        DataError: The runs have no qrels.
+        UsageError: There are fewer than two runs or too many.
+        DataError: The first run cannot be read, or the runs have no qrels.
     """
     # Imported late: pandas and scipy load slowly.
     from touche_llm.report.page import render
 
+    # The parameters are named as in the query of the request, where `run` is repeated.
     names = list(dict.fromkeys(run))
     page = _gather_page(lab, _select_runs(lab, names, is_all=all))
     return make_page(render(page))
@@ -354,31 +362,45 @@ class _ComparedRuns:
 
 
 def _select_runs(lab: Workplace, names: Sequence[str], *, is_all: bool) -> _ComparedRuns:
-    """Return the runs of these names, with their judgments; arguments and errors as for `compare`."""
+    """Return runs to compare with the first one, with their judgments.
+
+    Args:
+        lab: Workplace of the lab.
+        names: Names of the runs, each once.
+        is_all: Whether all topics count, or only those to choose on.
+
+    Raises:
+        UsageError: There are fewer than two runs or too many.
+        DataError: The first run cannot be read, or the runs have no qrels.
+    """
     # Imported late: pandas and scipy load slowly.
     from touche_llm.report.comparison_page import check_number
 
+    if len(names) < 2:
+        raise UsageError(f"compare: number of runs is {len(names)}; select 2 or more")
+    check_number(len(names))
     directories = {name: lab.find_run(name) for name in names}
+
+    # The task, the topics and the qrels are those of the first run.
     baseline = names[0]
     overview = read_overview(directories[baseline].path, lab.make_word(baseline))
-    if overview.config is None or len(names) < 2:
-        raise UsageError(f"compare: name two runs or more; {overview.problem}")
-
-    task = get_task(overview.config.task)
-    qrels = lab.read_qrels(names, task, overview.config)
+    config = overview.config
+    if config is None:
+        raise DataError(f"{baseline}: {overview.problem}")
+    task = get_task(config.task)
+    qrels = lab.read_qrels(names, task, config)
     if qrels is None:
         raise DataError(f"{baseline}: no qrels; evaluate the run, or start the lab with qrels")
-    check_number(len(names))
     check_inputs(lab.load(baseline), "topics")
 
     notes: list[str] = []
     if not is_all:
-        qrels = restrict_to_choice(qrels, overview.config)
+        qrels = restrict_to_choice(qrels, config)
         notes.append("Held-out topics have no judgments on this page.")
     return _ComparedRuns(
         directories=directories,
         task=task,
-        qrels_files=lab.find_qrels(names, task, overview.config),
+        qrels_files=lab.find_qrels(names, task, config),
         qrels=qrels,
         notes=notes,
     )
@@ -391,23 +413,31 @@ def _gather_page(lab: Workplace, compared: _ComparedRuns) -> ComparisonPage:
     from touche_llm.report.comparison_page import gather_comparison
 
     evaluations = _evaluate_runs(compared)
+    _record_access(lab, compared)
+
+    baseline, *others = evaluations
+    comparison = compare_runs(baseline, others)
+    return gather_comparison(
+        evaluations=evaluations,
+        paths=[directory.path for directory in compared.directories.values()],
+        task=compared.task,
+        judged_by=shorten_paths(compared.qrels_files),
+        comparison=replace(comparison, notes=[*compared.notes, *comparison.notes]),
+        top=_TOP,
+    )
+
+
+def _record_access(lab: Workplace, compared: _ComparedRuns) -> None:
+    """Log that the judgments are used to evaluate the runs."""
     words = {
         directory.path: lab.make_word(name) for name, directory in compared.directories.items()
     }
     record_evaluations(words, compared.qrels, lab.warn)
 
-    comparison = compare_runs(evaluations[0], evaluations[1:])
-    short_paths = {
-        aspect: Path(shorten_path(path)) for aspect, path in compared.qrels_files.items()
-    }
-    return gather_comparison(
-        evaluations=evaluations,
-        paths=[directory.path for directory in compared.directories.values()],
-        task=compared.task,
-        judged_by=short_paths,
-        comparison=replace(comparison, notes=[*compared.notes, *comparison.notes]),
-        top=_TOP,
-    )
+
+def shorten_paths(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the qrels files of aspects with short paths, as a page names them."""
+    return {aspect: Path(shorten_path(file)) for aspect, file in files.items()}
 
 
 def _evaluate_runs(compared: _ComparedRuns) -> list[Evaluation]:

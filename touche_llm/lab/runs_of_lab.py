@@ -48,7 +48,8 @@ async def run_in_thread(
 ) -> ResultT:
     """Run a coroutine function in a thread of its own, since it computes more than it waits."""
 
-    # Called only in the thread: if the page goes away before, no coroutine may be left unawaited.
+    # Creates the coroutine in the thread. If it were created here and the page went away before the
+    # thread began, the coroutine would never run, of which Python warns.
     def run() -> ResultT:
         return asyncio.run(function(*args, **kwargs))
 
@@ -132,15 +133,21 @@ class _OpenRuns:
             changed: When the run was changed, in nanoseconds.
         """
         self.close(run)
-        while len(self._opened) >= _MAX_OPEN:
-            oldest = next(iter(self._opened))
-            self.close(oldest)
+        self._make_room()
 
+        # A collection would look at all the records that are read, and find nothing to free.
         with _without_garbage_collection():
             stack = ExitStack()
             folder = stack.enter_context(open_folder(directory.path, word))
         self._opened[run] = _OpenedRun(changed, folder, stack)
         return folder
+
+    def _make_room(self) -> None:
+        """Close the folders that were opened first, until one more may be open."""
+        while len(self._opened) >= _MAX_OPEN:
+            # A dictionary is in the order in which its entries were added.
+            oldest_run = next(iter(self._opened))
+            self.close(oldest_run)
 
     def close(self, run: str) -> None:
         """Close the folder of a run, if it is open."""
@@ -239,20 +246,21 @@ class Workplace:
         return RunDirectory(self._folders[run])
 
     def find_default_run(self) -> str | None:
-        """Return the newest run that is not broken; None if there is none.
+        """Return the name of the newest run that can be read; None if there is none.
 
-        For a configuration alone, it is the empty name.
+        If the lab was started with a configuration in place of runs, the name is empty.
         """
         if self.inputs.root is None:
             return ""
 
-        changes: dict[str, datetime] = {}
+        changed: dict[str, datetime] = {}
         for name, folder in self.list_runs().items():
             overview = read_overview(folder, self.make_word(name))
-            is_broken = overview.state == BROKEN or overview.config is None
-            if not is_broken:
-                changes[name] = overview.changed
-        return max(changes, key=lambda name: changes[name], default=None)
+            # A run that is just starting is not broken, and has no configuration yet.
+            is_readable = overview.state != BROKEN and overview.config is not None
+            if is_readable:
+                changed[name] = overview.changed
+        return max(changed, key=lambda name: changed[name], default=None)
 
     def load(self, run: str) -> LoadedConfig:
         """Load the configuration of a run, with the settings that the lab was started with.
@@ -269,9 +277,12 @@ class Workplace:
     def _load_folder(self, run: str, chosen: Mapping[str, object]) -> LoadedConfig:
         """Load the configuration in the folder of a run, with the settings that the lab was started with.
 
+        If somebody else wrote the folder, its settings that could do harm are not used, except for
+        those that the user chose.
+
         Args:
             run: Name of the run.
-            chosen: Settings of the folder that the user chose, if somebody else wrote it.
+            chosen: Settings of the folder that the user chose; empty for a folder written here.
 
         Raises:
             DataError: The folder has no configuration.
@@ -281,6 +292,7 @@ class Workplace:
             problem = f"{directory.config_file}: no such file"
             raise DataError(f"{problem}; the run stopped before its first stage")
 
+        # Of a setting that occurs twice, the last value is used.
         task_copy = {"task": find_copy(directory.path)}
         word = UserWord(
             settings={**task_copy, **chosen, **self.inputs.settings},
@@ -292,27 +304,27 @@ class Workplace:
     def _list_origins(self, run: str, chosen: Mapping[str, object]) -> dict[str, ValueOrigin]:
         """Return the origin of each setting that the user chose from the folder of a run.
 
-        Such a setting is still one of the folder: it is not trusted to let vLLM run code, as a setting
-        of the user is.
+        The origin is the folder, although the user chose the setting. The checks of the
+        configuration can thus refuse a setting that lets vLLM run code, which only the user's own
+        settings may do.
         """
         origin = ValueOrigin(OriginKind.FOLDER, str(self.find_run(run).config_file))
         return {name: origin for name in chosen if name not in self.inputs.settings}
 
     def make_word(self, run: str) -> UserWord:
-        """Return the settings by which the folder of a run is read in place of its own.
+        """Return the settings that override those in the folder of a run when it is read.
 
-        Empty if it was written here. If somebody else wrote it, they are the inputs that the lab was
-        started with, and the settings of the folder that the user chose.
+        A folder that was written here is read with its own settings alone. For a folder that
+        somebody else wrote, they are those of its settings that the user chose, and the inputs that
+        the lab was started with, such as topics.
         """
         if is_own(self.find_run(run).config_file):
             return NO_WORD
 
+        inputs = {name: self.inputs.settings.get(name) for name in INPUTS}
+        given_inputs = {name: value for name, value in inputs.items() if value is not None}
         chosen = self.list_used(run)
-        settings = dict(chosen)
-        for name in INPUTS:
-            value = self.inputs.settings.get(name)
-            if value is not None:
-                settings[name] = value
+        settings = {**chosen, **given_inputs}
         return UserWord(
             settings=settings,
             origins=self._list_origins(run, chosen),
@@ -330,9 +342,10 @@ class Workplace:
             UsageError: They are invalid, or let vLLM run code.
         """
         chosen = {**self.list_used(run), **settings}
-        # Raises an error before anything is kept.
+        # Only for its check: invalid settings raise an error before anything is kept.
         self._load_folder(run, chosen)
         self._chosen[run] = chosen
+        # Opened again with the settings at the next request.
         self._open_runs.close(run)
 
     def list_used(self, run: str) -> Mapping[str, object]:
@@ -364,8 +377,16 @@ class Workplace:
     def find_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Mapping[str, Path]:
         """Return the qrels files of runs by aspect; empty if there are none.
 
-        They are those that the lab was started with, else those of the runs' last evaluation, else
-        those of the dataset.
+        The first of these sources that has files is used:
+
+        1. The files that the lab was started with.
+        2. The files of the runs' last evaluation.
+        3. The dataset of the configuration.
+
+        Args:
+            runs: Names of the runs; an empty name stands for a configuration without a run.
+            task: Task of the runs.
+            config: Configuration with the dataset.
 
         Raises:
             UsageError: Two runs were evaluated with different qrels.
@@ -421,9 +442,10 @@ class Workplace:
         Raises:
             DataError: The access cannot be logged.
         """
+        # The function warns if it cannot log; here, nothing is shown then.
         problems: list[str] = []
         words = {self.find_run(run).path: self.make_word(run)}
-        record_evaluations(words, qrels, problems.append)
+        record_evaluations(words, qrels, warn=problems.append)
         if problems:
             raise DataError(problems[0])
 

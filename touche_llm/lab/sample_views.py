@@ -18,12 +18,11 @@ from aiohttp import web
 
 from touche_llm.api.progress import SilentProgress
 from touche_llm.data import concurrency
-from touche_llm.data.files import shorten_path
 from touche_llm.data.measure import Measure
 from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.bench import Bench, Benches
-from touche_llm.lab.runs import make_page
+from touche_llm.lab.runs import make_page, shorten_paths
 from touche_llm.lab.runs_of_lab import run_in_thread
 from touche_llm.llm.counts import Counts
 from touche_llm.prompt_lab.comparison import (
@@ -197,11 +196,13 @@ async def estimate_sample(
 
     dry_run = await run_in_thread(estimate_comparison, inputs, SilentProgress())
     usages = [cost.usage for cost in dry_run.costs]
+    # `inputs.names` may contain names of prompts too, but `_prepare` gives it loaded ones alone.
+    variants = [variant for variant in inputs.names if isinstance(variant, Variant)]
     return SampleEstimate(
         requests=sum(usage.requests for usage in usages),
         tokens=sum(usage.prompt_tokens + usage.completion_tokens for usage in usages),
         known=sum(dry_run.known.values()),
-        compared=[variant.name for variant in inputs.names if isinstance(variant, Variant)],
+        compared=[variant.name for variant in variants],
     )
 
 
@@ -226,11 +227,18 @@ class _ProgressLines:
     def stage(
         self, title: str, total: int, counts: Counts | None = None
     ) -> Iterator[Callable[[], None]]:
-        """Yield a function that counts a step of a stage, and adds a line about it."""
-        steps = count(1)
+        """Yield a function for the steps of a stage: each call of it counts one, and adds a line.
+
+        Args:
+            title: Title of the stage.
+            total: Number of steps.
+            counts: Counts of requests, which the stage updates; None for a stage without requests.
+        """
+        step_numbers = count(1)
 
         def advance() -> None:
-            self.lines.append(_describe_progress(title, next(steps), total, counts))
+            done = next(step_numbers)
+            self.lines.append(_describe_progress(title, done, total, counts))
 
         yield advance
 
@@ -252,9 +260,9 @@ def _describe_progress(title: str, done: int, total: int, counts: Counts | None)
 async def judge_sample(
     benches: Benches, *, run: str, name: str, text: str
 ) -> AsyncIterator[SampleProgress | SampleResult]:
-    """Yield the progress of a comparison of a draft, then its measures.
+    """Compare a draft on the sample: yield the progress of the comparison, then its measures.
 
-    Closing the generator cancels the requests.
+    Closing the generator, as when the page goes away, cancels the requests.
 
     Args:
         benches: Benches.
@@ -264,15 +272,18 @@ async def judge_sample(
     """
     inputs = await benches.lab.call_in_thread(_prepare, benches, run, name, text)
     progress = _ProgressLines()
-    comparing = asyncio.ensure_future(concurrency.run_async(compare_prompts(inputs, progress)))
+    running_comparison = asyncio.ensure_future(
+        concurrency.run_async(compare_prompts(inputs, progress))
+    )
     try:
-        while not comparing.done():
-            await asyncio.wait([comparing], timeout=_LINE_INTERVAL)
+        while not running_comparison.done():
+            await asyncio.wait([running_comparison], timeout=_LINE_INTERVAL)
             for line in progress.take_lines():
                 yield line
-        comparison = comparing.result()
+        comparison = running_comparison.result()
     finally:
-        comparing.cancel()
+        # Has no effect on a comparison that has ended.
+        running_comparison.cancel()
 
     files = benches.lab.find_qrels([run], comparison.task, inputs.config)
     page = await asyncio.to_thread(_render_page, comparison, inputs.qrels, files)
@@ -281,8 +292,7 @@ async def judge_sample(
 
 def _render_page(comparison: PromptComparison, qrels: Qrels, files: Mapping[str, Path]) -> str:
     """Render the page of a comparison, with short names of the qrels files."""
-    short_names = {aspect: Path(shorten_path(path)) for aspect, path in files.items()}
-    return render_matrix(comparison, qrels, short_names)
+    return render_matrix(comparison, qrels, shorten_paths(files))
 
 
 def _keep_page(benches: Benches, page: str) -> str:
@@ -295,11 +305,11 @@ def _keep_page(benches: Benches, page: str) -> str:
 
 
 def _describe_comparison(comparison: PromptComparison, *, page: str) -> SampleResult:
-    """Return the measures of a comparison of two prompts over one part of the sample.
+    """Return the measures of a comparison, as the lab's page shows them.
 
     Args:
-        comparison: The comparison.
-        page: Address of its page.
+        comparison: Comparison of two prompts over a sample that has one part.
+        page: Address of the page of the comparison.
     """
     (part,) = comparison.parts
     baseline, variant = comparison.variants

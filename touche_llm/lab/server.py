@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import Parameter
 from pathlib import Path
 from typing import get_type_hints
 
@@ -74,8 +75,8 @@ _BENCH_VIEWS: Mapping[tuple[str, str], View] = {
     ("GET", "/api/confirm"): confirm.describe_confirmation,
     ("GET", "/api/command"): confirm.write_command,
 }
-# Their texts are edited and written back, so that no character of them is replaced.
-_EXACT = (templates.read_template, templates.save_template)
+# Views whose texts are edited and written back, so that no character of them is replaced.
+_VIEWS_OF_EXACT_TEXT = (templates.read_template, templates.save_template)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def make_application(lab: Workplace, token: str, port: int) -> web.Application:
 
     benches = Benches(lab)
     for route in _list_routes(lab, benches):
-        handler = _ViewHandler(lab, route, _Arguments.of(route.view))
+        handler = _ViewHandler(lab, route, _Arguments.from_view(route.view))
         app.router.add_route(route.method, route.path, handler.handle)
 
     async def close(_: web.Application) -> None:
@@ -171,20 +172,16 @@ class _Arguments:
     lists: frozenset[str]
 
     @classmethod
-    def of(cls, view: View) -> _Arguments:
-        """Return the arguments of a view: its keyword-only parameters, of the types of its hints."""
+    def from_view(cls, view: View) -> _Arguments:
+        """Return the arguments that a view takes: its keyword-only parameters, with their types."""
         types = get_type_hints(view)
-        fields: list[tuple[str, type] | tuple[str, type, object]] = []
-        lists: set[str] = set()
-        for name, parameter in inspect.signature(view).parameters.items():
-            if parameter.kind is not parameter.KEYWORD_ONLY:
-                continue
-            if parameter.default is parameter.empty:
-                fields.append((name, types[name]))
-            else:
-                fields.append((name, types[name], parameter.default))
-            if types[name] == list[str]:
-                lists.add(name)
+        parameters = inspect.signature(view).parameters.values()
+        keywords = [
+            parameter for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY
+        ]
+
+        fields = [_make_field(parameter, types[parameter.name]) for parameter in keywords]
+        lists = {parameter.name for parameter in keywords if types[parameter.name] == list[str]}
         return cls(msgspec.defstruct("Arguments", fields), frozenset(lists))
 
     async def read(self, request: web.Request) -> dict[str, object]:
@@ -200,7 +197,7 @@ class _Arguments:
             else:
                 body = await request.read()
                 arguments = msgspec.json.decode(body, type=self.form)
-        # The last two are raised for text that is not UTF-8 and for deep nesting.
+        # UnicodeError is for text that is not UTF-8, RecursionError for deeply nested JSON.
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise UsageError(f"{request.path}: {error!s:.200}") from error
         return msgspec.structs.asdict(arguments)
@@ -212,6 +209,13 @@ class _Arguments:
         for name in query:
             values[name] = query.getall(name) if name in self.lists else query[name]
         return values
+
+
+def _make_field(parameter: Parameter, kind: type) -> tuple[str, type] | tuple[str, type, object]:
+    """Return a parameter as `msgspec.defstruct` takes a field: name, type, and default if any."""
+    if parameter.default is Parameter.empty:
+        return parameter.name, kind
+    return parameter.name, kind, parameter.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,17 +233,22 @@ class _ViewHandler:
     arguments: _Arguments
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Call the view with the arguments of a request, and send what it returns."""
+        """Call the view with the arguments of a request, and send what it returns.
+
+        A view that is a generator yields records, which are sent one by one. Any other view returns
+        a page, or a record to send as JSON.
+        """
         values = await self.arguments.read(request)
         call: Callable[[], object] = partial(self.route.view, self.route.subject, **values)
         if inspect.isasyncgenfunction(call):
-            return await _stream(request, call())
+            records = call()
+            return await _stream(request, records)
 
         result = await _call(self.lab, call)
         if isinstance(result, web.StreamResponse):
             return result
         content = {} if result is None else result
-        return reply(content, is_exact=self.route.view in _EXACT)
+        return reply(content, is_exact=self.route.view in _VIEWS_OF_EXACT_TEXT)
 
 
 async def _call(lab: Workplace, call: Callable[[], object]) -> object:

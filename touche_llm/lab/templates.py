@@ -235,25 +235,30 @@ def save_template(
         PromptError: The text is no valid prompt.
         UsageError: The name is invalid, or a file has it.
     """
+    # The parameters are named as in the page's request.
+    seen_hash = hash
     bench = benches.get(run)
     entry = bench.find_prompt(name)
-    disk = read_text(entry.path)
-    text = raise_version(text, disk)
-    prompt = bench.load(name, text)
+    text_on_disk = read_text(entry.path)
+    new_text = raise_version(text, text_on_disk)
+    # Raises an error before anything is written.
+    prompt = bench.load(name, new_text)
 
-    if file is not None or not is_writable(bench, entry):
+    is_copy = file is not None or not is_writable(bench, entry)
+    if is_copy:
         target = _find_target(bench, entry, file)
         bench.prompts.mkdir(parents=True, exist_ok=True)
-        copy_prompt(prompt, target, text)
-        name = str(target)
-    elif hash_text(disk) != hash:
-        return _describe_conflict(entry.path, disk)
+        copy_prompt(prompt, target, new_text)
+        saved_name = str(target)
     else:
+        if hash_text(text_on_disk) != seen_hash:
+            return _describe_conflict(entry.path, text_on_disk)
         with open_atomic(entry.path) as stream:
-            stream.write(text.encode())
+            stream.write(new_text.encode())
+        saved_name = name
 
     _delete_draft(benches, entry.path)
-    return describe_template(bench, name)
+    return describe_template(bench, saved_name)
 
 
 def _describe_conflict(path: Path, disk: str) -> SaveConflict:
@@ -284,7 +289,9 @@ def _find_target(bench: Bench, entry: CatalogEntry, file: str | None) -> Path:
     """
     name = _find_free_name(bench, entry) if file is None else file
     target = bench.prompts / name
-    if not _NAME.fullmatch(target.name) or target.parent != bench.prompts:
+    # A name with a slash would lead to another folder.
+    is_valid_name = target.parent == bench.prompts and bool(_NAME.fullmatch(target.name))
+    if not is_valid_name:
         problem = f"{file!r:.80}: no name of a template"
         raise UsageError(f"{problem}; write letters, digits and hyphens, then .jinja")
     return target

@@ -155,7 +155,7 @@ class _ComparedRun:
     folder: RunFolder | None
 
     @property
-    def run(self) -> ParsedRun:
+    def parsed_run(self) -> ParsedRun:
         """The ranking."""
         return self.evaluation.run
 
@@ -196,15 +196,27 @@ def _make_page(
     comparison: RunComparison,
     top: int,
 ) -> ComparisonPage:
-    """Return the page of open runs; arguments as for `gather_comparison`."""
+    """Return the page of open runs.
+
+    Args:
+        runs: Open runs; the others are compared with the first one.
+        task: Task of the runs.
+        judged_by: Qrels files by aspect.
+        comparison: Comparison of the runs by their measures.
+        top: Number of first documents of each run and topic that are shown.
+    """
+    # Before the long work: raises an error if the corpus of a run lacks a document that is shown.
     for folder in _list_folders(runs):
         folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
 
     views = _view_runs(runs, task)
     topics = _view_topics(runs, top)
+    stages_of_folders = [view.stages for view in views if view.stages is not None]
+
     evaluations = [run.evaluation for run in runs]
     measured = tabulate_measures(evaluations, comparison.rows)
     notes_by_run = {evaluation.name: evaluation.notes for evaluation in evaluations}
+    parsed_runs = {run.letter: run.parsed_run for run in runs}
     return ComparisonPage(
         task=task,
         notes=[
@@ -222,12 +234,12 @@ def _make_page(
         shared=_find_shared_facts(views),
         measured=measured,
         stances=compute_label_shares(
-            {run.letter: run.run for run in runs},
+            parsed_runs,
             evaluations[0].qrels,
             task.stances,
         ),
         top=top,
-        costs=_compare_costs([view.stages for view in views if view.stages is not None]),
+        costs=_compare_costs(stages_of_folders),
     )
 
 
@@ -254,7 +266,7 @@ def _view_runs(runs: Sequence[_ComparedRun], task: Task) -> list[RunView]:
     views: list[RunView] = []
     for index, run in enumerate(runs):
         if run.folder is None:
-            facts = _describe_file(run.run)
+            facts = _describe_file(run.parsed_run)
             stages = None
         else:
             settings = _list_settings(run.folder.config)
@@ -266,7 +278,7 @@ def _view_runs(runs: Sequence[_ComparedRun], task: Task) -> list[RunView]:
             letter=run.letter,
             name=run.evaluation.name,
             facts=facts,
-            confusion=list_confusion(run.run, run.evaluation.qrels),
+            confusion=list_confusion(run.parsed_run, run.evaluation.qrels),
             stages=stages,
         )
         views.append(view)
@@ -305,13 +317,20 @@ def _find_differing_settings(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def _list_settings(config: Config) -> dict[str, object]:
-    """Return the settings that determine a run after the first stage, by dotted name."""
-    all_values = config.model_dump(mode="json")
-    decisive = {name: all_values[name] for name in DECISIVE if all_values[name] is not None}
-    decisive["engine"]["model"] = config.engine.model_name
-    return {
-        name: value for name, value in flatten(decisive).items() if not is_one_of(name, INCIDENTAL)
-    }
+    """Return the settings that determine a run after its first stage, by dotted name.
+
+    Settings that do not change its outputs, such as the address of the server, are left out.
+    """
+    sections = config.model_dump(mode="json")
+    # The name of the model, since a path to it differs from machine to machine.
+    sections["engine"]["model"] = config.engine.model_name
+    decisive = {name: sections[name] for name in DECISIVE if sections[name] is not None}
+
+    settings: dict[str, object] = {}
+    for name, value in flatten(decisive).items():
+        if not is_one_of(name, INCIDENTAL):
+            settings[name] = value
+    return settings
 
 
 def _find_shared_facts(runs: Sequence[RunView]) -> dict[str, str]:
@@ -341,20 +360,22 @@ def _compare_costs(runs: Sequence[StageRecords]) -> dict[StageName, list[CostRow
 
 def _view_topics(runs: Sequence[_ComparedRun], top: int) -> list[ComparedTopic]:
     """Return the topics of all runs, in the order in which the runs first have them."""
-    topic_ids = dict.fromkeys(topic_id for run in runs for topic_id in run.run.rankings)
+    topic_ids = dict.fromkeys(topic_id for run in runs for topic_id in run.parsed_run.rankings)
     return [_view_topic(topic_id, runs, top) for topic_id in topic_ids]
 
 
 def _view_topic(topic_id: str, runs: Sequence[_ComparedRun], top: int) -> ComparedTopic:
-    """Return a topic with the first `top` documents of each run."""
+    """Return a topic with all documents that are among the first `top` of at least one run."""
     document_ids: set[str] = set()
     for run in runs:
-        ranking = run.run.rankings.get(topic_id, [])
+        ranking = run.parsed_run.rankings.get(topic_id, [])
         document_ids.update(candidate.document_id for candidate in ranking[:top])
 
     texts = _find_texts(topic_id, runs, document_ids)
+    # Lists have an item for each run, in the order of `runs`.
     places_by_run = [_find_places(topic_id, run, document_ids) for run in runs]
-    has_topic = [topic_id in run.run.rankings for run in runs]
+    has_topic = [topic_id in run.parsed_run.rankings for run in runs]
+    # All runs have the same judgments.
     qrels = runs[0].evaluation.qrels
 
     documents: list[ComparedDocument] = []
@@ -366,7 +387,7 @@ def _view_topic(topic_id: str, runs: Sequence[_ComparedRun], top: int) -> Compar
             people=get_assessments(qrels, topic_id, document_id),
             places=places,
             stances_differ=_have_different_stances(places),
-            top_differs=_is_top_of_some(places, has_topic),
+            top_differs=_differs_in_top(places, has_topic),
         )
         documents.append(document)
     return ComparedTopic(
@@ -388,12 +409,12 @@ def _find_places(
         grades = {row.document_id: row.grades for row in rows}
 
     places: dict[str, RankedPlace] = {}
-    for candidate in compared.run.rankings.get(topic_id, []):
+    for candidate in compared.parsed_run.rankings.get(topic_id, []):
         document_id = candidate.document_id
         if document_id in document_ids:
             places[document_id] = RankedPlace(
                 rank=candidate.rank,
-                stance=compared.run.stances.get((topic_id, document_id), ""),
+                stance=compared.parsed_run.stances.get((topic_id, document_id), ""),
                 grades=grades.get(document_id, {}),
             )
     return places
@@ -431,8 +452,11 @@ def _have_different_stances(places: Sequence[RankedPlace | None]) -> bool:
     return len(stances) > 1
 
 
-def _is_top_of_some(places: Sequence[RankedPlace | None], has_topic: Sequence[bool]) -> bool:
-    """Return whether a document is within the cutoff of some runs with its topic, but not of all.
+def _differs_in_top(places: Sequence[RankedPlace | None], has_topic: Sequence[bool]) -> bool:
+    """Return whether a document is among the first 5 of some runs, but not of all.
+
+    For example, one run ranks it third, and another one tenth or not at all. Runs that lack the
+    whole topic are not considered.
 
     Args:
         places: Place of the document in each run; None where the run lacks it.

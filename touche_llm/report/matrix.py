@@ -253,6 +253,8 @@ def render_matrix(comparison: PromptComparison, qrels: Qrels, judged_by: Mapping
     """
     variants = _view_variants(comparison)
     rows = build_rows(comparison, qrels)
+    # The sample is drawn by the grades of the first aspect.
+    sampled_aspect = next(iter(qrels.grades))
     failures = Counter(failure.kind for failure in comparison.all_failures())
     page = MatrixPage(
         task=comparison.task,
@@ -265,7 +267,7 @@ def render_matrix(comparison: PromptComparison, qrels: Qrels, judged_by: Mapping
         parts=[_view_part(part, comparison, variants) for part in comparison.parts],
         groups=_group_rows(rows),
         fields=list(get_labels(comparison.task.question.answer)),
-        aspect=next(iter(qrels.grades)),
+        aspect=sampled_aspect,
         failures=dict(failures),
     )
     return render(page)
@@ -316,7 +318,10 @@ def _format_changes(baseline: str, text: str) -> str:
 def _view_part(
     part: PartMeasures, comparison: PromptComparison, views: Sequence[VariantView]
 ) -> PartView:
-    """Return a part of the sample with the measures of the variants that judged it."""
+    """Return a part of the sample with the measures of the variants that judged it.
+
+    The first of these variants is the one that the others are compared with.
+    """
     names = {variant.name for variant in comparison.variants_in(part)}
     judged = [view for view in views if view.name in names]
     others = judged[1:]
@@ -443,16 +448,19 @@ def _find_topic(topic_id: str, comparison: PromptComparison) -> Topic:
 
 
 def _count_misses(cells: Iterable[Cell], requested: int, task: Task, qrels: Qrels) -> int:
-    """Count the variants whose first grade is not that of the assessors.
+    """Count the variants that do not give a document the grade of the assessors.
+
+    The grade is that of the prompt's first aspect with qrels. A variant without an answer is a
+    miss.
 
     Args:
-        cells: Cells of a document.
-        requested: Number of variants that judged the document's part.
+        cells: Cells of the document, by variant.
+        requested: Number of variants that were requested to judge the document.
         task: Task of the prompts.
         qrels: Judgments by assessors.
 
     Returns:
-        Number of variants; 0 if the task maps the grades of its prompt to none of the assessors.
+        Number of variants; 0 if grades of the prompt cannot be compared with those of assessors.
     """
     aspect = next(name for name in task.question.grades if name in qrels.grades)
     if task.qrels_mapping_of(aspect) is None:
@@ -489,14 +497,16 @@ def _find_failure(
 
 
 def _build_cell(sampled: Sampled, judgment: Judgment, qrels: Qrels, task: Task) -> Cell:
-    """Return the judgment of a document by a variant, beside that of the assessors."""
+    """Return the judgment of a document by a variant, marked where the assessors agree."""
     assessed_grades: dict[str, int] = {}
     for assessment in _list_assessments(sampled, qrels):
         assessed_grades[assessment.name] = round_grade(assessment.value)
 
     grades: list[GradeView] = []
     for name, value in judgment.grades.items():
-        is_hit = _has_same_grade(judgment, name, task, assessed_grades.get(name))
+        assessed_grade = assessed_grades.get(name)
+        # None if grades of the prompt cannot be compared with those of assessors.
+        is_hit = _has_same_grade(judgment, name, task, assessed_grade)
         grades.append(_make_grade(name, value, task.aspects[name], is_hit=is_hit))
     return Cell(
         grades=grades,
@@ -543,12 +553,14 @@ def _find_label(sampled: Sampled, qrels: Qrels) -> str | None:
 
 
 def _list_assessments(sampled: Sampled, qrels: Qrels) -> list[GradeView]:
-    """Return the grades of a document by assessors."""
+    """Return the grades of a document by assessors, in each aspect that they judged."""
     assessments: list[GradeView] = []
-    for name, grades in qrels.grades.items():
+    for aspect, grades in qrels.grades.items():
         value = grades.get(sampled.topic_id, {}).get(sampled.document_id)
         if value is not None:
-            assessments.append(_make_grade(name, value, qrels.scales[name], is_hit=False))
+            # Only a variant's grade can be a hit: one that equals the grade of the assessors.
+            grade = _make_grade(aspect, value, qrels.scales[aspect], is_hit=False)
+            assessments.append(grade)
     return assessments
 
 
@@ -562,34 +574,41 @@ def _make_grade(name: str, value: float, scale: Scale, *, is_hit: bool | None) -
 def _measure_disagreement(judgments: Sequence[Judgment | None], task: Task) -> _Disagreement:
     """Return the fields in which variants disagree about a document, and by how much.
 
-    The size is the largest difference of a grade, plus 1 for the stance. A missing judgment
-    disagrees in every field, and adds the highest grade.
+    The spread is the largest difference of two grades of the same aspect, plus 1 if stances differ.
+    A variant without a judgment disagrees in all fields, and adds the highest grade of the task.
 
     Args:
-        judgments: Judgment of each variant that judged the document's part; None if it failed.
+        judgments: Judgment of the document by each variant; None if the variant failed.
         task: Task of the judgments.
     """
     judged = [judgment for judgment in judgments if judgment is not None]
     if not judged:
         return _Disagreement(fields=[], spread=0.0)
 
-    fields: list[str] = []
-    spread = 0.0
-    for name in judged[0].grades:
-        grades = [judgment.grades[name] for judgment in judged]
-        spread = max(spread, max(grades) - min(grades))
-        if _differ(round_grade(grade) for grade in grades):
-            fields.append(name)
-
-    if len(judged) < len(judgments):
-        all_fields = [*judged[0].grades, STANCE]
+    aspects = list(judged[0].grades)
+    grade_spread = max((_measure_spread(judged, aspect) for aspect in aspects), default=0.0)
+    is_missing = len(judged) < len(judgments)
+    if is_missing:
         highest_grade = max(scale.highest for scale in task.aspects.values())
-        return _Disagreement(fields=all_fields, spread=spread + 1 + highest_grade)
+        return _Disagreement(fields=[*aspects, STANCE], spread=grade_spread + 1 + highest_grade)
 
+    fields = [aspect for aspect in aspects if _have_different_grades(judged, aspect)]
+    spread = grade_spread
     if _differ(judgment.stance for judgment in judged):
         fields.append(STANCE)
         spread += 1
     return _Disagreement(fields, spread)
+
+
+def _measure_spread(judgments: Iterable[Judgment], aspect: str) -> float:
+    """Return the highest grade of an aspect minus the lowest one."""
+    grades = [judgment.grades[aspect] for judgment in judgments]
+    return max(grades) - min(grades)
+
+
+def _have_different_grades(judgments: Iterable[Judgment], aspect: str) -> bool:
+    """Return whether grades of an aspect differ when they are rounded."""
+    return _differ(round_grade(judgment.grades[aspect]) for judgment in judgments)
 
 
 def _differ(values: Iterable[int | str]) -> bool:

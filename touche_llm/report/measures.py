@@ -145,10 +145,12 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame)
     """
     summaries = [evaluation.summary() for evaluation in evaluations]
     values = _read_values(summaries, _read_changes(differences))
+    # A row for each measure, with a column for each run; None in the column of a run without a
+    # value.
     rows: dict[Measure, MeasureRow] = {}
     for measure, values_by_run in values.items():
-        by_run = [values_by_run.get(evaluation.name) for evaluation in evaluations]
-        rows[measure] = MeasureRow(measure, by_run)
+        columns = [values_by_run.get(evaluation.name) for evaluation in evaluations]
+        rows[measure] = MeasureRow(measure, columns)
 
     headline = list_headline(evaluations[0].qrels)
     by_topic = _collect_topic_values(evaluations, headline)

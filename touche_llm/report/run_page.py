@@ -209,9 +209,10 @@ def _make_page(opened: RunFolder, name: str, qrels: Qrels | None, top: int) -> R
     """
     run = opened.run
     task = opened.task
-    before = get_kind(task).before_judging
-    evaluation = _evaluate(opened, qrels, before)
+    first_stage_name = get_kind(task).before_judging
+    evaluation = _evaluate(opened, qrels, first_stage_name)
 
+    # Raises an error if the corpus lacks a document that is shown with text.
     opened.check_documents(ranking[:top] for ranking in run.rankings.values())
     topics: list[TopicView] = []
     for topic_id in run.rankings:
@@ -223,11 +224,11 @@ def _make_page(opened: RunFolder, name: str, qrels: Qrels | None, top: int) -> R
         task=task,
         notes=[*evaluation.notes, *_note_gaps(opened), *opened.notes],
         name=name,
-        before=before,
+        before=first_stage_name,
         facts=describe_run(opened.config, task, opened.stages, run),
         topics=topics,
         anchors=make_anchors([topic.topic for topic in topics]),
-        marks=_make_marks(before),
+        marks=_make_marks(first_stage_name),
         stances=compute_label_shares({_RUN: run}, qrels, task.stances),
         measured=evaluation.measured,
         agreement=evaluation.agreement,
@@ -238,11 +239,11 @@ def _make_page(opened: RunFolder, name: str, qrels: Qrels | None, top: int) -> R
     )
 
 
-def _make_marks(before: str) -> list[PlotMark]:
-    """Return the marks in plots of a run and of its ranking before the judgments."""
+def _make_marks(first_stage_name: str) -> list[PlotMark]:
+    """Return the marks in plots of a run and of its first stage."""
     return [
         PlotMark(name=_RUN, sign="●", style="run"),
-        PlotMark(name=before, sign="○", style="first"),
+        PlotMark(name=first_stage_name, sign="○", style="first"),
     ]
 
 
@@ -274,19 +275,19 @@ class _Evaluation:
         return [] if self.measured is None else _list_scores(topic_id, self.measured)
 
 
-def _evaluate(opened: RunFolder, qrels: Qrels | None, before: str) -> _Evaluation:
+def _evaluate(opened: RunFolder, qrels: Qrels | None, first_stage_name: str) -> _Evaluation:
     """Evaluate a run and its judge, if there are qrels.
 
     Args:
         opened: Folder of the run.
         qrels: Judgments of the run's topics; None for none.
-        before: Name of the ranking before the judgments.
+        first_stage_name: Name of the ranking before the judgments.
     """
     if qrels is None:
         note = "No qrels were given, so the run is not evaluated."
         return _Evaluation(measured=None, agreement=None, notes=[note])
 
-    measured = measure_run(opened.run, opened.first, qrels, before)
+    measured = measure_run(opened.run, opened.first, qrels, first_stage_name)
     fitted = describe_fitted("The run", opened.run, opened.config.fitted_on, qrels)
     return _Evaluation(
         measured=measured,
@@ -329,11 +330,14 @@ def _view_topic(
         top: Number of documents that are shown with text.
     """
     rows = opened.rows(topic_id, qrels)
+    # The first documents are shown with text, the next ones as rows of a table, the rest only
+    # counted.
+    rows_with_text = rows[:top]
     shown = max(top, _MAX_ROWS)
     return TopicView(
         topic=opened.topics[topic_id],
         scores=scores,
-        documents=[opened.document(topic_id, row) for row in rows[:top]],
+        documents=[opened.document(topic_id, row) for row in rows_with_text],
         rows=rows[top:shown],
         omitted=len(rows[shown:]),
     )
@@ -370,7 +374,14 @@ def measure_run(
 ) -> MeasuredRun:
     """Evaluate a run and its first stage, with recall at the depth of the first stage.
 
-    The first stage has no stances, so only the graded aspects have differences.
+    The first stage ranks documents and gives them no stances, so it is evaluated without stance
+    qrels, and only the graded aspects have differences.
+
+    Args:
+        run: Run to evaluate.
+        first_stage: Ranking that the run reranks.
+        qrels: Judgments by assessors.
+        first_stage_name: Name of the first stage on the page.
     """
     depth = max(len(ranking) for ranking in first_stage.rankings.values())
     evaluation = evaluate_run(_RUN, run, qrels, depth)
@@ -381,8 +392,8 @@ def measure_run(
     table = tabulate_measures([evaluation, first_evaluation], differences)
     judging_notes = describe_judging(evaluation, first_evaluation)
     return MeasuredRun(
-        headline=_name_stages(table.headline),
-        rows=_name_stages(table.rows),
+        headline=_split_columns(table.headline),
+        rows=_split_columns(table.rows),
         by_topic=table.by_topic,
         plots=table.plots,
         coverage=table.coverage,
@@ -404,11 +415,16 @@ def _compare_stages(run: Evaluation, first_stage: Evaluation) -> DataFrame:
     return compare(first_stage.name, estimates_by_name)
 
 
-def _name_stages(rows: Sequence[MeasureRow]) -> list[StageMeasures]:
-    """Return the rows of a table whose first column is a run, and whose second is its first stage."""
-    named: list[StageMeasures] = []
+def _split_columns(rows: Sequence[MeasureRow]) -> list[StageMeasures]:
+    """Return the values of a run and of its first stage by measure.
+
+    Args:
+        rows: Rows of a table with two columns, the run and its first stage. Rows without a value of
+            the run are left out.
+    """
+    measures: list[StageMeasures] = []
     for row in rows:
         run, first_stage = row.runs
         if run is not None:
-            named.append(StageMeasures(measure=row.measure, run=run, first_stage=first_stage))
-    return named
+            measures.append(StageMeasures(measure=row.measure, run=run, first_stage=first_stage))
+    return measures
