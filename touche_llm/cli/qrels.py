@@ -35,6 +35,7 @@ from touche_llm.evaluation.filling.estimates import predict_drawn_half_widths
 from touche_llm.evaluation.filling.pool import SystemPool
 from touche_llm.evaluation.filling.systems import (
     MAX_HALF_WIDTH,
+    MIN_EXPLAINED,
     FilledSystems,
     FillRefusal,
     SystemEstimate,
@@ -347,6 +348,7 @@ def _show_filled(filled: FilledSystems, output: Format) -> None:
                 "topics": filled.topics,
                 "teams": filled.teams,
                 "judge_adds_nothing": filled.adds_nothing,
+                "explained": filled.explained,
             }
             for estimate in filled.systems
         ]
@@ -404,7 +406,7 @@ def _show_values(filled: FilledSystems) -> None:
         below=[
             "these topics: 95 % interval of the value on these topics, had people judged everything",
             "other topics: 95 % interval of the value on other topics",
-            "no judge: half the width on these topics without any judge",
+            "no judge: half the width on these topics without the labels of the judge",
         ],
     )
 
@@ -441,9 +443,8 @@ def _show_alternatives(estimates: Sequence[SystemEstimate]) -> None:
 def _describe(filled: FilledSystems) -> list[str]:
     """Return what the judge adds, and what to do about refused values."""
     lines: list[str] = []
-    by_judge = [item for item in filled.systems if item.is_error_of_judge_known]
     if filled.adds_nothing is not None:
-        lines.append(_describe_judge(by_judge, adds_nothing=filled.adds_nothing))
+        lines.append(_describe_judge(filled))
     counts = Counter(item.refusal for item in filled.systems if item.refusal is not None)
     for refusal, count in counts.items():
         noun = "system" if count == 1 else "systems"
@@ -454,11 +455,15 @@ def _describe(filled: FilledSystems) -> list[str]:
     return lines
 
 
-def _describe_judge(estimates: Sequence[SystemEstimate], *, adds_nothing: bool) -> str:
-    """Return in a sentence how far the judge narrows the intervals."""
-    ours = np.mean([item.half_width for item in estimates])
-    without = np.mean([item.half_width_without_judge for item in estimates])
-    change = f"from ±{without:.3f} to ±{ours:.3f} in the mean"
-    if adds_nothing:
-        return f"the judge adds nothing: it narrows the intervals by less than a third, {change}"
-    return f"the judge narrows the intervals {change}"
+def _describe_judge(filled: FilledSystems) -> str:
+    """Return in a sentence how much the labels of the judge say."""
+    by_judge = [item for item in filled.systems if item.is_error_of_judge_known]
+    ours = np.mean([item.half_width for item in by_judge])
+    without = np.mean([item.half_width_without_judge for item in by_judge])
+    widths = (
+        f"the intervals are ±{ours:.3f} in the mean with its labels, and ±{without:.3f} without"
+    )
+    share = f"{filled.explained:.0%} of the variance of people's grades"
+    if filled.adds_nothing:
+        return f"the judge adds nothing: its labels explain {share}, less than {MIN_EXPLAINED:.0%}; {widths}"
+    return f"the judge's labels explain {share}; {widths}"
