@@ -11,7 +11,12 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from touche_llm.cli.agree import read_scale
+from touche_llm.cli.judge_options import (
+    JudgeTaskOption,
+    ScaleOption,
+    SkipBadLabelsOption,
+    read_scale,
+)
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import (
     Column,
@@ -57,7 +62,6 @@ from touche_llm.runs.judge_qrels import (
     write_qrels,
 )
 from touche_llm.runs.judges import find_judge_task
-from touche_llm.tasks import TASK_HELP
 
 DEFAULT_DEPTH = 5
 # Numbers of drawn documents whose half width is predicted.
@@ -98,15 +102,7 @@ def qrels(
             rich_help_panel="Input",
         ),
     ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            metavar="NAME|FOLDER",
-            help=f"{TASK_HELP} (default: the task of the judge's folder, else passages).",
-            rich_help_panel="Input",
-        ),
-    ] = None,
+    task: JudgeTaskOption = None,
     aspect: Annotated[
         str | None,
         typer.Option(
@@ -116,23 +112,8 @@ def qrels(
             rich_help_panel="Input",
         ),
     ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            "--scale",
-            metavar="LOWEST..HIGHEST",
-            help="Scale of a file of labels, if it is not that of the qrels.",
-            rich_help_panel="Input",
-        ),
-    ] = None,
-    skip_bad_labels: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad-labels",
-            help="Leave out labels of the judge outside the scale.",
-            rich_help_panel="Input",
-        ),
-    ] = False,
+    scale: ScaleOption = None,
+    skip_bad_labels: SkipBadLabelsOption = False,
     drawn: Annotated[
         Path | None,
         typer.Option(
@@ -232,7 +213,7 @@ def qrels(
         judge,
         known,
         chosen,
-        scale=None if scale is None else read_scale(scale),
+        scale=read_scale(scale),
         skip_bad_labels=skip_bad_labels,
     )
     people = None if human is None else read_people_labels(human, chosen, known)
@@ -341,18 +322,7 @@ def _draw(path: Path, pool: SystemPool, number: int, seed: int, output: Format) 
 def _show_filled(filled: FilledSystems, output: Format) -> None:
     """Print the estimates of systems, for people or as rows."""
     if output is not Format.TABLE:
-        rows = [
-            {
-                "measure": f"nDCG@{filled.depth}",
-                **_to_row(estimate),
-                "topics": filled.topics,
-                "teams": filled.teams,
-                "judge_adds_nothing": filled.adds_nothing,
-                "explained": filled.explained,
-            }
-            for estimate in filled.systems
-        ]
-        print_rows(output, rows)
+        print_rows(output, filled.to_rows())
         return
     _show_values(filled)
     print()
@@ -361,18 +331,6 @@ def _show_filled(filled: FilledSystems, output: Format) -> None:
         _show_alternatives(with_unjudged)
         print()
     show_lines(_describe(filled))
-
-
-def _to_row(estimate: SystemEstimate) -> Row:
-    """Return an estimate as a row, without a refused value."""
-    row = asdict(estimate)
-    if estimate.refusal is not None:
-        row["value"] = None
-        row["refusal"] = str(estimate.refusal)
-    for name in ("half_width", "half_width_of_topics", "half_width_without_judge"):
-        if not np.isfinite(row[name]):
-            row[name] = None
-    return row
 
 
 def _show_values(filled: FilledSystems) -> None:

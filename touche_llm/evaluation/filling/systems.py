@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -87,6 +87,17 @@ class SystemEstimate:
         is_by_judge = self.drawn == 0 and self.unjudged > 0.0
         return is_by_judge and self.refusal in (None, FillRefusal.WIDE_INTERVAL)
 
+    def to_row(self) -> dict[str, object]:
+        """Return the attributes by name; a refused value and unknown half widths are None."""
+        row = asdict(self)
+        if self.refusal is not None:
+            row["value"] = None
+            row["refusal"] = str(self.refusal)
+        for name in ("half_width", "half_width_of_topics", "half_width_without_judge"):
+            if not np.isfinite(row[name]):
+                row[name] = None
+        return row
+
 
 @dataclass(frozen=True, slots=True)
 class FilledSystems:
@@ -112,6 +123,20 @@ class FilledSystems:
         if not any(estimate.is_error_of_judge_known for estimate in self.systems):
             return None
         return adds_nothing(self.explained)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """Return the estimates as rows; refused values and unknown half widths are None."""
+        return [
+            {
+                "measure": f"nDCG@{self.depth}",
+                **estimate.to_row(),
+                "topics": self.topics,
+                "teams": self.teams,
+                "judge_adds_nothing": self.adds_nothing,
+                "explained": self.explained if np.isfinite(self.explained) else None,
+            }
+            for estimate in self.systems
+        ]
 
 
 def adds_nothing(explained: float) -> bool:
