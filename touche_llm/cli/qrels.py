@@ -183,7 +183,7 @@ def qrels(
 
     With --out, people's grades come first, and FILE.origins.tsv names the origin of each line. With
     --pool and --systems, the documents without a label are listed in FILE.unlabelled.run.txt, which
-    `judge` takes as --candidates.
+    `run` takes as --candidates.
 
     With --fill, the judge's labels are corrected by what is seen on documents that people judged.
     The 95 % intervals are measured on the other teams, whose documents are hidden in turn.
@@ -291,7 +291,10 @@ def _write(
         path = _name_beside(out, "unlabelled.run.txt")
         write_as_candidates(path, missing)
         count = sum(map(len, missing.values()))
-        say(output, f"without a label: {count:,} documents; judge them with --candidates {path}")
+        say(
+            output,
+            f"without a label: {count:,} documents; judge them (touche-llm run --candidates {path})",
+        )
 
 
 def _draw(path: Path, pool: SystemPool, number: int, seed: int, output: Format) -> None:
