@@ -33,6 +33,7 @@ from benchmarks.figures import at_least, machine
 from touche_llm.evaluation.filling.alternatives import (
     estimate_as_judged,
     estimate_from_answers,
+    estimate_from_one_team,
     estimate_without_prior,
     measure_bootstrapped,
     measure_condensed,
@@ -48,20 +49,26 @@ from touche_llm.evaluation.filling.estimates import (
     measure_filled,
     measure_half_widths,
 )
+from touche_llm.evaluation.filling.labels import measure_explained_share
 from touche_llm.evaluation.filling.pool import NONE, Floats, Integers, SystemPool, make_pool
 from touche_llm.evaluation.filling.systems import MAX_HALF_WIDTH, adds_nothing
 
 HIGHEST = 3
 # Numbers of drawn documents.
 DRAWS = (20, 40)
+# Share of the pools of a made-up judge in which no error may be above 0.04.
+SMALL_POOLS = 0.9
 OURS = "filled in by the judge"
-WITHOUT_JUDGE = "no judge: mean grade of one team's"
+WITHOUT_JUDGE = "no judge: mean predicted by team"
 # Means that need no judge, and the others.
 PLAIN: Mapping[str, Callable[[SystemPool, int], Floats]] = {
     "unjudged as 0": lambda pool, team: measure_constant(pool, team, 0.0),
     "unjudged as the highest": lambda pool, team: measure_constant(pool, team, HIGHEST),
     "condensed lists": measure_condensed,
     "bootstrapped": lambda pool, team: measure_bootstrapped(pool, team, np.random.default_rng(1)),
+    "no judge: mean grade of one team's": lambda pool, team: measure_filled(
+        pool, team, estimate_from_one_team
+    ),
     WITHOUT_JUDGE: lambda pool, team: measure_filled(pool, team, estimate_without_judge),
 }
 BY_JUDGE: Mapping[str, GradeEstimator] = {
@@ -87,16 +94,16 @@ class Errors:
     Attributes:
         errors: Errors of the systems of each pool.
         half_widths: Half widths of their intervals; empty if there are none.
-        half_widths_without_judge: The same without a judge.
+        explained: Shares of the variance of grades that labels explain, of each left-out team.
     """
 
     errors: list[list[float]] = field(default_factory=list)
     half_widths: list[list[float]] = field(default_factory=list)
-    half_widths_without_judge: list[list[float]] = field(default_factory=list)
+    explained: list[list[float]] = field(default_factory=list)
 
     def add_pool(self) -> None:
         """Begin the values of another pool."""
-        for values in (self.errors, self.half_widths, self.half_widths_without_judge):
+        for values in (self.errors, self.half_widths, self.explained):
             values.append([])
 
     @property
@@ -139,23 +146,46 @@ class Errors:
 
     @property
     def adds_nothing(self) -> float:
-        """Share of pools in which the judge is said to add nothing."""
-        return float(
-            np.mean(
-                [
-                    adds_nothing(ours, without)
-                    for ours, without in zip(
-                        self.half_widths, self.half_widths_without_judge, strict=True
-                    )
-                ]
-            )
-        )
+        """Share of left-out teams for which the judge is said to add nothing."""
+        return float(np.mean([adds_nothing(share) for share in np.concatenate(self.explained)]))
 
     def _list_hits(self) -> list[Any]:
         return [
             np.abs(errors) <= np.array(widths)
             for errors, widths in zip(self.errors, self.half_widths, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What must hold for a judge.
+
+    Attributes:
+        bias: Limit of the absolute mean error.
+        error: Limit of the mean absolute error; None for made-up judges, with which no error of a
+            pool may be above 0.04 in nine pools of ten.
+    """
+
+    bias: float
+    error: float | None
+
+    def is_error_above(self, errors: Errors) -> bool:
+        """Return whether errors are beyond their limit."""
+        if self.error is None:
+            return errors.small_pools < SMALL_POOLS
+        return errors.mean > self.error
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return f"bias above {self.bias}, an error above 0.04 in more than a tenth of the pools"
+        return f"bias above {self.bias}, mean error above {self.error}"
+
+
+def choose_limits(depth: int, *, is_made_up: bool) -> Limits:
+    """Return the limits of made-up judges, or of real ones at a depth."""
+    if is_made_up:
+        return Limits(bias=0.02, error=None)
+    return Limits(bias=0.01, error=0.036 if depth <= 5 else 0.026)
 
 
 # Pools of a seed with the labels of each judge: pools of the same systems.
@@ -192,6 +222,7 @@ def _measure_team(case: Case, team: int, found: dict[str, dict[str, Errors]]) ->
         found[means][""].errors[-1].extend(errors)
 
     without = measure_half_widths(hidden, team, estimate_without_judge)
+    found[WITHOUT_JUDGE][""].half_widths[-1].extend(without)
     for judge, pool in case.items():
         hidden = pool.hide_team(team)
         for means, estimator in BY_JUDGE.items():
@@ -199,7 +230,7 @@ def _measure_team(case: Case, team: int, found: dict[str, dict[str, Errors]]) ->
             found[means][judge].errors[-1].extend(errors)
         ours = found[OURS][judge]
         ours.half_widths[-1].extend(measure_half_widths(hidden, team, estimate_by_judge))
-        ours.half_widths_without_judge[-1].extend(without)
+        ours.explained[-1].append(measure_explained_share(hidden))
     return list(hidden.measure_shares(team))
 
 
@@ -414,7 +445,26 @@ def show_errors(found: Mapping[str, Mapping[str, Errors]]) -> None:
             f"{means:36}{np.mean(biases):+8.3f}{worst_bias:+8.3f}"
             f"{np.mean(means_of_errors):8.4f}{max(means_of_errors):8.4f}"
         )
+    print(f"half width without a judge: {found[WITHOUT_JUDGE][''].half_width:.4f}")
     show_judges(OURS, found[OURS])
+
+
+def show_failures(found: Mapping[str, Mapping[str, Errors]], limits: Limits) -> None:
+    """Print for all means with which judges they miss a limit."""
+    print(f"\nwhere each one fails ({limits}):")
+    for means, by_judge in found.items():
+        is_biased = {name: abs(errors.bias) > limits.bias for name, errors in by_judge.items()}
+        is_wrong = {name: limits.is_error_above(errors) for name, errors in by_judge.items()}
+        print(f"  {means}: bias {_list_names(is_biased)}; error {_list_names(is_wrong)}")
+
+
+def _list_names(is_chosen: Mapping[str, bool]) -> str:
+    """Return the names of the chosen ones."""
+    if not any(is_chosen.values()):
+        return "nowhere"
+    if all(is_chosen.values()):
+        return "everywhere"
+    return "with " + ", ".join(name for name, is_one in is_chosen.items() if is_one)
 
 
 def show_judges(title: str, by_judge: Mapping[str, Errors]) -> None:
@@ -425,8 +475,7 @@ def show_judges(title: str, by_judge: Mapping[str, Errors]) -> None:
         f"{'width':>8}{'refused':>8}{'nothing':>8}"
     )
     for judge, errors in by_judge.items():
-        has_comparison = any(errors.half_widths_without_judge)
-        nothing = f"{errors.adds_nothing:8.2f}" if has_comparison else f"{'':8}"
+        nothing = f"{errors.adds_nothing:8.2f}" if any(errors.explained) else f"{'':8}"
         console.print(
             f"{judge:44}{errors.bias:+8.4f}{errors.mean:8.4f}{errors.small_pools:8.2f}"
             f"{errors.coverage:8.3f}{errors.coverage_error:8.3f}{errors.half_width:8.4f}"
@@ -475,6 +524,7 @@ def main() -> None:
     found, shares = measure_cases(make_cases())
     print(f"share of unjudged documents: {np.mean(shares):.3f}")
     show_errors(found)
+    show_failures(found, choose_limits(options.depth, is_made_up=options.made_up))
     if not options.made_up:
         for number in DRAWS:
             by_judge = measure_draws(make_cases(), number)

@@ -33,6 +33,7 @@ from .retrieval.candidates import Candidates as Candidates
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch import ElasticsearchSettings as ElasticsearchSettings
 from .retrieval.first_stages import RetrieverConfig as RetrieverConfig
+from .runs.judge_qrels import fill_unjudged as fill_unjudged
 from .runs.judges import agree as agree
 from .runs.overview import read_run as read_run
 from .tasks import get_task as get_task

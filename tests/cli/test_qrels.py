@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import touche_llm as tl
 from benchmarks.pool_generator import make_pools
 from tests.cli.conftest import Touche
 from tests.report.reports import sample_run
@@ -132,6 +133,16 @@ def test_values_are_near_those_with_all_documents_judged(touche: Touche, grades:
         assert row["lowest"] < row["value"] < row["highest"]
         assert row["half_width"] < row["half_width_of_topics"]
         assert row["half_width"] < row["half_width_without_judge"]
+
+
+def test_the_library_returns_the_rows_of_the_command(touche: Touche, grades: Grades) -> None:
+    teams = sorted(path.name for path in Path().glob("team*"))
+    filled = tl.fill_unjudged(
+        "judge.txt",
+        tl.read_qrels({"relevance": "people.txt"}, "passages"),
+        {team: [team] for team in teams},
+    )
+    assert filled.to_rows() == rows_of(touche, *list_options())
 
 
 def test_values_are_refused_with_few_teams(touche: Touche, grades: Grades) -> None:

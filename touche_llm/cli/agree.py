@@ -13,6 +13,12 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
+from touche_llm.cli.judge_options import (
+    JudgeTaskOption,
+    ScaleOption,
+    SkipBadLabelsOption,
+    read_scale,
+)
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import (
     Column,
@@ -32,8 +38,6 @@ from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.evaluation.significance import Estimate, compute_interval
 from touche_llm.runs.judges import agree as agree_with_people
 from touche_llm.runs.judges import find_judge_task
-from touche_llm.tasks import TASK_HELP
-from touche_llm.tasks.parts import Scale, parse_scale
 from touche_llm.tasks.task import Task
 
 # Head of the column of a measure whose name is too long for one.
@@ -64,15 +68,7 @@ def agree(
     given: s.GivenSettings,
     qrels_files: o.QrelsFiles,
     judges: JudgesArgument,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            metavar="NAME|FOLDER",
-            help=f"{TASK_HELP} (default: the task of the first judge's folder, else passages).",
-            rich_help_panel="Input",
-        ),
-    ] = None,
+    task: JudgeTaskOption = None,
     systems: Annotated[
         list[Path] | None,
         typer.Option(
@@ -91,23 +87,8 @@ def agree(
             rich_help_panel="Input",
         ),
     ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            "--scale",
-            metavar="LOWEST..HIGHEST",
-            help="Scale of the judges' files, if it is not that of the qrels.",
-            rich_help_panel="Input",
-        ),
-    ] = None,
-    skip_bad_labels: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad-labels",
-            help="Leave out labels of judges outside the scale, and count them.",
-            rich_help_panel="Input",
-        ),
-    ] = False,
+    scale: ScaleOption = None,
+    skip_bad_labels: SkipBadLabelsOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Measure how far judges agree with people, and whether they rank systems as people do.
@@ -130,7 +111,7 @@ def agree(
         known,
         systems=systems or (),
         second=_read_second(second or (), known),
-        scale=None if scale is None else read_scale(scale),
+        scale=read_scale(scale),
         skip_bad_labels=skip_bad_labels,
     )
     if output is Format.TABLE:
@@ -142,14 +123,6 @@ def agree(
     sys.stdout.flush()
     for note in (*study.notes, *study.interval_notes):
         CommandProgress().warn(note)
-
-
-def read_scale(text: str) -> Scale:
-    """Read a scale; raise UsageError for other text."""
-    try:
-        return parse_scale(text)
-    except ValueError as error:
-        raise UsageError(f"--scale: {error}") from error
 
 
 def _read_second(texts: Sequence[str], task: Task) -> Qrels | None:

@@ -11,7 +11,12 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from touche_llm.cli.agree import read_scale
+from touche_llm.cli.judge_options import (
+    JudgeTaskOption,
+    ScaleOption,
+    SkipBadLabelsOption,
+    read_scale,
+)
 from touche_llm.cli.options import CommandProgress
 from touche_llm.cli.output import (
     Column,
@@ -35,6 +40,7 @@ from touche_llm.evaluation.filling.estimates import predict_drawn_half_widths
 from touche_llm.evaluation.filling.pool import SystemPool
 from touche_llm.evaluation.filling.systems import (
     MAX_HALF_WIDTH,
+    MIN_EXPLAINED,
     FilledSystems,
     FillRefusal,
     SystemEstimate,
@@ -56,7 +62,6 @@ from touche_llm.runs.judge_qrels import (
     write_qrels,
 )
 from touche_llm.runs.judges import find_judge_task
-from touche_llm.tasks import TASK_HELP
 
 DEFAULT_DEPTH = 5
 # Numbers of drawn documents whose half width is predicted.
@@ -97,15 +102,7 @@ def qrels(
             rich_help_panel="Input",
         ),
     ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            metavar="NAME|FOLDER",
-            help=f"{TASK_HELP} (default: the task of the judge's folder, else passages).",
-            rich_help_panel="Input",
-        ),
-    ] = None,
+    task: JudgeTaskOption = None,
     aspect: Annotated[
         str | None,
         typer.Option(
@@ -115,23 +112,8 @@ def qrels(
             rich_help_panel="Input",
         ),
     ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            "--scale",
-            metavar="LOWEST..HIGHEST",
-            help="Scale of a file of labels, if it is not that of the qrels.",
-            rich_help_panel="Input",
-        ),
-    ] = None,
-    skip_bad_labels: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad-labels",
-            help="Leave out labels of the judge outside the scale.",
-            rich_help_panel="Input",
-        ),
-    ] = False,
+    scale: ScaleOption = None,
+    skip_bad_labels: SkipBadLabelsOption = False,
     drawn: Annotated[
         Path | None,
         typer.Option(
@@ -201,7 +183,7 @@ def qrels(
 
     With --out, people's grades come first, and FILE.origins.tsv names the origin of each line. With
     --pool and --systems, the documents without a label are listed in FILE.unlabelled.run.txt, which
-    `judge` takes as --candidates.
+    `run` takes as --candidates.
 
     With --fill, the judge's labels are corrected by what is seen on documents that people judged.
     The 95 % intervals are measured on the other teams, whose documents are hidden in turn.
@@ -231,7 +213,7 @@ def qrels(
         judge,
         known,
         chosen,
-        scale=None if scale is None else read_scale(scale),
+        scale=read_scale(scale),
         skip_bad_labels=skip_bad_labels,
     )
     people = None if human is None else read_people_labels(human, chosen, known)
@@ -309,7 +291,10 @@ def _write(
         path = _name_beside(out, "unlabelled.run.txt")
         write_as_candidates(path, missing)
         count = sum(map(len, missing.values()))
-        say(output, f"without a label: {count:,} documents; judge them with --candidates {path}")
+        say(
+            output,
+            f"without a label: {count:,} documents; judge them (touche-llm run --candidates {path})",
+        )
 
 
 def _draw(path: Path, pool: SystemPool, number: int, seed: int, output: Format) -> None:
@@ -340,17 +325,7 @@ def _draw(path: Path, pool: SystemPool, number: int, seed: int, output: Format) 
 def _show_filled(filled: FilledSystems, output: Format) -> None:
     """Print the estimates of systems, for people or as rows."""
     if output is not Format.TABLE:
-        rows = [
-            {
-                "measure": f"nDCG@{filled.depth}",
-                **_to_row(estimate),
-                "topics": filled.topics,
-                "teams": filled.teams,
-                "judge_adds_nothing": filled.adds_nothing,
-            }
-            for estimate in filled.systems
-        ]
-        print_rows(output, rows)
+        print_rows(output, filled.to_rows())
         return
     _show_values(filled)
     print()
@@ -359,18 +334,6 @@ def _show_filled(filled: FilledSystems, output: Format) -> None:
         _show_alternatives(with_unjudged)
         print()
     show_lines(_describe(filled))
-
-
-def _to_row(estimate: SystemEstimate) -> Row:
-    """Return an estimate as a row, without a refused value."""
-    row = asdict(estimate)
-    if estimate.refusal is not None:
-        row["value"] = None
-        row["refusal"] = str(estimate.refusal)
-    for name in ("half_width", "half_width_of_topics", "half_width_without_judge"):
-        if not np.isfinite(row[name]):
-            row[name] = None
-    return row
 
 
 def _show_values(filled: FilledSystems) -> None:
@@ -404,7 +367,7 @@ def _show_values(filled: FilledSystems) -> None:
         below=[
             "these topics: 95 % interval of the value on these topics, had people judged everything",
             "other topics: 95 % interval of the value on other topics",
-            "no judge: half the width on these topics without any judge",
+            "no judge: half the width on these topics without the labels of the judge",
         ],
     )
 
@@ -441,9 +404,8 @@ def _show_alternatives(estimates: Sequence[SystemEstimate]) -> None:
 def _describe(filled: FilledSystems) -> list[str]:
     """Return what the judge adds, and what to do about refused values."""
     lines: list[str] = []
-    by_judge = [item for item in filled.systems if item.is_error_of_judge_known]
     if filled.adds_nothing is not None:
-        lines.append(_describe_judge(by_judge, adds_nothing=filled.adds_nothing))
+        lines.append(_describe_judge(filled))
     counts = Counter(item.refusal for item in filled.systems if item.refusal is not None)
     for refusal, count in counts.items():
         noun = "system" if count == 1 else "systems"
@@ -454,11 +416,15 @@ def _describe(filled: FilledSystems) -> list[str]:
     return lines
 
 
-def _describe_judge(estimates: Sequence[SystemEstimate], *, adds_nothing: bool) -> str:
-    """Return in a sentence how far the judge narrows the intervals."""
-    ours = np.mean([item.half_width for item in estimates])
-    without = np.mean([item.half_width_without_judge for item in estimates])
-    change = f"from ±{without:.3f} to ±{ours:.3f} in the mean"
-    if adds_nothing:
-        return f"the judge adds nothing: it narrows the intervals by less than a third, {change}"
-    return f"the judge narrows the intervals {change}"
+def _describe_judge(filled: FilledSystems) -> str:
+    """Return in a sentence how much the labels of the judge say."""
+    by_judge = [item for item in filled.systems if item.is_error_of_judge_known]
+    ours = np.mean([item.half_width for item in by_judge])
+    without = np.mean([item.half_width_without_judge for item in by_judge])
+    widths = (
+        f"the intervals are ±{ours:.3f} in the mean with its labels, and ±{without:.3f} without"
+    )
+    share = f"{filled.explained:.0%} of the variance of people's grades"
+    if filled.adds_nothing:
+        return f"the judge adds nothing: its labels explain {share}, less than {MIN_EXPLAINED:.0%}; {widths}"
+    return f"the judge's labels explain {share}; {widths}"

@@ -11,7 +11,7 @@ from touche_llm.data.records import Candidate
 from touche_llm.data.runs.reading import ParsedRun
 from touche_llm.data.runs.writing import write_candidates
 from touche_llm.errors import DataError, UsageError, to_printable
-from touche_llm.evaluation.filling.drawn_lists import DrawnDocument, match_drawn
+from touche_llm.evaluation.filling.drawn_lists import DrawnDocument, match_drawn, read_drawn_list
 from touche_llm.evaluation.filling.labels import bin_labels
 from touche_llm.evaluation.filling.pool import SystemPool, make_pool
 from touche_llm.evaluation.filling.systems import MAX_HALF_WIDTH, FilledSystems, fill_systems
@@ -21,7 +21,7 @@ from touche_llm.evaluation.judges.labels import (
     take_judgment_labels,
     take_people_labels,
 )
-from touche_llm.evaluation.qrels import STANCE, read_qrels
+from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.runs.directory import RunDirectory
 from touche_llm.runs.judges import find_judge_task, find_run_files, name_paths, read_judgment_file
 from touche_llm.runs.overview import find_run_directory, read_run
@@ -114,17 +114,31 @@ def read_teams(texts: Sequence[str]) -> tuple[dict[str, dict[str, ParsedRun]], l
         DataError: A path has no run.
         UsageError: A run is given twice, or a team has no name.
     """
-    teams: dict[Path, str] = {}
+    runs: list[tuple[str, Path]] = []
     for text in texts:
         team, is_pair, path = text.partition("=")
         if is_pair and (not team or not path):
             raise UsageError(
                 f"--systems {text:.80}: must be TEAM=RUN, as --systems ours=runs/first"
             )
-        for file in find_run_files(Path(path if is_pair else text)):
+        runs.append((to_printable(team), Path(path)) if is_pair else ("", Path(text)))
+    return _read_runs(runs)
+
+
+def _read_runs(
+    runs: Iterable[tuple[str, Path]],
+) -> tuple[dict[str, dict[str, ParsedRun]], list[Path]]:
+    """Read systems by team and name, see `read_teams`.
+
+    Args:
+        runs: Team and path of each run; the team is empty for a run that is a team of its own.
+    """
+    teams: dict[Path, str] = {}
+    for team, path in runs:
+        for file in find_run_files(path):
             if file in teams:
                 raise UsageError(f"{file}: is given twice; name each run once")
-            teams[file] = to_printable(team) if is_pair else ""
+            teams[file] = team
 
     systems: dict[str, dict[str, ParsedRun]] = {}
     for name, file in name_paths(list(teams)).items():
@@ -311,3 +325,65 @@ def fill(
     """
     pool = make_system_pool(judge, people, systems, depth)
     return fill_systems(pool, match_drawn(pool, drawn), max_half_width)
+
+
+def fill_unjudged(
+    judge: Path | str,
+    qrels: Qrels,
+    systems: Mapping[str, Sequence[Path | str]],
+    task: Task | str | None = None,
+    *,
+    aspect: str | None = None,
+    depth: int = 5,
+    drawn: Path | str | None = None,
+    max_half_width: float = MAX_HALF_WIDTH,
+    scale: Scale | None = None,
+    skip_bad_labels: bool = False,
+    allow_own_judge: bool = False,
+) -> FilledSystems:
+    """Measure nDCG of systems whose unjudged documents are filled in by a judge.
+
+    Args:
+        judge: Folder of a judged run, or file of labels in the form of qrels, from any tool.
+        qrels: Labels of people, see `read_qrels`.
+        systems: Runs by team: run files, folders of runs, or folders with run files.
+        task: Task of the labels, or its name; None for that of the judge's folder, else `passages`.
+        aspect: Graded aspect; None for the first one of the task.
+        depth: Cutoff of nDCG.
+        drawn: List that `qrels --draw` wrote, whose documents people judged since; None if there is
+            none.
+        max_half_width: Half width of the interval above which a value is refused.
+        scale: Scale of the grades in a file of the judge; None for that of the task's qrels.
+        skip_bad_labels: Whether to leave out labels outside the scale.
+        allow_own_judge: Whether to measure runs that the judge's model and prompt made.
+
+    Returns:
+        Values with two 95 % intervals, and bounds; `to_rows` lists them by system.
+
+    Raises:
+        DataError: A file cannot be read, or people judged no document that the judge labelled.
+        UsageError: There is no system, the judge made one of the runs, or people have not judged a
+            drawn document.
+    """
+    path = Path(judge)
+    known_task = task if isinstance(task, Task) else find_judge_task(task, [path])
+    chosen_aspect = choose_aspect(known_task, aspect)
+    labels = read_judge_labels(
+        path,
+        known_task,
+        chosen_aspect,
+        scale=scale,
+        skip_bad_labels=skip_bad_labels,
+    )
+    named_runs = [(team, Path(run)) for team, runs in systems.items() for run in runs]
+    teams, files = _read_runs(named_runs)
+    if not allow_own_judge:
+        check_independence(path, files)
+    return fill(
+        labels,
+        take_people_labels(qrels, chosen_aspect),
+        teams,
+        depth=depth,
+        drawn=() if drawn is None else read_drawn_list(Path(drawn)),
+        max_half_width=max_half_width,
+    )

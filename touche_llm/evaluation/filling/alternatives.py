@@ -45,26 +45,36 @@ def measure_bootstrapped(pool: SystemPool, team: int, random: np.random.Generato
     """
     topics = _find_topics(pool)
     unjudged = pool.list_unjudged(team)
+    samples = np.zeros((_SAMPLES, len(unjudged)))
+    for topic in np.unique(topics[unjudged]):
+        judged = pool.grades[pool.is_judged & (topics == topic)]
+        is_of_topic = topics[unjudged] == topic
+        if len(judged) > 0:
+            samples[:, is_of_topic] = random.choice(judged, (_SAMPLES, is_of_topic.sum()))
+
+    gains = np.where(pool.is_judged, pool.grades, 0).astype(np.float64)
     values: list[Floats] = []
-    for _ in range(_SAMPLES):
-        gains = np.where(pool.is_judged, pool.grades, 0).astype(np.float64)
-        for topic in np.unique(topics[unjudged]):
-            judged = pool.grades[pool.is_judged & (topics == topic)]
-            of_topic = unjudged[topics[unjudged] == topic]
-            if len(judged) > 0:
-                gains[of_topic] = random.choice(judged, len(of_topic))
+    for sample in samples:
+        gains[unjudged] = sample
         values.append(pool.measure_ndcg(gains, pool.list_systems(team)))
     return np.asarray(np.mean(values, axis=0))
 
 
-def estimate_as_judged(pool: SystemPool, documents: Integers) -> Floats:
+def estimate_from_one_team(pool: SystemPool, team: int, documents: Integers) -> Floats:
+    """Return for each document the mean grade of judged documents that one team found."""
+    is_of_one_team = pool.is_judged & (pool.is_found.sum(axis=0) == 1)
+    is_chosen = is_of_one_team if is_of_one_team.any() else pool.is_judged
+    return np.full(len(documents), pool.grades[is_chosen].mean())
+
+
+def estimate_as_judged(pool: SystemPool, team: int, documents: Integers) -> Floats:
     """Return the labels of the judge as grades; the mean label for documents without one."""
     labels = pool.labels[documents]
     labelled = pool.labels[pool.labels != NONE]
     return np.where(labels == NONE, labelled.mean(), labels)
 
 
-def estimate_from_answers(pool: SystemPool, documents: Integers) -> Floats:
+def estimate_from_answers(pool: SystemPool, team: int, documents: Integers) -> Floats:
     """Return the mean grade of the judged documents with the same label."""
     is_usable = pool.is_judged & (pool.labels != NONE)
     sums = np.bincount(
@@ -77,9 +87,9 @@ def estimate_from_answers(pool: SystemPool, documents: Integers) -> Floats:
     return np.where(labels == NONE, overall, means[labels])
 
 
-def estimate_without_prior(pool: SystemPool, documents: Integers) -> Floats:
+def estimate_without_prior(pool: SystemPool, team: int, documents: Integers) -> Floats:
     """Return expected grades whose mix is estimated from the labels of these documents alone."""
-    model = replace(fit_grade_model(pool), prior_documents=0.0)
+    model = replace(fit_grade_model(pool, team), prior_documents=0.0)
     probabilities = model.estimate(pool.labels[documents])
     return np.asarray(probabilities @ np.arange(pool.grade_count))
 

@@ -69,7 +69,7 @@ def _weigh(pool: SystemPool, team: int, documents: Integers) -> Floats:
         weights=discounts[is_document],
         minlength=len(pool.documents),
     )
-    posteriors = fit_grade_model(pool).estimate(pool.labels[documents])
+    posteriors = fit_grade_model(pool, team).estimate(pool.labels[documents])
     return np.asarray(importance[documents] * (_measure_doubt(posteriors) + _LEAST_DOUBT))
 
 

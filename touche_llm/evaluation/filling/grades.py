@@ -4,33 +4,36 @@ The judge's labels are not taken as they are. On judged documents it is seen wit
 the judge gives each label to a document of each grade (its confusion). The mix of grades of the
 unjudged documents is not that of judged ones, since documents that one team found are worse than
 those that many found: it is estimated from their labels by expectation maximisation (Saerens,
-Latinne and Decaestecker, Neural Computation 14(1), 2002), with the mix of judged documents that one
-team found as the prior.
+Latinne and Decaestecker, Neural Computation 14(1), 2002). The prior is the mix of judged documents
+that one team found, with the mean that is predicted for this team.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import gammaln
 
 from touche_llm.evaluation.filling.pool import NONE, Booleans, Floats, Integers, SystemPool
+from touche_llm.evaluation.filling.team_means import predict_mean_grade, tilt_mix
 
-# The prior of the mix counts as many documents.
+# The prior of the mix counts as many documents, more if its mean was predicted for the team.
 _PRIOR_DOCUMENTS = 10.0
+_PREDICTED_PRIOR_DOCUMENTS = 40.0
 # The confusion of all judged documents counts as many for those that one team found.
 _CONFUSION_DOCUMENTS = 20.0
 # The same for drawn documents: the mix of the others, and their confusion, whose weight is seen on
 # the drawn documents.
-_DRAWN_MIX_DOCUMENTS = 5.0
+_DRAWN_MIX_DOCUMENTS = 15.0
 _DRAWN_CONFUSION_DOCUMENTS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 # Probability that the judge's labels of drawn documents are higher by so many than its others.
 _SHIFTS = {-1: 0.25, 0: 0.5, 1: 0.25}
 # The shares of all labels count as many documents for each grade, half of one for each label.
 _SMOOTHING = 0.5
 _MAX_ROUNDS = 200
-_PRECISION = 1e-7
+_PRECISION = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +97,33 @@ class GradeModel:
         return _normalise(likelihoods * mix)
 
 
-def fit_grade_model(pool: SystemPool, drawn: DocumentDraw | None = None) -> GradeModel:
-    """Return the model of the unjudged documents of a pool.
+def fit_grade_model(pool: SystemPool, team: int, drawn: DocumentDraw | None = None) -> GradeModel:
+    """Return the model of the unjudged documents of a team.
 
     Args:
         pool: Pool with at least one judged document that the judge labelled.
+        team: Team whose unjudged documents these are.
         drawn: Documents drawn from the unjudged ones, judged since; None if none were.
     """
-    drawn_documents = np.array([], dtype=np.int64) if drawn is None else drawn.documents
+    if drawn is None or len(drawn.documents) == 0:
+        return _fit_to_judged(pool, team, without=np.array([], dtype=np.int64))
+    model = _fit_to_judged(pool, team, without=drawn.documents)
+    return _add_drawn(pool, drawn, model)
+
+
+def fit_without_each_drawn(
+    pool: SystemPool, team: int, drawn: DocumentDraw
+) -> Iterator[GradeModel]:
+    """Yield the models of `fit_grade_model` without each of the drawn documents."""
+    model = _fit_to_judged(pool, team, without=drawn.documents)
+    for number in range(len(drawn.documents)):
+        yield _add_drawn(pool, drawn.leave_out(number), model)
+
+
+def _fit_to_judged(pool: SystemPool, team: int, *, without: Integers) -> GradeModel:
+    """Return the model by judged documents alone, except some."""
     is_usable = pool.is_judged & (pool.labels != NONE)
-    is_usable[drawn_documents] = False
+    is_usable[without] = False
     is_of_one_team = is_usable & (pool.is_found.sum(axis=0) == 1)
     if not is_of_one_team.any():
         is_of_one_team = is_usable
@@ -116,20 +136,15 @@ def fit_grade_model(pool: SystemPool, drawn: DocumentDraw | None = None) -> Grad
     confusion_of_all = _shrink(counts_of_all, label_shares, smoothing)
     confusion = _shrink(counts_of_one_team, confusion_of_all, _CONFUSION_DOCUMENTS)
 
-    grade_counts = counts_of_one_team.sum(axis=1)
     # So that no grade is impossible.
-    mix = _normalise(grade_counts + 1e-3)
-    if drawn is None or len(drawn.documents) == 0:
+    mix = _normalise(counts_of_one_team.sum(axis=1) + 1e-3)
+    mean_grade = predict_mean_grade(pool, team)
+    if mean_grade is None:
         return GradeModel(confusion, mix, _PRIOR_DOCUMENTS)
-    return _add_drawn(pool, drawn, confusion, mix)
+    return GradeModel(confusion, tilt_mix(mix, mean_grade), _PREDICTED_PRIOR_DOCUMENTS)
 
 
-def _add_drawn(
-    pool: SystemPool,
-    drawn: DocumentDraw,
-    confusion: Floats,
-    mix: Floats,
-) -> GradeModel:
+def _add_drawn(pool: SystemPool, drawn: DocumentDraw, model: GradeModel) -> GradeModel:
     """Return the model in which drawn documents count most, since they are of the unjudged ones."""
     weights = drawn.weights
     grades = pool.grades[drawn.documents]
@@ -139,10 +154,9 @@ def _add_drawn(
     counts = np.zeros((pool.grade_count, pool.label_count))
     np.add.at(counts, (grades[has_label], labels[has_label]), weights[has_label])
     grade_counts = np.bincount(grades, weights=weights, minlength=pool.grade_count)
-    drawn_mix = _normalise(grade_counts + _DRAWN_MIX_DOCUMENTS * mix)
     return GradeModel(
-        confusion=_shrink_adaptively(counts, confusion),
-        mix=drawn_mix,
+        confusion=_shrink_adaptively(counts, model.confusion),
+        mix=_normalise(grade_counts + _DRAWN_MIX_DOCUMENTS * model.mix),
         prior_documents=float(len(weights)),
     )
 
@@ -178,15 +192,16 @@ def _shrink_adaptively(counts: Floats, shares: Floats) -> Floats:
         counts: Counts, (grades, labels).
         shares: Shares by row, (grades, labels).
     """
-    shrunk: list[Floats] = []
-    logs: list[float] = []
-    for shift, probability in _SHIFTS.items():
-        shifted = _shift_labels(shares, shift)
-        for documents in _DRAWN_CONFUSION_DOCUMENTS:
-            shrunk.append(_shrink(counts, shifted, documents))
-            logs.append(np.log(probability) + _log_likelihood(counts, shifted * documents))
-    probabilities = _normalise(np.exp(np.array(logs) - max(logs)))
-    return np.asarray(np.tensordot(probabilities, np.array(shrunk), axes=1))
+    shifted = np.array([_shift_labels(shares, shift) for shift in _SHIFTS])
+    documents = np.array(_DRAWN_CONFUSION_DOCUMENTS)[:, np.newaxis, np.newaxis]
+    # (shifts, numbers of documents, grades, labels)
+    pseudo_counts = shifted[:, np.newaxis] * documents
+
+    prior = np.array(list(_SHIFTS.values()))[:, np.newaxis]
+    logs = np.log(prior) + _log_likelihood(counts, pseudo_counts)
+    likelihoods = np.exp(logs - logs.max())
+    probabilities = likelihoods / likelihoods.sum()
+    return np.asarray(np.tensordot(probabilities, _normalise(counts + pseudo_counts), axes=2))
 
 
 def _shift_labels(shares: Floats, shift: int) -> Floats:
@@ -205,12 +220,20 @@ def _shift_labels(shares: Floats, shift: int) -> Floats:
     return 0.9 * shifted + 0.1 * shares
 
 
-def _log_likelihood(counts: Floats, pseudo_counts: Floats) -> float:
-    """Return the log-probability of the rows of counts by the Dirichlet-multinomial distribution."""
-    totals = pseudo_counts.sum(axis=1)
-    of_rows = gammaln(totals) - gammaln(totals + counts.sum(axis=1))
+def _log_likelihood(counts: Floats, pseudo_counts: Floats) -> Floats:
+    """Return the log-probability of counts by the Dirichlet-multinomial distribution.
+
+    Args:
+        counts: Counts, (grades, labels).
+        pseudo_counts: Parameters of several distributions, (..., grades, labels).
+
+    Returns:
+        Log-probabilities, (...), without what all distributions have in common.
+    """
+    totals = pseudo_counts.sum(axis=-1)
+    of_rows = gammaln(totals) - gammaln(totals + counts.sum(axis=-1))
     of_labels = gammaln(pseudo_counts + counts) - gammaln(pseudo_counts)
-    return float(of_rows.sum() + of_labels.sum())
+    return np.asarray(of_rows.sum(axis=-1) + of_labels.sum(axis=(-2, -1)))
 
 
 def _normalise(values: Floats) -> Floats:

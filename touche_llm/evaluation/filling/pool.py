@@ -43,6 +43,8 @@ class SystemPool:
             none.
         highest_grade: Highest grade of the scale, which begins with 0.
         label_count: Number of labels of the judge.
+        topic_documents: Documents of each topic, (topics, most documents of a topic), filled up
+            with `NONE`.
     """
 
     topics: tuple[str, ...]
@@ -56,6 +58,7 @@ class SystemPool:
     labels: Integers
     highest_grade: int
     label_count: int
+    topic_documents: Integers
 
     @cached_property
     def tops(self) -> Integers:
@@ -80,18 +83,6 @@ class SystemPool:
             documents = self.tops[self.system_teams == team]
             found[team, documents[documents != NONE]] = True
         return found
-
-    @cached_property
-    def topic_documents(self) -> Integers:
-        """Documents of each topic, (topics, most documents of a topic), filled up with `NONE`."""
-        places: dict[str, list[int]] = {topic: [] for topic in self.topics}
-        for number, (topic, _) in enumerate(self.documents):
-            places[topic].append(number)
-        longest = max(map(len, places.values()), default=0)
-        table = np.full((len(self.topics), longest), NONE, dtype=np.int64)
-        for row, numbers in enumerate(places.values()):
-            table[row, : len(numbers)] = numbers
-        return table
 
     @cached_property
     def discounts(self) -> Floats:
@@ -210,7 +201,21 @@ def make_pool(
         labels=_collect(documents, labels),
         highest_grade=highest_grade,
         label_count=label_count,
+        topic_documents=_group_by_topic(topics, documents),
     )
+
+
+def _group_by_topic(topics: Sequence[str], documents: Sequence[tuple[str, str]]) -> Integers:
+    """Return the numbers of the documents of each topic, filled up with `NONE`."""
+    numbers_of_topic: dict[str, list[int]] = {topic: [] for topic in topics}
+    for number, (topic, _) in enumerate(documents):
+        numbers_of_topic[topic].append(number)
+
+    longest = max(map(len, numbers_of_topic.values()), default=0)
+    table = np.full((len(topics), longest), NONE, dtype=np.int64)
+    for row, numbers in enumerate(numbers_of_topic.values()):
+        table[row, : len(numbers)] = numbers
+    return table
 
 
 def _number(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -24,13 +24,15 @@ from touche_llm.evaluation.filling.estimates import (
     measure_half_widths,
 )
 from touche_llm.evaluation.filling.grades import DocumentDraw
+from touche_llm.evaluation.filling.labels import measure_explained_share
 from touche_llm.evaluation.filling.pool import Floats, SystemPool
 
 # With fewer, the error cannot be seen on the other teams, or not on these topics.
 MIN_TEAMS, MIN_TOPICS = 5, 20
 MAX_HALF_WIDTH = 0.10
-# A judge that narrows intervals by less than this share adds nothing.
-_MIN_NARROWING = 1.0 / 3.0
+# Labels that explain less of the variance of people's grades narrow intervals by about a tenth or
+# less.
+MIN_EXPLAINED = 0.10
 _CONFIDENCE = 0.975
 _BOOTSTRAP_SEED = 1
 
@@ -55,7 +57,8 @@ class SystemEstimate:
         half_width: Half the width of the 95 % interval of the value on these topics, had people
             judged all documents.
         half_width_of_topics: The same for the value on other topics.
-        half_width_without_judge: As `half_width`, without any judge.
+        half_width_without_judge: As `half_width`, each unjudged document with the mean grade that
+            is predicted without any label.
         lowest: nDCG with unjudged documents as 0.
         highest: nDCG with unjudged documents as the highest grade.
         condensed: nDCG of the condensed lists.
@@ -84,6 +87,17 @@ class SystemEstimate:
         is_by_judge = self.drawn == 0 and self.unjudged > 0.0
         return is_by_judge and self.refusal in (None, FillRefusal.WIDE_INTERVAL)
 
+    def to_row(self) -> dict[str, object]:
+        """Return the attributes by name; a refused value and unknown half widths are None."""
+        row = asdict(self)
+        if self.refusal is not None:
+            row["value"] = None
+            row["refusal"] = str(self.refusal)
+        for name in ("half_width", "half_width_of_topics", "half_width_without_judge"):
+            if not np.isfinite(row[name]):
+                row[name] = None
+        return row
+
 
 @dataclass(frozen=True, slots=True)
 class FilledSystems:
@@ -94,33 +108,40 @@ class FilledSystems:
         depth: Cutoff of nDCG.
         topics: Number of topics.
         teams: Number of teams.
+        explained: Share of the variance of people's grades that the judge's labels explain.
     """
 
     systems: list[SystemEstimate]
     depth: int
     topics: int
     teams: int
+    explained: float
 
     @property
     def adds_nothing(self) -> bool | None:
-        """Whether the judge narrows the intervals by less than a third; None if it is not known."""
-        measured = [estimate for estimate in self.systems if estimate.is_error_of_judge_known]
-        if not measured:
+        """Whether the judge's labels say too little; None without a value that rests on them."""
+        if not any(estimate.is_error_of_judge_known for estimate in self.systems):
             return None
-        return adds_nothing(
-            [estimate.half_width for estimate in measured],
-            [estimate.half_width_without_judge for estimate in measured],
-        )
+        return adds_nothing(self.explained)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """Return the estimates as rows; refused values and unknown half widths are None."""
+        return [
+            {
+                "measure": f"nDCG@{self.depth}",
+                **estimate.to_row(),
+                "topics": self.topics,
+                "teams": self.teams,
+                "judge_adds_nothing": self.adds_nothing,
+                "explained": self.explained if np.isfinite(self.explained) else None,
+            }
+            for estimate in self.systems
+        ]
 
 
-def adds_nothing(half_widths: Iterable[float], without_judge: Iterable[float]) -> bool:
-    """Return whether a judge does not narrow intervals by a third, compared with no judge."""
-    ours = np.array(list(half_widths))
-    others = np.array(list(without_judge))
-    is_finite = np.isfinite(ours) & np.isfinite(others)
-    if not is_finite.any():
-        return False
-    return bool(ours[is_finite].sum() > (1.0 - _MIN_NARROWING) * others[is_finite].sum())
+def adds_nothing(explained: float) -> bool:
+    """Return whether labels that explain this share of the variance of grades add nothing."""
+    return not explained >= MIN_EXPLAINED
 
 
 def fill_systems(
@@ -140,7 +161,13 @@ def fill_systems(
     for team, name in enumerate(pool.teams):
         sample = (drawn or {}).get(name)
         estimates += _estimate_team(pool, team, sample, max_half_width)
-    return FilledSystems(estimates, pool.depth, len(pool.topics), len(pool.teams))
+    return FilledSystems(
+        systems=estimates,
+        depth=pool.depth,
+        topics=len(pool.topics),
+        teams=len(pool.teams),
+        explained=measure_explained_share(pool),
+    )
 
 
 def _estimate_team(
