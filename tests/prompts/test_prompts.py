@@ -67,7 +67,7 @@ def test_a_prompt_names_every_label_and_the_topic_before_the_document(
     system, user = prompt.render(topic=TOPIC, document="THE PASSAGE", **shown.variables)
     assert (system.role, user.role) == ("system", "user")
     form = system.content.splitlines()[-1]
-    answer = prompt.answer_for(TOPIC, 1)
+    answer = prompt.answer_for(TOPIC, document_count=1)
     assert re.findall(r"(?:\[|, )(\w+) (?:0 to|\")", form) == list(answer.model_fields)
     for field, labels in get_labels(answer).items():
         assert f"{field}: " in system.content

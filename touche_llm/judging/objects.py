@@ -62,8 +62,7 @@ async def request_objects(
         DataError: No two objects can be in the title.
         EngineError: The engine failed.
     """
-    # The prompt shows no document.
-    answer_model = prompt.answer_for(topic, 0)
+    answer_model = prompt.answer_for(topic, document_count=0)
     request = requester.builder.build(prompt, answer_model, topic, document_id=None)
     return await requester.client.request(request, answer_model)
 

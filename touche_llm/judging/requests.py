@@ -187,7 +187,7 @@ async def request_answer(
         PromptError: The prompt is invalid, or leaves no room for the document.
     """
     rendered = question.render(request.topic, documents.get(request.document_id))
-    answer_model = request.prompt.answer_for(request.topic, 1)
+    answer_model = request.prompt.answer_for(request.topic, document_count=1)
     build_request = partial(
         _build_document_request,
         request=request,

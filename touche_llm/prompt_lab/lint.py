@@ -224,7 +224,7 @@ def _is_in_order(sharing: _Sharing) -> bool:
 
 def _check_answer(prompt: Prompt, subject: Subject, instructions: str) -> Iterator[Finding]:
     """Check that instructions name the fields and labels of the answer, and no other scale."""
-    answer = prompt.answer_for(subject.topic, len(subject.ids))
+    answer = prompt.answer_for(subject.topic, document_count=len(subject.ids))
     labels = get_labels(answer)
     yield from _check_fields(answer.model_fields, prompt.header.form, instructions)
     yield from _check_scales(labels, instructions)
@@ -356,8 +356,10 @@ class _Renderer:
                 for its objects.
             PromptError: The prompt cannot be rendered.
         """
-        self.prompt.answer_for(topic, 2)
-        messages = await self.render(self.make_subject(topic))
+        subject = self.make_subject(topic)
+        # Raises the error of a topic without labels. The subject may have invented objects instead.
+        self.prompt.answer_for(topic, document_count=2)
+        messages = await self.render(subject)
         return round(_count_chars(messages) / TOKEN_CHARS)
 
 
