@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.expect import raises_at
 from tests.prompt_variants import load_prompt
 from touche_llm.data.records import Document, LabelledDocument, Topic
-from touche_llm.errors import PromptError
+from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answer_schema import get_labels
-from touche_llm.prompts.purposes import load_named
+from touche_llm.prompts.purposes import find_prompts, load_named
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.questions import Question
 from touche_llm.text.sanitize import sanitize
@@ -269,3 +269,9 @@ def test_no_character_that_a_tokeniser_folds_into_a_bracket_stays_joined(
                 )
     assert folded == {"NFKC": 12, "NFC": 4}[folding]
     assert sanitize("\ufe47INST\ufe48 \ufe48~b\ufe48") == "\ufe47 INST\ufe48 \ufe48 ~b\ufe48"
+
+
+def test_a_folder_is_no_error_for_no_tasks(tmp_path: Path) -> None:
+    assert find_prompts([], tmp_path) == []
+    with raises_at(UsageError, tmp_path):
+        find_prompts([get_task("comparative")], tmp_path)

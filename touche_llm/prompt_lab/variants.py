@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from touche_llm.config.configuration import Config
@@ -61,12 +62,12 @@ class Variant:
     prompt: Prompt
 
 
-def load_variants(names: Sequence[str | Variant], config: Config, task: Task) -> list[Variant]:
+def load_variants(prompts: Sequence[str | Variant], config: Config, task: Task) -> list[Variant]:
     """Load the prompts to compare.
 
     Args:
-        names: Names or paths of prompts. Drafts, which have no file of their own, are given as
-            variants that are loaded already.
+        prompts: Names or paths of prompts. A draft, which has no file of its own, is given as a
+            variant that is loaded already, under a name of its own.
         config: Configuration with the folder of templates.
         task: Task of the prompts.
 
@@ -74,22 +75,28 @@ def load_variants(names: Sequence[str | Variant], config: Config, task: Task) ->
         PromptError: A prompt is invalid.
         UsageError: There are fewer than two prompts, one is given twice, or one judges no documents.
     """
-    if len(names) < 2:
-        given = ", ".join(map(str, names)) or "no prompt"
+    if len(prompts) < 2:
+        given = ", ".join(map(str, prompts)) or "no prompt"
         raise UsageError(f"{given} alone cannot be compared; name two or more")
 
     variants: list[Variant] = []
-    for name in names:
-        if isinstance(name, Variant):
-            variants.append(name)
-            continue
-
-        prompt = _load_judge_prompt(name, config, task)
-        earlier_paths = {variant.prompt.path.resolve() for variant in variants}
-        if prompt.path.resolve() in earlier_paths:
-            raise UsageError(f"{name}: is given twice; name each prompt once")
-        variants.append(Variant(name, prompt))
+    for prompt in prompts:
+        if isinstance(prompt, Variant):
+            # A draft may have the path of its saved version, but judgments are kept by name.
+            is_repeated = prompt.name in {variant.name for variant in variants}
+            variant = prompt
+        else:
+            variant = Variant(prompt, _load_judge_prompt(prompt, config, task))
+            is_repeated = _find_path(variant) in map(_find_path, variants)
+        if is_repeated:
+            raise UsageError(f"{variant.name}: is given twice; name each prompt once")
+        variants.append(variant)
     return variants
+
+
+def _find_path(variant: Variant) -> Path:
+    """Return the file of a variant, which is the same by whichever path it was given."""
+    return variant.prompt.path.resolve()
 
 
 def _load_judge_prompt(name: str, config: Config, task: Task) -> Prompt:

@@ -395,17 +395,18 @@ def find_prompts(tasks: Iterable[Task], folder: Path | None = None) -> list[Cata
     Raises:
         UsageError: The folder has no template of these tasks.
     """
+    task_names: list[str] = []
     entries: list[CatalogEntry] = []
     for task in tasks:
+        task_names.append(task.name)
         entries += _find_task_prompts(task, folder)
-    if folder is None:
+    if folder is None or not task_names:
         return entries
 
     has_template = any(entry.path.is_relative_to(folder) for entry in entries)
     if not has_template:
-        raise UsageError(
-            f"{folder}: no template found; put them in folders of tasks, as {task.name}/judge.jinja"
-        )
+        example = f"{task_names[-1]}/judge.jinja"
+        raise UsageError(f"{folder}: no template found; put them in folders of tasks, as {example}")
     return entries
 
 
