@@ -88,7 +88,8 @@ class RequestBuilder:
             prompt: Prompt to render.
             answer: Answer model of the request.
             topic: Topic, which the template gets too.
-            document_id: Id of the document, ids of several separated by spaces, or None.
+            document_id: Id of the document, for records of the request: several ids are separated
+                by spaces, and a request about the topic alone has None.
             variables: Other variables of the template.
 
         Raises:
@@ -101,9 +102,11 @@ class RequestBuilder:
         top_logprobs = min(self.sampling.top_logprobs, count_alternatives(schema))
         sampling = replace(self.sampling, top_logprobs=top_logprobs)
 
-        chat_template_kwargs = self.chat_template_kwargs
+        # A model that reasons before it answers has switches of its own.
         thinking = self.thinking.think_for(prompt.header.answer)
-        if thinking is not None:
+        if thinking is None:
+            chat_template_kwargs = self.chat_template_kwargs
+        else:
             chat_template_kwargs = self.thinking.chat_template_kwargs
 
         return Request(
@@ -187,7 +190,9 @@ async def request_answer(
         PromptError: The prompt is invalid, or leaves no room for the document.
     """
     rendered = question.render(request.topic, documents.get(request.document_id))
+    sanitized_document = sanitize_document(rendered)
     answer_model = request.prompt.answer_for(request.topic, document_count=1)
+    # The client calls it with the whole text, and then with shorter ones until the request fits.
     build_request = partial(
         _build_document_request,
         request=request,
@@ -197,7 +202,7 @@ async def request_answer(
     )
     return await requester.client.request_truncated(
         build_request,
-        sanitize_document(rendered),
+        sanitized_document,
         answer_model,
     )
 

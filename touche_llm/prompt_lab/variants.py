@@ -127,8 +127,7 @@ async def judge_variant(
         context: Context with the task, the documents and the progress.
         variant: Variant to judge with.
         work: Documents to judge, topic by topic.
-        requester: Client of the model, which counts the misses of a replay, and the builder of its
-            requests.
+        requester: Client of the model, and the builder of its requests.
 
     Returns:
         Judgments, with the grades on the scales of the human ones.
@@ -137,6 +136,7 @@ async def judge_variant(
         EngineError: The engine failed, or the labels of no answer can be read.
         PromptError: The prompt is invalid, or leaves no room for a document.
     """
+    # The client counts the requests of all variants, so those of this one are the difference.
     counts = requester.client.counts
     counts_before = replace(counts)
     total = len(work) * variant.prompt.requests_per_document
@@ -226,29 +226,28 @@ def measure_part(
 ) -> PartMeasures:
     """Measure the judgments of several variants for the documents of a part.
 
-    nDCG@5 ranks the sampled documents of each topic by the weights of a run, documents without a
-    judgment last. Its ideal ranking consists of these documents, and topics without a grade above 0
-    among them are left out. The other measures are over the documents that a variant judged.
-
     Args:
         name: Name of the part.
         sample: Documents of the part.
         judgments: Judgments by variant; the others are compared with the first.
         qrels: Human judgments.
-        weights: Weights of the aspects and of the first stage.
+        weights: Weights by which grades are combined into the score of a document.
         task: Task of the prompts.
     """
     sampled_qrels = _select_sampled(qrels, sample)
+    has_stance_qrels = bool(qrels.stances)
+
     estimates: dict[str, dict[Measure, Estimate]] = {}
     off_label_masses: dict[str, float | None] = {}
     for variant, variant_judgments in judgments.items():
         rankings = _rank_documents(sample, variant_judgments, weights, task.aspects)
+        stances = _list_stances(variant_judgments)
         estimates[variant] = _estimate_variant(
-            run=ParsedRun(rankings, _list_stances(variant_judgments)),
+            run=ParsedRun(rankings, stances),
             judgments=variant_judgments,
             qrels=sampled_qrels,
             task=task,
-            has_stance_qrels=bool(qrels.stances),
+            has_stance_qrels=has_stance_qrels,
         )
         off_label_masses[variant] = mean_off_label_mass(variant_judgments.values())
 
@@ -292,10 +291,10 @@ def choose_winner(part: PartMeasures) -> str:
 
 
 def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
-    """Choose the best variant on one part of the sample, and test it on another.
+    """Return the best variant by the measures of one part, and whether another part confirms it.
 
     Args:
-        parts: The part to choose on and, if the choice is to be confirmed, the held-out one.
+        parts: Measures of the part to choose on and, if the choice was tested, of the held-out one.
     """
     choice = parts[0]
     winner = choose_winner(choice)
@@ -310,7 +309,8 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     held_out = parts[1]
     difference = held_out.differences[winner, choice.headline_measure]
     confirmed = _confirms(difference)
-    return Verdict(winner, confirmed, f"{chosen} {_describe_test(difference, confirmed)}")
+    tested = _describe_test(difference, confirmed)
+    return Verdict(winner, confirmed=confirmed, sentence=f"{chosen} {tested}")
 
 
 def _confirms(difference: Mapping[str, Any]) -> bool:
@@ -440,9 +440,9 @@ def _rank_documents(
     weights: Mapping[str, float],
     scales: Mapping[str, Scale],
 ) -> dict[str, list[Candidate]]:
-    """Rank the sampled documents of each topic by a variant's judgments of them.
+    """Rank the sampled documents of each topic by a variant's judgments.
 
-    Ties keep the order of the sample.
+    Equal documents keep the order of the sample, and documents without a judgment come last.
 
     Args:
         sample: Documents to rank.
@@ -454,9 +454,10 @@ def _rank_documents(
         Ranking by topic.
     """
     documents_by_topic: defaultdict[str, list[ScoredDocument]] = defaultdict(list)
-    for document in sample:
-        # All have the same first-stage score, so the judgments alone decide.
-        documents_by_topic[document.topic_id].append(ScoredDocument(document.document_id, 0.0))
+    for sampled in sample:
+        # All documents have the same first-stage score, so that the judgments alone decide.
+        document = ScoredDocument(sampled.document_id, score=0.0)
+        documents_by_topic[sampled.topic_id].append(document)
     judgments_by_topic = group_judgments(judgments.values())
 
     rankings: dict[str, list[Candidate]] = {}
@@ -512,7 +513,11 @@ def _estimate_variant(
 
 
 def _estimate_ndcg(run: ParsedRun, ndcg: Measure, qrels: Qrels) -> Estimate:
-    """Estimate the nDCG of a run; undefined if no topic has a grade above 0."""
+    """Estimate the nDCG of a run, by the grades of the sampled documents alone.
+
+    Topics in which no sampled document has a grade above 0 are left out; without any other topic,
+    the estimate is undefined.
+    """
     relevant = _select_relevant(qrels)
     if not relevant:
         return estimate_mean({})
@@ -540,10 +545,12 @@ def _choose_agreement(aspect: str, task: Task) -> Measure:
 def _estimate_agreement(
     measure: Measure, judgments: Judgments, qrels: Qrels, task: Task
 ) -> Estimate:
-    """Estimate the agreement of a variant's grades with the human ones of an aspect.
+    """Estimate the agreement of a variant's grades with the human grades of an aspect.
+
+    The estimate is undefined if no document has both grades.
 
     Args:
-        measure: Measure of the agreement, see `_choose_agreement`.
+        measure: Measure of the agreement, with its aspect; see `_choose_agreement`.
         judgments: Judgments of the variant.
         qrels: Human judgments of the sampled documents.
         task: Task of the prompts.
@@ -556,4 +563,5 @@ def _estimate_agreement(
 
     joint_labels = join_labels(human_labels, variant_labels, documents)
     estimates = estimate_tables(human_labels, variant_labels, joint_labels)
-    return estimates[_AGREEMENT_NAMES[measure.name]]
+    agreement_name = _AGREEMENT_NAMES[measure.name]
+    return estimates[agreement_name]
