@@ -10,7 +10,7 @@ from itertools import groupby
 
 from touche_llm.data.records import Failure, Topic
 from touche_llm.llm.answer_schema import AnswerModel, build_schema, count_alternatives
-from touche_llm.llm.client import UnansweredRequest, UncachedRequest
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import DocumentResult, ModelClient
 from touche_llm.llm.request import Request, Sampling, SystemPlace, place_system_message
 from touche_llm.llm.settings import ThinkingConfig
@@ -227,20 +227,14 @@ def _build_document_request(
 
 
 def make_failure(
-    topic: Topic, document_id: str | None, prompt: Prompt, unanswered: UnansweredRequest
-) -> Failure | None:
-    """Return the record of a failed request about a topic, or about documents for it.
-
-    None if no request failed: answers are replayed from a cache that lacks this one.
-    """
-    if isinstance(unanswered, UncachedRequest):
-        return None
-
-    last_attempt = unanswered.attempts[-1]
+    topic: Topic, document_id: str | None, prompt: Prompt, failed: FailedRequest
+) -> Failure:
+    """Return the record of a failed request about a topic, or about documents for it."""
+    last_attempt = failed.attempts[-1]
     return Failure(
         topic_id=topic.id,
         document_id=document_id,
         kind=last_attempt.kind,
         prompt=prompt.label,
-        attempts=unanswered.attempts,
+        attempts=failed.attempts,
     )

@@ -26,7 +26,7 @@ from touche_llm.errors import PromptError
 from touche_llm.judging.readings import count_labels
 from touche_llm.judging.requests import RequestBuilder, Requester, make_failure, sanitize_document
 from touche_llm.llm.answer_schema import AnswerModel
-from touche_llm.llm.client import UnansweredRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Origin, Request, place_system_message
 from touche_llm.llm.truncation import CUT_MARK, TruncatedDocument, get_complete_text
@@ -273,14 +273,14 @@ class Comparer:
     def _record_failure(self, comparands: Comparands, unanswered: UnansweredRequest) -> None:
         """Record that a comparison has no answer, so that it is not requested again."""
         self.unanswered.add(comparands)
-        failure = make_failure(
-            self.topic,
-            comparands.joined_ids,
-            self.prompts[comparands.kind],
-            unanswered,
-        )
-        if failure is not None:
-            self._failures[comparands] = failure
+        # The client lists the requests whose answer a replay lacks.
+        if isinstance(unanswered, FailedRequest):
+            self._failures[comparands] = make_failure(
+                self.topic,
+                comparands.joined_ids,
+                self.prompts[comparands.kind],
+                unanswered,
+            )
 
     async def _request_comparison(self, comparands: Comparands) -> Comparison | UnansweredRequest:
         """Request a comparison and read the best document, or the order, from its answer."""
