@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -134,20 +134,12 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
         UsageError: A prompt does not judge documents or has an example from the sample, or the
             sample is too small.
     """
-    config = inputs.config
     notes = _Notes(progress)
-    with RunContext(config, progress) as context:
+    with RunContext(inputs.config, progress) as context:
         work = await _prepare_work(context, inputs, notes)
         # A malformed log is an error before any request is sent.
-        check_log(_find_log(config))
-        async with _open_model(config, work.variants, progress) as model:
-            requester = make_requester(model)
-            named = await _find_objects(context, work, requester, notes)
-            judge = _PartJudge(context, inputs.qrels, named.work, requester)
-            measured = await _choose_and_confirm(judge, notes)
-            report_known_failures(progress, model, before=Counts())
-            # An engine may report the name only once it is connected.
-            model_name = model.engine_info.model
+        check_log(_find_log(inputs.config))
+        measured = await _measure_work(context, work, inputs.qrels, notes)
         texts = _read_texts(context, measured.parts)
 
     measures = [part.measures for part in measured.parts]
@@ -155,28 +147,49 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
     return PromptComparison(
         task=context.task,
         variants=work.variants,
-        topics=named.work.topics,
-        model=model_name,
+        topics=measured.topics,
+        model=measured.model,
         parts=measures,
         judged=_index_judgments(measured.parts),
-        object_failures=named.failures,
+        object_failures=measured.object_failures,
         texts=texts,
         notes=notes.texts,
         earlier_accesses=measured.earlier_accesses,
     )
 
 
-def _open_model(
-    config: Config, variants: Iterable[Variant], progress: Progress
-) -> AbstractAsyncContextManager[ModelClient]:
-    """Open the client of the model that judges, with the schemas of the variants' answers."""
-    return open_client(
+async def _measure_work(
+    context: RunContext, work: _Work, qrels: Qrels, notes: _Notes
+) -> _MeasuredWork:
+    """Let the model find missing objects and judge the sample, and measure its judgments.
+
+    Raises:
+        DataError: The model found objects for no topic.
+        EngineError: The engine failed, or the labels of no answer can be read.
+        ReplayMiss: The cache of a replay lacks an answer.
+        UsageError: Too few topics are left to measure an order.
+    """
+    config = context.config
+    opening = open_client(
         config.engine,
         config.sampling,
         config.cache,
-        schemas=list_schemas(variant.prompt for variant in variants),
-        progress=progress,
+        schemas=list_schemas(variant.prompt for variant in work.variants),
+        progress=context.progress,
     )
+    async with opening as model:
+        requester = make_requester(model)
+        named = await _find_objects(context, work, requester, notes)
+        judge = _PartJudge(context, qrels, named.work, requester)
+        sample = await _choose_and_confirm(judge, notes)
+        report_known_failures(context.progress, model, before=Counts())
+        return _MeasuredWork(
+            model=model.engine_info.model,
+            topics=named.work.topics,
+            object_failures=named.failures,
+            parts=sample.parts,
+            earlier_accesses=sample.earlier_accesses,
+        )
 
 
 async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> DryRun:
@@ -565,6 +578,25 @@ class _MeasuredSample:
         earlier_accesses: Accesses that weaken a confirmation; None if none was tried.
     """
 
+    parts: list[_MeasuredPart]
+    earlier_accesses: list[Access] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MeasuredWork:
+    """What a model judged, and the measures of its judgments.
+
+    Attributes:
+        model: Name of the model.
+        topics: Topics with the objects that the model found; topics without objects are left out.
+        object_failures: Failures to find a topic's objects.
+        parts: The part to choose on, then the held-out one if it was judged.
+        earlier_accesses: Accesses that weaken a confirmation; None if none was tried.
+    """
+
+    model: str
+    topics: list[Topic]
+    object_failures: list[Failure]
     parts: list[_MeasuredPart]
     earlier_accesses: list[Access] | None
 

@@ -224,12 +224,12 @@ def measure_part(
     weights: Mapping[str, float],
     task: Task,
 ) -> PartMeasures:
-    """Measure the judgments of several variants for the documents of a part.
+    """Measure how well the judgments of several prompts agree with human ones.
 
     Args:
-        name: Name of the part.
+        name: Name of the part of the sample: all, choice or hold-out.
         sample: Documents of the part.
-        judgments: Judgments by variant; the others are compared with the first.
+        judgments: Judgments by variant of the prompt; the others are compared with the first.
         qrels: Human judgments.
         weights: Weights by which grades are combined into the score of a document.
         task: Task of the prompts.
