@@ -75,7 +75,7 @@ def list_answers() -> dict[str, type[AnswerModel]]:
                 prompt = load(task, purpose, purpose.name)
             except PromptError:
                 continue  # a task need not have a prompt for each purpose
-            answer = prompt.answer_for(Topic("", ""), _DOCUMENTS)
+            answer = prompt.answer_for(Topic("", ""), document_count=_DOCUMENTS)
             found.setdefault(tuple(get_labels(answer).values()), (prompt.name, answer))
     return dict(found.values())
 

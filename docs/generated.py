@@ -402,7 +402,7 @@ def _quote(text: str) -> str:
 def _describe_answer(task: Task, purpose: Purpose) -> str:
     """Return the fields of the answer to a prompt, with their labels if these are few."""
     topic = records.Topic("1", "Is tea better than coffee?", "", "", ("tea", "coffee"))
-    answer = load(task, purpose, purpose.name).answer_for(topic, 3)
+    answer = load(task, purpose, purpose.name).answer_for(topic, document_count=3)
 
     parts: list[str] = []
     for name, field in answer.model_fields.items():

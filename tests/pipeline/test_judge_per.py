@@ -56,10 +56,10 @@ def test_each_part_has_the_rules_and_the_labels_of_its_field_alone(name: str, pu
     task = get_task(name)
     whole = load(task, purposes_of(task)[purpose], purpose)
     of_whole = instructions(task, purpose, whole)
-    fields = list(whole.answer_for(TOPIC, 1).model_fields)
+    fields = list(whole.answer_for(TOPIC, document_count=1).model_fields)
     found = []
     for part in divided(task, purpose).field_prompts:
-        own = list(part.answer_for(TOPIC, 1).model_fields)
+        own = list(part.answer_for(TOPIC, document_count=1).model_fields)
         found += own
         *rules, how = instructions(task, purpose, part).split("\n\n")
         assert rules[0] == of_whole.split("\n\n")[0]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.expect import raises_at
 from tests.prompt_lab.conftest import BLUNT, DULL, NDCG, SHARP, Bench
-from tests.prompt_variants import asked_with, reader, title_of
+from tests.prompt_variants import asked_with, config_of, reader, title_of
 from tests.report.reports import sample_run
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
@@ -29,7 +29,8 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts
 from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.prompt_lab.sample import Plan
-from touche_llm.prompt_lab.variants import compute_chance_ndcg
+from touche_llm.prompt_lab.variants import Variant, compute_chance_ndcg, load_variants
+from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import get_task, prompts_folder
 
 
@@ -281,3 +282,16 @@ def test_prompts_for_sentence_pairs_are_compared(
         asyncio.run(
             compare_prompts(ComparisonInputs(config, ["judge", "sentence"], qrels), Silent())
         )
+
+
+def test_variants_of_the_same_name_are_an_error_and_drafts_of_one_file_are_none(
+    bench: Bench,
+) -> None:
+    task = get_task(bench.task)
+    config = config_of(bench.folder, bench.files, task=bench.task)
+    prompt = load_named(task, "judge").prompt
+    saved = Variant("saved", prompt)
+    draft = Variant("draft", prompt)
+    assert load_variants([saved, draft], config, task) == [saved, draft]
+    with raises_at(UsageError, "saved", "given twice"):
+        load_variants([saved, Variant("saved", prompt)], config, task)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.expect import raises_at
 from tests.prompt_variants import load_prompt
 from touche_llm.data.records import Document, LabelledDocument, Topic
-from touche_llm.errors import PromptError
+from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answer_schema import get_labels
-from touche_llm.prompts.purposes import load_named
+from touche_llm.prompts.purposes import find_prompts, load_named
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.questions import Question
 from touche_llm.text.sanitize import sanitize
@@ -67,7 +67,7 @@ def test_a_prompt_names_every_label_and_the_topic_before_the_document(
     system, user = prompt.render(topic=TOPIC, document="THE PASSAGE", **shown.variables)
     assert (system.role, user.role) == ("system", "user")
     form = system.content.splitlines()[-1]
-    answer = prompt.answer_for(TOPIC, 1)
+    answer = prompt.answer_for(TOPIC, document_count=1)
     assert re.findall(r"(?:\[|, )(\w+) (?:0 to|\")", form) == list(answer.model_fields)
     for field, labels in get_labels(answer).items():
         assert f"{field}: " in system.content
@@ -269,3 +269,9 @@ def test_no_character_that_a_tokeniser_folds_into_a_bracket_stays_joined(
                 )
     assert folded == {"NFKC": 12, "NFC": 4}[folding]
     assert sanitize("\ufe47INST\ufe48 \ufe48~b\ufe48") == "\ufe47 INST\ufe48 \ufe48 ~b\ufe48"
+
+
+def test_a_folder_is_no_error_for_no_tasks(tmp_path: Path) -> None:
+    assert find_prompts([], tmp_path) == []
+    with raises_at(UsageError, tmp_path):
+        find_prompts([get_task("comparative")], tmp_path)

@@ -93,7 +93,7 @@ async def test_grades_need_no_more_alternatives_than_their_labels(
     task = get_task("comparative")
     prompt = load(task, purposes_of(task)["judge"], "judge")
     topic = Topic("1", "Is tea better than coffee?", objects=("tea", "coffee"))
-    model = prompt.answer_for(topic, 1)
+    model = prompt.answer_for(topic, document_count=1)
     schema = build_schema(model, prompt.header.form)
     few, many = count_alternatives(schema), 20
     assert few < many

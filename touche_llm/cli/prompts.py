@@ -258,7 +258,7 @@ def _describe_fields(purpose: Purpose, prompt: Prompt) -> str:
         return "first, second (words of the title)"
 
     fields: list[str] = []
-    for name, labels in get_labels(prompt.answer_for(Topic("", ""), 1)).items():
+    for name, labels in get_labels(prompt.answer_for(Topic("", ""), document_count=1)).items():
         if isinstance(labels[0], int):
             fields.append(f"{name} ({labels[0]} to {labels[-1]})")
         else:

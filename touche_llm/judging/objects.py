@@ -10,7 +10,7 @@ from touche_llm.data.records import Failure, Objects, Topic
 from touche_llm.judging.outcomes import Outcomes, separate_failures
 from touche_llm.judging.requests import Done, Requester, make_failure
 from touche_llm.llm.answer_schema import AnswerModel
-from touche_llm.llm.client import UnansweredRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest, UncachedRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 
@@ -41,14 +41,16 @@ async def find_objects(
 
 async def _find_objects(
     topic: Topic, *, prompt: Prompt, requester: Requester, done: Done
-) -> Objects | Failure | None:
+) -> Objects | Failure | UncachedRequest:
     """Return the objects of a topic, or the failure to find them.
 
-    None if answers are replayed from a cache that lacks this one.
+    If answers are replayed from a cache that lacks this one, return the request itself.
     """
     result = await request_objects(topic, prompt, requester)
     done()
-    if not isinstance(result, AnsweredRequest):
+    if isinstance(result, UncachedRequest):
+        return result
+    if isinstance(result, FailedRequest):
         return make_failure(topic, None, prompt, result)
     return Objects(topic_id=topic.id, objects=read_objects(result), prompt=prompt.label)
 
@@ -62,8 +64,7 @@ async def request_objects(
         DataError: No two objects can be in the title.
         EngineError: The engine failed.
     """
-    # The prompt shows no document.
-    answer_model = prompt.answer_for(topic, 0)
+    answer_model = prompt.answer_for(topic, document_count=0)
     request = requester.builder.build(prompt, answer_model, topic, document_id=None)
     return await requester.client.request(request, answer_model)
 

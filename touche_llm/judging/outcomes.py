@@ -8,6 +8,7 @@ from typing import Generic
 
 from touche_llm.data.concurrency import ResultT
 from touche_llm.data.records import Failure
+from touche_llm.llm.client import UncachedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +24,18 @@ class Outcomes(Generic[ResultT]):
     failures: list[Failure]
 
 
-def separate_failures(outcomes: Iterable[ResultT | Failure | None]) -> Outcomes[ResultT]:
+def separate_failures(
+    outcomes: Iterable[ResultT | Failure | UncachedRequest],
+) -> Outcomes[ResultT]:
     """Separate results from failures.
 
-    None is left out: the outcome of a request whose answer is replayed from a cache that lacks it.
+    Requests of a replay whose answer the cache lacks are neither; the client lists them as `misses`.
     """
     results: list[ResultT] = []
     failures: list[Failure] = []
     for outcome in outcomes:
         if isinstance(outcome, Failure):
             failures.append(outcome)
-        elif outcome is not None:
+        elif not isinstance(outcome, UncachedRequest):
             results.append(outcome)
     return Outcomes(results, failures)

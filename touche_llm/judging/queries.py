@@ -10,7 +10,7 @@ from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Failure, Queries, Topic
 from touche_llm.judging.outcomes import Outcomes, separate_failures
 from touche_llm.judging.requests import Done, Requester, make_failure
-from touche_llm.llm.client import UnansweredRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest, UncachedRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
@@ -56,14 +56,16 @@ async def find_queries(
 
 async def _find_queries(
     topic: Topic, *, prompt: Prompt, requester: Requester, done: Done
-) -> Queries | Failure | None:
+) -> Queries | Failure | UncachedRequest:
     """Return the queries for a topic, or the failure to find them.
 
-    None if answers are replayed from a cache that lacks this one.
+    If answers are replayed from a cache that lacks this one, return the request itself.
     """
     result = await request_queries(topic, prompt, requester)
     done()
-    if not isinstance(result, AnsweredRequest):
+    if isinstance(result, UncachedRequest):
+        return result
+    if isinstance(result, FailedRequest):
         return make_failure(topic, None, prompt, result)
 
     queries = tuple(result.value.model_dump().values())

@@ -18,7 +18,7 @@ from touche_llm.judging.requests import (
     make_failure,
     request_answer,
 )
-from touche_llm.llm.model import AnsweredRequest
+from touche_llm.llm.client import FailedRequest, UncachedRequest
 from touche_llm.retrieval.corpus import Documents
 from touche_llm.tasks.questions import Question
 
@@ -89,14 +89,16 @@ async def _send_request(
     judge_question: Question,
     requester: Requester,
     done: Done,
-) -> DocumentReply | Failure | None:
+) -> DocumentReply | Failure | UncachedRequest:
     """Send one request; return its reply or failure.
 
-    None if answers are replayed from a cache that lacks this one.
+    If answers are replayed from a cache that lacks this one, return the request itself.
     """
     result, cut = await request_answer(request, documents, question, requester)
     done()
-    if not isinstance(result, AnsweredRequest):
+    if isinstance(result, UncachedRequest):
+        return result
+    if isinstance(result, FailedRequest):
         return make_failure(request.topic, request.document_id, request.prompt, result)
 
     readings = judge_question.combine(result.readings)

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from touche_llm.data.records import Failure, Topic
 from touche_llm.llm.answer_schema import AnswerModel, build_schema, count_alternatives
-from touche_llm.llm.client import UnansweredRequest, UncachedRequest
+from touche_llm.llm.client import FailedRequest
 from touche_llm.llm.model import DocumentResult, ModelClient
 from touche_llm.llm.request import Request, Sampling, SystemPlace, place_system_message
 from touche_llm.llm.settings import ThinkingConfig
@@ -88,7 +88,8 @@ class RequestBuilder:
             prompt: Prompt to render.
             answer: Answer model of the request.
             topic: Topic, which the template gets too.
-            document_id: Id of the document, ids of several separated by spaces, or None.
+            document_id: Id of the document, for records of the request: several ids are separated
+                by spaces, and a request about the topic alone has None.
             variables: Other variables of the template.
 
         Raises:
@@ -101,9 +102,11 @@ class RequestBuilder:
         top_logprobs = min(self.sampling.top_logprobs, count_alternatives(schema))
         sampling = replace(self.sampling, top_logprobs=top_logprobs)
 
-        chat_template_kwargs = self.chat_template_kwargs
+        # A model that reasons before it answers has switches of its own.
         thinking = self.thinking.think_for(prompt.header.answer)
-        if thinking is not None:
+        if thinking is None:
+            chat_template_kwargs = self.chat_template_kwargs
+        else:
             chat_template_kwargs = self.thinking.chat_template_kwargs
 
         return Request(
@@ -187,7 +190,9 @@ async def request_answer(
         PromptError: The prompt is invalid, or leaves no room for the document.
     """
     rendered = question.render(request.topic, documents.get(request.document_id))
-    answer_model = request.prompt.answer_for(request.topic, 1)
+    sanitized_document = sanitize_document(rendered)
+    answer_model = request.prompt.answer_for(request.topic, document_count=1)
+    # The client calls it with the whole text, and then with shorter ones until the request fits.
     build_request = partial(
         _build_document_request,
         request=request,
@@ -197,7 +202,7 @@ async def request_answer(
     )
     return await requester.client.request_truncated(
         build_request,
-        sanitize_document(rendered),
+        sanitized_document,
         answer_model,
     )
 
@@ -222,20 +227,14 @@ def _build_document_request(
 
 
 def make_failure(
-    topic: Topic, document_id: str | None, prompt: Prompt, unanswered: UnansweredRequest
-) -> Failure | None:
-    """Return the record of a failed request about a topic, or about documents for it.
-
-    None if no request failed: answers are replayed from a cache that lacks this one.
-    """
-    if isinstance(unanswered, UncachedRequest):
-        return None
-
-    last_attempt = unanswered.attempts[-1]
+    topic: Topic, document_id: str | None, prompt: Prompt, failed: FailedRequest
+) -> Failure:
+    """Return the record of a failed request about a topic, or about documents for it."""
+    last_attempt = failed.attempts[-1]
     return Failure(
         topic_id=topic.id,
         document_id=document_id,
         kind=last_attempt.kind,
         prompt=prompt.label,
-        attempts=unanswered.attempts,
+        attempts=failed.attempts,
     )

@@ -83,9 +83,10 @@ class StanceJudge:
         return Outcomes(stances, replies.failures)
 
     def _list_requests(self, work: Iterable[TopicDocument]) -> list[DocumentRequest]:
-        """Return the requests, those of a topic together and among them those of one order.
+        """Return the requests, grouped by topic, and then by the order of the topic's objects.
 
-        Prompts begin with the objects, which a server's prefix cache then shares.
+        Prompts begin with the objects, so that a server's prefix cache serves the requests of each
+        group.
         """
         requests: list[DocumentRequest] = []
         for documents in group_by_topic(work):
@@ -98,10 +99,10 @@ class StanceJudge:
 
     def _list_orders(self, topic: Topic) -> list[Topic]:
         """Return the topic, and the topic with reversed objects if both orders are requested."""
-        has_stance_for_objects = bool(self.task.swapped_stances)
-        if not self.has_both_orders or not has_stance_for_objects:
-            return [topic]
-        if topic.objects is None:
+        # Labels such as FIRST and SECOND depend on the order of the objects.
+        has_ordered_labels = bool(self.task.swapped_stances)
+        should_reverse = self.has_both_orders and has_ordered_labels
+        if not should_reverse or topic.objects is None:
             return [topic]
 
         first, second = topic.objects
@@ -112,17 +113,20 @@ class StanceJudge:
     ) -> StanceReading:
         """Return the mean stance of a document over the replies about it.
 
-        Unless all replies have probabilities, their answered labels count as certain.
+        If a reply has no probabilities, the answered label of each reply counts with probability 1.
         """
         readings = [reply.readings["stance"] for reply in replies]
         has_probabilities = have_probabilities(readings)
 
         distributions: list[Mapping[str, float]] = []
         for reply, reading in zip(replies, readings, strict=True):
-            distribution: Mapping[str, float] = {reading.label: 1.0}
+            distribution: Mapping[str, float]
             if has_probabilities:
                 distribution = reading.shares
+            else:
+                distribution = {reading.label: 1.0}
 
+            # FIRST of a reply about the reversed objects is SECOND of the document.
             has_reversed_objects = reply.request.topic.objects != document.topic.objects
             if has_reversed_objects:
                 distribution = _exchange_labels(distribution, self.task.swapped_stances)

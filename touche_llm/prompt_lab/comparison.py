@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -134,18 +134,12 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
         UsageError: A prompt does not judge documents or has an example from the sample, or the
             sample is too small.
     """
-    config = inputs.config
     notes = _Notes(progress)
-    with RunContext(config, progress) as context:
+    with RunContext(inputs.config, progress) as context:
         work = await _prepare_work(context, inputs, notes)
         # A malformed log is an error before any request is sent.
-        check_log(_find_log(config))
-        async with _open_model(config, work.variants, progress) as model:
-            requester = make_requester(model)
-            named = await _find_objects(context, work, requester, notes)
-            judge = _PartJudge(context, inputs.qrels, named.work, requester)
-            measured = await _choose_and_confirm(judge, notes)
-            report_known_failures(progress, model, before=Counts())
+        check_log(_find_log(inputs.config))
+        measured = await _measure_work(context, work, inputs.qrels, notes)
         texts = _read_texts(context, measured.parts)
 
     measures = [part.measures for part in measured.parts]
@@ -153,28 +147,49 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
     return PromptComparison(
         task=context.task,
         variants=work.variants,
-        topics=named.work.topics,
-        model=model.engine_info.model,
+        topics=measured.topics,
+        model=measured.model,
         parts=measures,
         judged=_index_judgments(measured.parts),
-        object_failures=named.failures,
+        object_failures=measured.object_failures,
         texts=texts,
         notes=notes.texts,
         earlier_accesses=measured.earlier_accesses,
     )
 
 
-def _open_model(
-    config: Config, variants: Iterable[Variant], progress: Progress
-) -> AbstractAsyncContextManager[ModelClient]:
-    """Open the client of the model that judges, with the schemas of the variants' answers."""
-    return open_client(
+async def _measure_work(
+    context: RunContext, work: _Work, qrels: Qrels, notes: _Notes
+) -> _MeasuredWork:
+    """Let the model find missing objects and judge the sample, and measure its judgments.
+
+    Raises:
+        DataError: The model found objects for no topic.
+        EngineError: The engine failed, or the labels of no answer can be read.
+        ReplayMiss: The cache of a replay lacks an answer.
+        UsageError: Too few topics are left to measure an order.
+    """
+    config = context.config
+    opening = open_client(
         config.engine,
         config.sampling,
         config.cache,
-        schemas=list_schemas(variant.prompt for variant in variants),
-        progress=progress,
+        schemas=list_schemas(variant.prompt for variant in work.variants),
+        progress=context.progress,
     )
+    async with opening as model:
+        requester = make_requester(model)
+        named = await _find_objects(context, work, requester, notes)
+        judge = _PartJudge(context, qrels, named.work, requester)
+        sample = await _choose_and_confirm(judge, notes)
+        report_known_failures(context.progress, model, before=Counts())
+        return _MeasuredWork(
+            model=model.engine_info.model,
+            topics=named.work.topics,
+            object_failures=named.failures,
+            parts=sample.parts,
+            earlier_accesses=sample.earlier_accesses,
+        )
 
 
 async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> DryRun:
@@ -200,9 +215,10 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
         async with estimate.open_requester("objects") as requester:
             named = await _find_objects(context, work, requester, notes)
         for variant in work.variants:
+            # A requester counts by the name of a prompt, which two variants can share.
             async with estimate.open_requester(part) as requester:
-                judge = _PartJudge(context, inputs.qrels, named.work, requester)
-                await judge.judge(part, [variant])
+                part_judge = _PartJudge(context, inputs.qrels, named.work, requester)
+                await part_judge.judge(part, [variant])
     return estimate.dry_run
 
 
@@ -214,21 +230,34 @@ class _Estimate:
     """
 
     def __init__(self, config: Config, part: str) -> None:
-        """Begin without requests about a part of the sample."""
+        """Start an estimate that has no requests yet.
+
+        Args:
+            config: Configuration of the comparison.
+            part: Part of the sample that the requests are about.
+        """
         self.dry_run = DryRun(known={part: 0}, failed={part: 0})
         self._config = config
         self._part = part
-        # Answers that an earlier variant requests are known to the later ones.
+        # Each engine adds the answers that it gives, so that later variants find them answered.
         self._answered: set[str] = set()
 
     @asynccontextmanager
     async def open_requester(self, stage: str) -> AsyncIterator[Requester]:
-        """Open a requester that sends nothing, and add its requests to a stage."""
+        """Open a requester that sends nothing; when it is closed, add its requests to the estimate.
+
+        Args:
+            stage: Stage of the comparison, under which the requests are listed.
+        """
         engine = DryRunEngine(answered=self._answered)
         async with open_dry_client(self._config, engine) as model:
             yield make_requester(model)
+        self._add_requests(stage, engine, model)
 
+    def _add_requests(self, stage: str, engine: DryRunEngine, model: ModelClient) -> None:
+        """Add the requests of a stage, and count those that need not be sent."""
         self.dry_run.context = find_context(self._config, model)
+        # An answer is known from the cache, or from an earlier request of the comparison.
         self.dry_run.known[self._part] += model.counts.cache_hits + engine.repeated
         self.dry_run.failed[self._part] += model.counts.known_failures
         for prompt, usage in engine.usage.items():
@@ -318,11 +347,10 @@ async def _prepare_work(context: RunContext, inputs: ComparisonInputs, notes: _N
     sample = choose_sample(inputs.plan, grades, context.topics, context.corpus.documents)
     sampled_topics = _select_topics(context.topics, sample.parts)
     objects_prompt = _load_objects_prompt(context, sampled_topics)
+    # Held-out topics count too, even if the choice is not to be confirmed on them now.
     _check_examples(context, variants, objects_prompt, sampled_topics)
 
-    judged_parts = dict(sample.parts)
-    if not inputs.plan.confirm:
-        judged_parts.pop(HOLD_OUT, None)
+    judged_parts = _list_judged_parts(sample.parts, inputs.plan)
     check_parts(judged_parts)
     for note in sample.notes:
         notes.add(note)
@@ -333,6 +361,11 @@ async def _prepare_work(context: RunContext, inputs: ComparisonInputs, notes: _N
         topics=_select_topics(sampled_topics, judged_parts),
         samples=judged_parts,
     )
+
+
+def _list_judged_parts(parts: Mapping[str, list[Sampled]], plan: Plan) -> dict[str, list[Sampled]]:
+    """Return the parts of a sample without the held-out one, unless it is to confirm the choice."""
+    return {part: sample for part, sample in parts.items() if plan.confirm or part != HOLD_OUT}
 
 
 def _check_examples(
@@ -508,8 +541,8 @@ class _PartJudge:
     async def measure(self, kind: Kind, part: str, variants: Sequence[Variant]) -> _MeasuredPart:
         """Judge a part with each variant, and measure the judgments.
 
-        The access to the topics is logged before any measure is known, since measures prove less
-        the more prompts have been tried on the same topics.
+        The more prompts are tried on the same topics, the less a good measure proves. So each access
+        to the topics is logged, before its measures are known.
 
         Raises:
             EngineError: The engine failed, or the labels of no answer can be read.
@@ -517,9 +550,11 @@ class _PartJudge:
         """
         config = self.context.config
         judged = await self.judge(part, variants)
-
-        prompts = [variant.prompt.label for variant in variants]
-        access = Access(kind=kind, topics=self.work.list_titles(part), prompts=prompts)
+        access = Access(
+            kind=kind,
+            topics=self.work.list_titles(part),
+            prompts=[variant.prompt.label for variant in variants],
+        )
         earlier_accesses = record_access(_find_log(config), access)
 
         judgments = {name: variant_judged.judgments for name, variant_judged in judged.items()}
@@ -531,7 +566,7 @@ class _PartJudge:
             weights=config.weights,
             task=self.context.task,
         )
-        return _MeasuredPart(measures, judged, prompts, earlier_accesses)
+        return _MeasuredPart(measures, judged, access.prompts, earlier_accesses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,10 +582,31 @@ class _MeasuredSample:
     earlier_accesses: list[Access] | None
 
 
-async def _choose_and_confirm(judge: _PartJudge, notes: _Notes) -> _MeasuredSample:
-    """Measure all variants on one part, and the first and the best on the held-out part.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MeasuredWork:
+    """What a model judged, and the measures of its judgments.
 
-    The held-out part is left out if it is not to be judged, or if the first variant is the best.
+    Attributes:
+        model: Name of the model.
+        topics: Topics with the objects that the model found; topics without objects are left out.
+        object_failures: Failures to find a topic's objects.
+        parts: The part to choose on, then the held-out one if it was judged.
+        earlier_accesses: Accesses that weaken a confirmation; None if none was tried.
+    """
+
+    model: str
+    topics: list[Topic]
+    object_failures: list[Failure]
+    parts: list[_MeasuredPart]
+    earlier_accesses: list[Access] | None
+
+
+async def _choose_and_confirm(judge: _PartJudge, notes: _Notes) -> _MeasuredSample:
+    """Measure all variants on one part, and the baseline and the winner on the held-out part.
+
+    The baseline is the first variant, and the winner the best. The held-out part is not judged if
+    the baseline is the winner or the comparison is not to be confirmed; then `earlier_accesses` is
+    None.
     """
     variants = judge.work.variants
     choice = await judge.measure("choice", judge.work.first_part, variants)

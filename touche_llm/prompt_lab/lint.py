@@ -94,11 +94,12 @@ async def check(
         return CheckedPrompt([Finding("error", str(error))])
 
     rendered = await _render_topics(renderer, topics or [_INVENTED_TOPIC])
-    # The messages between are few-shot examples.
+    # Instructions are in the first message and the last one; those between are few-shot examples.
     instructions = f"{sharing.messages[0].content}\n{sharing.messages[-1].content}"
+    plain_subject = renderer.make_subject(_PLAIN)
     findings = [
         *rendered.findings,
-        *_check_answer(prompt, renderer.make_subject(_PLAIN), instructions),
+        *_check_answer(prompt, plain_subject, instructions),
         *_check_copyable_answers(prompt),
         *_check_variables(purpose, prompt),
         *_check_order(sharing),
@@ -152,19 +153,16 @@ class _Sharing:
 
 
 async def _measure_sharing(renderer: _Renderer) -> _Sharing:
-    """Render a prompt with different texts, and compare the messages.
+    """Render a prompt with different texts, and compare the starts of the messages.
 
-    What they have in common at the start, a server's prefix cache holds for the next request.
+    A server's prefix cache keeps the start that requests share.
 
     Raises:
         PromptError: The prompt cannot be rendered with one of the texts.
     """
     plain = renderer.make_subject(_PLAIN)
     messages = await renderer.render(plain)
-
-    # Every prompt has to work for a topic with nothing but a title.
-    bare = renderer.make_subject(_BARE)
-    await renderer.render(bare, location="a topic with nothing but a title: ")
+    await _check_bare_topic(renderer)
 
     other_topic = await renderer.render(change_topic(plain), location="with other texts: ")
     other_documents = await renderer.render(change_documents(plain), location="with other texts: ")
@@ -174,6 +172,12 @@ async def _measure_sharing(renderer: _Renderer) -> _Sharing:
         # Without documents there is only one request for the topic.
         shared_by_topic = shared_by_all
     return _Sharing(messages, shared_by_all, shared_by_topic)
+
+
+async def _check_bare_topic(renderer: _Renderer) -> None:
+    """Raise PromptError if a prompt cannot be rendered for a topic that has only a title."""
+    bare = renderer.make_subject(_BARE)
+    await renderer.render(bare, location="a topic with nothing but a title: ")
 
 
 def _count_chars(messages: Messages) -> int:
@@ -194,14 +198,18 @@ def _check_variables(purpose: Purpose, prompt: Prompt) -> Iterator[Finding]:
 
 def _check_order(sharing: _Sharing) -> list[Finding]:
     """Check that a prompt shows the topic and then the document, after what all requests share."""
-    if sharing.by_all == sharing.chars:
+    # A prompt that shows the topic differs from one topic to the next.
+    shows_topic = sharing.by_all < sharing.chars
+    shows_document = sharing.by_topic < sharing.chars
+    if not shows_topic:
         problem = "does not show the topic: neither title, description nor narrative"
         return [Finding("error", problem)]
-    if sharing.by_topic == sharing.chars:
+    if not shows_document:
         return [Finding("error", "does not show the document")]
     if _is_in_order(sharing):
         return []
 
+    # The start that all requests share ends with the first text of a topic or document.
     unshared = sharing.chars - min(sharing.by_all, sharing.by_topic)
     problem = (
         f"{unshared:,} of {sharing.chars:,} characters of the prompt itself come after the start of the topic or the "
@@ -224,7 +232,7 @@ def _is_in_order(sharing: _Sharing) -> bool:
 
 def _check_answer(prompt: Prompt, subject: Subject, instructions: str) -> Iterator[Finding]:
     """Check that instructions name the fields and labels of the answer, and no other scale."""
-    answer = prompt.answer_for(subject.topic, len(subject.ids))
+    answer = prompt.answer_for(subject.topic, document_count=len(subject.ids))
     labels = get_labels(answer)
     yield from _check_fields(answer.model_fields, prompt.header.form, instructions)
     yield from _check_scales(labels, instructions)
@@ -238,18 +246,21 @@ def _check_labels(
     labels: Mapping[str, Sequence[int | str]], instructions: str
 ) -> Iterator[Finding]:
     """Check that instructions name the labels of each field, or their scale, as `0 to 3`."""
-    ranges = _find_ranges(instructions)
+    named_ranges = _find_ranges(instructions)
     for field_name, field_labels in labels.items():
-        if _find_scale(field_labels) in ranges:
+        scale = _find_scale(field_labels)
+        if scale in named_ranges:
+            # `0 to 3` names 1 and 2 as well.
             continue
 
         names = [str(label) for label in field_labels]
         missing = [name for name in names if not _has_word(instructions, name)]
         if missing:
             problem = (
-                f"{field_name}: the answer can be {', '.join(names)}, but the text does not name"
+                f"{field_name}: the answer can be {', '.join(names)}, but the text does not name "
+                f"{', '.join(missing)}"
             )
-            yield Finding("error", f"{problem} {', '.join(missing)}")
+            yield Finding("error", problem)
 
 
 def _check_fields(names: Iterable[str], form: AnswerForm, instructions: str) -> Iterator[Finding]:
@@ -356,8 +367,10 @@ class _Renderer:
                 for its objects.
             PromptError: The prompt cannot be rendered.
         """
-        self.prompt.answer_for(topic, 2)
-        messages = await self.render(self.make_subject(topic))
+        subject = self.make_subject(topic)
+        # Raises the error of a topic without labels. The subject may have invented objects instead.
+        self.prompt.answer_for(topic, document_count=2)
+        messages = await self.render(subject)
         return round(_count_chars(messages) / TOKEN_CHARS)
 
 

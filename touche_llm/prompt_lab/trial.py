@@ -84,19 +84,21 @@ class Subject:
     document_tokens: int = RankingSettings().document_tokens
 
     def check(self) -> None:
-        """Raise UsageError if a document is given twice, or the prompt takes another number of them."""
+        """Raise UsageError if a document is given twice, or the prompt cannot take so many documents."""
         name = self.purpose.name
-        number = len(self.ids)
-        if len(set(self.ids)) < number:
+        if len(set(self.ids)) < len(self.ids):
             raise UsageError("a document is given twice; name each once")
 
         is_about_topic_alone = self.purpose.question is None
-        if is_about_topic_alone and number > 0:
-            raise UsageError(f"the prompt for {name} asks about a topic alone; name no document")
-
-        if self.purpose.depends_on == "documents":
+        if is_about_topic_alone:
+            if self.ids:
+                raise UsageError(
+                    f"the prompt for {name} asks about a topic alone; name no document"
+                )
+        elif self.purpose.depends_on == "documents":
             self._check_comparable()
-        elif number == 0 and not is_about_topic_alone:
+        elif not self.ids:
+            # A prompt about one document is sent for each of them.
             raise UsageError(f"the prompt for {name} asks about documents; name one or more")
 
     def _check_comparable(self) -> None:
@@ -168,6 +170,7 @@ class Trial:
         if not isinstance(self.result, AnsweredRequest):
             return {}
 
+        # First the texts, as the answer has them, then the fields with labels by their readings.
         answer = self.result.value
         labelled_fields = set(get_labels(type(answer)))
         values: dict[str, float | str] = answer.model_dump(exclude=labelled_fields)
@@ -210,13 +213,13 @@ async def make_subject(
     )
     subject.check()
 
-    lacks_objects = run.task.objects_answer is not None and topic.objects is None
+    # A prompt about a topic alone shows no objects: it finds them, or queries.
     is_about_documents = purpose.question is not None
-    if not lacks_objects or not is_about_documents:
-        return subject
-
-    objects = await _request_missing_objects(run, topic, requester)
-    return replace(subject, topic=replace(topic, objects=objects))
+    shows_objects = run.task.objects_answer is not None and is_about_documents
+    if shows_objects and topic.objects is None:
+        objects = await _request_missing_objects(run, topic, requester)
+        subject = replace(subject, topic=replace(topic, objects=objects))
+    return subject
 
 
 async def _fetch_documents(run: RunContext, purpose: Purpose, ids: tuple[str, ...]) -> Documents:
@@ -276,11 +279,12 @@ class OfflineBuilders:
 
 @asynccontextmanager
 async def open_offline(config: Config) -> AsyncIterator[OfflineBuilders]:
-    """Open the builders of requests that send nothing, with the settings of a run.
+    """Open two builders of requests that send nothing, with the settings of a run.
 
-    They read the answers that the cache has, and store none.
+    One has the stored answers of the cache; the other answers by itself, so that its requests can
+    be shown. No answer is stored.
     """
-    # Answers are looked up whatever the run does with its cache.
+    # Stored answers are found even if the run itself would not use its cache.
     cache = config.cache.model_copy(update={"mode": CacheMode.REUSE}).read_only
     open_with_answers = partial(open_client, config.engine, config.sampling, cache)
     async with (
@@ -308,10 +312,11 @@ async def ask(prompt: Prompt, subject: Subject, requester: Requester) -> list[Tr
         trials_by_field.append(await _send_prompt(field_prompt, subject, requester))
 
     trials: list[Trial] = []
-    # The trials of each document, one for each field.
-    for document_trials in zip(*trials_by_field, strict=True):
+    trials_by_document = zip(*trials_by_field, strict=True)
+    for document_trials in trials_by_document:
         trials.extend(document_trials)
 
+    # Only now, so that the error of a replay counts all missing answers.
     misses = [trial.result.request for trial in trials if trial.is_miss]
     if misses:
         raise make_replay_miss(requester.client.cache.path, misses)
@@ -427,7 +432,10 @@ class _ChangedDocuments:
         self._documents = documents
 
     def get(self, document_id: str) -> Document:
-        """Return the document with this id, with other texts and the other side."""
+        """Return a document with other texts and the other side in place of that with this id.
+
+        Requests about both show which part of a prompt does not depend on the document.
+        """
         document = self._documents.get(document_id)
         other_sides = {"PRO": "CON", "CON": "PRO"}
         return replace(
@@ -468,7 +476,8 @@ def count_common(one: Messages, other: Messages) -> int:
         if message.role != other_message.role:
             break
         chars += count_shared(message.content, other_message.content)
-        if message != other_message:
+        if message.content != other_message.content:
+            # The chats differ within this message, so nothing after it is a common start.
             break
     return chars
 
@@ -478,15 +487,17 @@ async def ask_for_parts(prompt: Prompt, subject: Subject, requester: Requester) 
 
     The prompt is also sent about other documents, for the same and for another topic.
     """
-    other_documents = change_documents(subject)
-    other_topic = change_topic(other_documents)
+    same_topic_subject = change_documents(subject)
+    other_topic_subject = change_topic(same_topic_subject)
     trials = await ask(prompt, subject, requester)
-    topic_trials = await ask(prompt, other_documents, requester)
-    other_trials = await ask(prompt, other_topic, requester)
+    same_topic_trials = await ask(prompt, same_topic_subject, requester)
+    other_topic_trials = await ask(prompt, other_topic_subject, requester)
 
     trials_with_parts: list[TrialParts] = []
-    for trial, of_topic, of_other in zip(trials, topic_trials, other_trials, strict=True):
-        parts = split_by_sharing(trial.messages, of_topic.messages, of_other.messages)
+    for trial, same_topic, other_topic in zip(
+        trials, same_topic_trials, other_topic_trials, strict=True
+    ):
+        parts = split_by_sharing(trial.messages, same_topic.messages, other_topic.messages)
         trials_with_parts.append(TrialParts(trial, parts))
     return trials_with_parts
 
@@ -502,6 +513,7 @@ def split_by_sharing(
         other_topic: Chat about other documents for another topic.
     """
     chars_of_topic = count_common(messages, same_topic)
+    # What all requests share, those of the topic share too.
     chars_of_all = min(chars_of_topic, count_common(messages, other_topic))
 
     parts: list[PromptPart] = []
@@ -510,30 +522,31 @@ def split_by_sharing(
         parts += _split_message(
             index,
             message,
-            shared_by_all=max(chars_of_all - chars_before, 0),
-            shared_by_topic=max(chars_of_topic - chars_before, 0),
+            end_of_all=max(chars_of_all - chars_before, 0),
+            end_of_topic=max(chars_of_topic - chars_before, 0),
         )
         chars_before += len(message.content)
     return parts
 
 
 def _split_message(
-    index: int, message: Message, *, shared_by_all: int, shared_by_topic: int
+    index: int, message: Message, *, end_of_all: int, end_of_topic: int
 ) -> list[PromptPart]:
     """Split a message by the requests that share it; parts without text are left out.
 
     Args:
-        index: Index of the message.
+        index: Index of the message in its chat.
         message: Message to split.
-        shared_by_all: Number of characters, from its first, that all requests share; it may be
-            more than the message has.
-        shared_by_topic: The same for the requests of the topic, which share at least as much.
+        end_of_all: Character of the message at which the text that all requests share ends; it may
+            be beyond the end of the message.
+        end_of_topic: Character at which the text that the requests of the topic share ends, at or
+            after `end_of_all`.
     """
     content = message.content
     texts: dict[Shared, str] = {
-        "all": content[:shared_by_all],
-        "topic": content[shared_by_all:shared_by_topic],
-        "nobody": content[shared_by_topic:],
+        "all": content[:end_of_all],
+        "topic": content[end_of_all:end_of_topic],
+        "nobody": content[end_of_topic:],
     }
     parts: list[PromptPart] = []
     for shared, text in texts.items():

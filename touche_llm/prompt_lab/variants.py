@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from touche_llm.config.configuration import Config
@@ -61,12 +62,12 @@ class Variant:
     prompt: Prompt
 
 
-def load_variants(names: Sequence[str | Variant], config: Config, task: Task) -> list[Variant]:
+def load_variants(prompts: Sequence[str | Variant], config: Config, task: Task) -> list[Variant]:
     """Load the prompts to compare.
 
     Args:
-        names: Names or paths of prompts. Drafts, which have no file of their own, are given as
-            variants that are loaded already.
+        prompts: Names or paths of prompts. A draft, which has no file of its own, is given as a
+            variant that is loaded already, under a name of its own.
         config: Configuration with the folder of templates.
         task: Task of the prompts.
 
@@ -74,22 +75,28 @@ def load_variants(names: Sequence[str | Variant], config: Config, task: Task) ->
         PromptError: A prompt is invalid.
         UsageError: There are fewer than two prompts, one is given twice, or one judges no documents.
     """
-    if len(names) < 2:
-        given = ", ".join(map(str, names)) or "no prompt"
+    if len(prompts) < 2:
+        given = ", ".join(map(str, prompts)) or "no prompt"
         raise UsageError(f"{given} alone cannot be compared; name two or more")
 
     variants: list[Variant] = []
-    for name in names:
-        if isinstance(name, Variant):
-            variants.append(name)
-            continue
-
-        prompt = _load_judge_prompt(name, config, task)
-        earlier_paths = {variant.prompt.path.resolve() for variant in variants}
-        if prompt.path.resolve() in earlier_paths:
-            raise UsageError(f"{name}: is given twice; name each prompt once")
-        variants.append(Variant(name, prompt))
+    for prompt in prompts:
+        if isinstance(prompt, Variant):
+            # A draft may have the path of its saved version, but judgments are kept by name.
+            is_repeated = prompt.name in {variant.name for variant in variants}
+            variant = prompt
+        else:
+            variant = Variant(prompt, _load_judge_prompt(prompt, config, task))
+            is_repeated = _find_path(variant) in map(_find_path, variants)
+        if is_repeated:
+            raise UsageError(f"{variant.name}: is given twice; name each prompt once")
+        variants.append(variant)
     return variants
+
+
+def _find_path(variant: Variant) -> Path:
+    """Return the file of a variant, which is the same by whichever path it was given."""
+    return variant.prompt.path.resolve()
 
 
 def _load_judge_prompt(name: str, config: Config, task: Task) -> Prompt:
@@ -120,8 +127,7 @@ async def judge_variant(
         context: Context with the task, the documents and the progress.
         variant: Variant to judge with.
         work: Documents to judge, topic by topic.
-        requester: Client of the model, which counts the misses of a replay, and the builder of its
-            requests.
+        requester: Client of the model, and the builder of its requests.
 
     Returns:
         Judgments, with the grades on the scales of the human ones.
@@ -130,6 +136,7 @@ async def judge_variant(
         EngineError: The engine failed, or the labels of no answer can be read.
         PromptError: The prompt is invalid, or leaves no room for a document.
     """
+    # The client counts the requests of all variants, so those of this one are the difference.
     counts = requester.client.counts
     counts_before = replace(counts)
     total = len(work) * variant.prompt.requests_per_document
@@ -217,31 +224,30 @@ def measure_part(
     weights: Mapping[str, float],
     task: Task,
 ) -> PartMeasures:
-    """Measure the judgments of several variants for the documents of a part.
-
-    nDCG@5 ranks the sampled documents of each topic by the weights of a run, documents without a
-    judgment last. Its ideal ranking consists of these documents, and topics without a grade above 0
-    among them are left out. The other measures are over the documents that a variant judged.
+    """Measure how well the judgments of several prompts agree with human ones.
 
     Args:
-        name: Name of the part.
+        name: Name of the part of the sample: all, choice or hold-out.
         sample: Documents of the part.
-        judgments: Judgments by variant; the others are compared with the first.
+        judgments: Judgments by variant of the prompt; the others are compared with the first.
         qrels: Human judgments.
-        weights: Weights of the aspects and of the first stage.
+        weights: Weights by which grades are combined into the score of a document.
         task: Task of the prompts.
     """
     sampled_qrels = _select_sampled(qrels, sample)
+    has_stance_qrels = bool(qrels.stances)
+
     estimates: dict[str, dict[Measure, Estimate]] = {}
     off_label_masses: dict[str, float | None] = {}
     for variant, variant_judgments in judgments.items():
         rankings = _rank_documents(sample, variant_judgments, weights, task.aspects)
+        stances = _list_stances(variant_judgments)
         estimates[variant] = _estimate_variant(
-            run=ParsedRun(rankings, _list_stances(variant_judgments)),
+            run=ParsedRun(rankings, stances),
             judgments=variant_judgments,
             qrels=sampled_qrels,
             task=task,
-            has_stance_qrels=bool(qrels.stances),
+            has_stance_qrels=has_stance_qrels,
         )
         off_label_masses[variant] = mean_off_label_mass(variant_judgments.values())
 
@@ -285,10 +291,10 @@ def choose_winner(part: PartMeasures) -> str:
 
 
 def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
-    """Choose the best variant on one part of the sample, and test it on another.
+    """Return the best variant by the measures of one part, and whether another part confirms it.
 
     Args:
-        parts: The part to choose on and, if the choice is to be confirmed, the held-out one.
+        parts: Measures of the part to choose on and, if the choice was tested, of the held-out one.
     """
     choice = parts[0]
     winner = choose_winner(choice)
@@ -303,7 +309,8 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     held_out = parts[1]
     difference = held_out.differences[winner, choice.headline_measure]
     confirmed = _confirms(difference)
-    return Verdict(winner, confirmed, f"{chosen} {_describe_test(difference, confirmed)}")
+    tested = _describe_test(difference, confirmed)
+    return Verdict(winner, confirmed=confirmed, sentence=f"{chosen} {tested}")
 
 
 def _confirms(difference: Mapping[str, Any]) -> bool:
@@ -433,9 +440,9 @@ def _rank_documents(
     weights: Mapping[str, float],
     scales: Mapping[str, Scale],
 ) -> dict[str, list[Candidate]]:
-    """Rank the sampled documents of each topic by a variant's judgments of them.
+    """Rank the sampled documents of each topic by a variant's judgments.
 
-    Ties keep the order of the sample.
+    Equal documents keep the order of the sample, and documents without a judgment come last.
 
     Args:
         sample: Documents to rank.
@@ -447,9 +454,10 @@ def _rank_documents(
         Ranking by topic.
     """
     documents_by_topic: defaultdict[str, list[ScoredDocument]] = defaultdict(list)
-    for document in sample:
-        # All have the same first-stage score, so the judgments alone decide.
-        documents_by_topic[document.topic_id].append(ScoredDocument(document.document_id, 0.0))
+    for sampled in sample:
+        # All documents have the same first-stage score, so that the judgments alone decide.
+        document = ScoredDocument(sampled.document_id, score=0.0)
+        documents_by_topic[sampled.topic_id].append(document)
     judgments_by_topic = group_judgments(judgments.values())
 
     rankings: dict[str, list[Candidate]] = {}
@@ -505,7 +513,11 @@ def _estimate_variant(
 
 
 def _estimate_ndcg(run: ParsedRun, ndcg: Measure, qrels: Qrels) -> Estimate:
-    """Estimate the nDCG of a run; undefined if no topic has a grade above 0."""
+    """Estimate the nDCG of a run, by the grades of the sampled documents alone.
+
+    Topics in which no sampled document has a grade above 0 are left out; without any other topic,
+    the estimate is undefined.
+    """
     relevant = _select_relevant(qrels)
     if not relevant:
         return estimate_mean({})
@@ -533,10 +545,12 @@ def _choose_agreement(aspect: str, task: Task) -> Measure:
 def _estimate_agreement(
     measure: Measure, judgments: Judgments, qrels: Qrels, task: Task
 ) -> Estimate:
-    """Estimate the agreement of a variant's grades with the human ones of an aspect.
+    """Estimate the agreement of a variant's grades with the human grades of an aspect.
+
+    The estimate is undefined if no document has both grades.
 
     Args:
-        measure: Measure of the agreement, see `_choose_agreement`.
+        measure: Measure of the agreement, with its aspect; see `_choose_agreement`.
         judgments: Judgments of the variant.
         qrels: Human judgments of the sampled documents.
         task: Task of the prompts.
@@ -549,4 +563,5 @@ def _estimate_agreement(
 
     joint_labels = join_labels(human_labels, variant_labels, documents)
     estimates = estimate_tables(human_labels, variant_labels, joint_labels)
-    return estimates[_AGREEMENT_NAMES[measure.name]]
+    agreement_name = _AGREEMENT_NAMES[measure.name]
+    return estimates[agreement_name]

@@ -10,10 +10,10 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, create_model
@@ -65,11 +65,27 @@ class _Topic(Model, hide_input_in_errors=True):
     objects: tuple[_Text, _Text] | None = None
 
 
+class AnswerFor(Protocol):
+    """Chooser of the answer model of a prompt."""
+
+    def __call__(self, topic: Topic, *, document_count: int) -> type[AnswerModel]:
+        """Return the model of an answer about a topic.
+
+        Args:
+            topic: Topic, whose words are the labels of some answers.
+            document_count: Number of documents that the request shows; a comparison has a label for
+                each.
+
+        Raises:
+            DataError: The title of the topic has too few words for labels.
+        """
+
+
 def parse_examples(
     path: Path,
     text: str,
     names: Collection[str],
-    answer_for: Callable[[Topic, int], type[AnswerModel]],
+    answer_for: AnswerFor,
     form: AnswerForm,
 ) -> tuple[FewShotExample, ...]:
     """Parse the examples of a file.
@@ -78,7 +94,7 @@ def parse_examples(
         path: File of the examples, for messages.
         text: Its text, in YAML.
         names: Variables that each example has, beside a topic and an answer.
-        answer_for: Returns the answer model for a topic and a number of documents.
+        answer_for: Chooses the answer model of each example.
         form: Form in which the answers are written.
 
     Raises:
@@ -116,7 +132,7 @@ def _parse_example(
     location: str,
     value: object,
     model: type[Model],
-    answer_for: Callable[[Topic, int], type[AnswerModel]],
+    answer_for: AnswerFor,
     form: AnswerForm,
 ) -> FewShotExample:
     """Parse an example.
@@ -125,7 +141,7 @@ def _parse_example(
         location: File and number of the example, for messages.
         value: Value of the example in the file.
         model: Model of the example.
-        answer_for: Returns the answer model for a topic and a number of documents.
+        answer_for: Chooses the answer model of each example.
         form: Form in which the answer is written.
 
     Raises:
@@ -145,7 +161,7 @@ def _parse_example(
         document_count = len(labelled)
 
     try:
-        answer_model = answer_for(topic, document_count)
+        answer_model = answer_for(topic, document_count=document_count)
     except DataError as error:
         raise PromptError(f"{location}: {error}") from error
     _check_answer(location, answer, answer_model)

@@ -20,14 +20,16 @@ _HEADING = re.compile(r"(?P<number>\d+\.\s+)?(?P<field>\w+):")
 
 
 def group_fields(answer: type[AnswerModel]) -> list[tuple[str, ...]]:
-    """Group the fields of an answer by request: each alone, but the position with the stance.
+    """Return the groups of fields that one request each asks for, as `("quality",)`.
 
-    The position says whether a document takes a side at all, and the stance which one.
+    Each field is a group, except that position and stance form one. The position says whether a
+    document takes a side at all, and the stance says which side.
     """
     has_position = "position" in answer.model_fields
     groups: list[tuple[str, ...]] = []
     for name in answer.model_fields:
         if name == "position":
+            # Its group comes at the place of the stance.
             continue
         if name == "stance" and has_position:
             groups.append(("position", "stance"))
@@ -72,15 +74,16 @@ class FieldSelection:
         return _select_fields(text, self.whole, self.answer, form)
 
     def select_example(self, example: FewShotExample, form: AnswerForm) -> FewShotExample:
-        """Return an example of the whole prompt, whose answer has the selected fields alone.
+        """Return a few-shot example whose answer has the selected fields alone.
 
         Args:
-            example: Example with the whole answer.
-            form: Form of the answer.
+            example: Example whose answer has all fields of the whole prompt.
+            form: Form of the answer, as a JSON object or array.
         """
-        whole_answer = parse_answer(example.answer, self.whole, form)
-        layout = Layout(form, tuple(self.answer.model_fields))
-        answer = layout.spell(whole_answer.model_dump())
+        all_values = parse_answer(example.answer, self.whole, form).model_dump()
+        selected_fields = tuple(self.answer.model_fields)
+        # A layout writes the values of its fields, and leaves out all others.
+        answer = Layout(form, selected_fields).spell(all_values)
         return replace(example, answer=answer)
 
 
@@ -106,11 +109,11 @@ def _select_fields(
 ) -> str:
     """Return the instructions of a prompt for some of the fields of its answer.
 
-    Kept are the paragraphs before the first field and those of the fields, numbered anew. The last
-    paragraph, which says how to answer, is replaced.
+    The result has the paragraphs before the first field, then the paragraphs of the kept fields with
+    numbers from 1, and last a new paragraph that says how to answer.
 
     Args:
-        text: Instructions of the prompt.
+        text: Instructions of the prompt, whose last paragraph says how to answer.
         whole: Answer model of the prompt.
         answer: Answer model with the fields to keep.
         form: Form of the answer.
@@ -118,17 +121,18 @@ def _select_fields(
     Raises:
         ValueError: A field has no paragraph, or the last paragraph does not name it.
     """
-    *paragraphs, last = re.split(r"\n\s*\n", text)
+    *paragraphs, how_to_answer = re.split(r"\n\s*\n", text)
     all_fields = list(whole.model_fields)
-    sections = _divide_by_field(paragraphs, all_fields)
-    _check_fields(all_fields, sections, last)
+    paragraphs_by_field = _divide_by_field(paragraphs, all_fields)
+    _check_fields(all_fields, paragraphs_by_field, how_to_answer)
 
-    selected_fields = list(answer.model_fields)
-    selected = list(sections[None])
-    for name in selected_fields:
-        selected.extend(sections[name])
+    # The paragraphs before the first field belong to none.
+    kept_paragraphs = list(paragraphs_by_field[None])
+    kept_fields = list(answer.model_fields)
+    for name in kept_fields:
+        kept_paragraphs.extend(paragraphs_by_field[name])
 
-    texts = [_renumber(paragraph, selected_fields) for paragraph in selected]
+    texts = [_renumber(paragraph, kept_fields) for paragraph in kept_paragraphs]
     texts.append(describe_answer(answer, form))
     return "\n\n".join(texts)
 
@@ -192,7 +196,7 @@ def _check_fields(names: Iterable[str], sections: Container[str | None], last: s
 
 
 def describe_answer(answer: type[AnswerModel], form: AnswerForm) -> str:
-    """Return the sentence that says how to answer, as the project's prompts have it.
+    """Return the sentence that says how to answer: `Answer with one JSON object and …`.
 
     Args:
         answer: Answer model with one or two fields.
@@ -201,10 +205,13 @@ def describe_answer(answer: type[AnswerModel], form: AnswerForm) -> str:
     labels = get_labels(answer)
     if form is AnswerForm.OBJECT:
         return _describe_object(labels)
-    if form is AnswerForm.LETTERS and _have_words(labels.values()):
-        letters = {name: tuple(map(abbreviate, allowed)) for name, allowed in labels.items()}
-        return _describe_array(letters, spelling=", each label by its first letter")
-    return _describe_array(labels, spelling="")
+
+    is_abbreviated = form is AnswerForm.LETTERS and _have_words(labels.values())
+    if not is_abbreviated:
+        # An array; grades are the same numbers in the form of letters.
+        return _describe_array(labels, spelling="")
+    letters = {name: tuple(map(abbreviate, allowed)) for name, allowed in labels.items()}
+    return _describe_array(letters, spelling=", each label by its first letter")
 
 
 def _describe_object(labels: Mapping[str, Sequence[int | str]]) -> str:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import orjson
 from pydantic import Field
@@ -21,7 +21,7 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, can_be_letters
 from touche_llm.llm.request import Message, Origin
-from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
+from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, AnswerFor, FewShotExample, parse_examples
 from touche_llm.prompts.fields import FieldSelection, group_fields, pick_fields
 from touche_llm.prompts.template_text import HEADER, read_text, resolve_reference
 from touche_llm.settings.section import Option, Scope, Section
@@ -75,8 +75,6 @@ class PromptsConfig(Section):
     queries: Annotated[str, Scope.RETRIEVE] = "queries"
 
 
-# Returns the answer model for a topic and a number of documents.
-AnswerFor = Callable[[Topic, int], type[AnswerModel]]
 _HASH_DIGITS = 12
 # Its objects have spaces, as those of other topics can.
 _ANY_TOPIC = Topic("0", "green tea or black coffee")
@@ -102,8 +100,13 @@ class PromptHeader(Section):
     position: bool = False
 
 
-# Returns the answer model for a front matter, a topic and a number of documents.
-AnswerByHeader = Callable[[PromptHeader, Topic, int], type[AnswerModel]]
+class AnswerByHeader(Protocol):
+    """Chooser of the answer model of the prompts for a purpose."""
+
+    def __call__(
+        self, header: PromptHeader, topic: Topic, *, document_count: int
+    ) -> type[AnswerModel]:
+        """Return the model of an answer to a prompt with this front matter; see `AnswerFor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,8 @@ class Purpose:
         name: Its name in `config.prompts`, of the project's own template, and as `answer` in a
             front matter.
         variables: Variables that a template may use; True if it must use them.
-        answer_for: Returns the answer model.
+        answer_for: Returns the model of an answer to a prompt with a front matter, about a topic
+            and a number of documents.
         depends_on: What the labels of the answer depend on.
         question: Question about documents; None if the prompt is about the topic alone.
         shared: Variables with one value for all questions of a run; few-shot examples take them
@@ -149,7 +153,7 @@ class Prompt:
         hash: Hash of the file's text and, if there are any, of the files that it references and of
             its examples.
         files: Compiled template.
-        answer_for: Returns the answer model for a topic and a number of documents.
+        answer_for: Returns the model of an answer about a topic and a number of documents.
         examples: Few-shot examples.
         shared: Variables that the examples take from the question, such as the comparison
             criterion.
@@ -208,7 +212,7 @@ class Prompt:
         Raises:
             UsageError: The answer has one field only.
         """
-        answer = self.answer_for(_ANY_TOPIC, 1)
+        answer = self.answer_for(_ANY_TOPIC, document_count=1)
         groups = group_fields(answer)
         if len(groups) < 2:
             only_field = groups[0][-1]
@@ -224,7 +228,7 @@ class Prompt:
         form = self.header.form
         return replace(
             self,
-            answer_for=lambda topic, documents: selection.answer,
+            answer_for=lambda topic, document_count: selection.answer,
             examples=tuple(selection.select_example(example, form) for example in self.examples),
             selection=selection,
             _rendered_examples={},
@@ -495,7 +499,7 @@ def _check_header(path: Path, header: PromptHeader, purpose: Purpose) -> None:
             f"{location}: the answer is {header.answer!r}; for this purpose it must be {purpose.name!r}"
         )
 
-    answer = purpose.answer_for(header, _ANY_TOPIC, 2)
+    answer = purpose.answer_for(header, _ANY_TOPIC, document_count=2)
     can_have_position = header.answer == "judge" and "position" in answer.model_fields
     if header.position and not can_have_position:
         raise PromptError(

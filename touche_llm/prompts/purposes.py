@@ -36,6 +36,9 @@ from touche_llm.tasks.task import Task
 _DECODER = json.JSONDecoder()
 # Purposes of the prompts that can be sent for each field of the answer.
 _DIVISIBLE = ("judge", "sentence")
+# Answers that are words of the topic or about several documents, so that a prompt cannot show one
+# that would be valid.
+_OTHER_ANSWERS = ("objects", "best", "order")
 _TOPIC = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
 
 
@@ -64,7 +67,7 @@ def _list_document_purposes(task: Task) -> list[Purpose]:
 
 
 def _choose_answer(
-    question: Question, header: PromptHeader, topic: Topic, documents: int
+    question: Question, header: PromptHeader, topic: Topic, document_count: int
 ) -> type[AnswerModel]:
     """Return the answer model of a question, with the position if the front matter has it."""
     if header.position and question.position_answer is not None:
@@ -81,7 +84,7 @@ def _list_topic_purposes(task: Task) -> list[Purpose]:
     queries = Purpose(
         name="queries",
         variables=variables,
-        answer_for=lambda header, topic, documents: AlternativeQueries,
+        answer_for=lambda header, topic, document_count: AlternativeQueries,
     )
     build_objects_answer = task.objects_answer
     if build_objects_answer is None:
@@ -90,7 +93,7 @@ def _list_topic_purposes(task: Task) -> list[Purpose]:
     objects = Purpose(
         name="objects",
         variables=variables,
-        answer_for=lambda header, topic, documents: build_objects_answer(topic),
+        answer_for=lambda header, topic, document_count: build_objects_answer(topic),
         depends_on="topic",
     )
     return [objects, queries]
@@ -98,6 +101,7 @@ def _list_topic_purposes(task: Task) -> list[Purpose]:
 
 def _list_comparison_purposes(task: Task) -> list[Purpose]:
     """Return the purposes of the prompts that choose the best of several documents or order them."""
+    # Each builds the model of the answers about a number of documents.
     builders = {"best": build_best_answer, "order": build_order_answer}
     purposes: list[Purpose] = []
     for name, build_answer in builders.items():
@@ -107,8 +111,8 @@ def _list_comparison_purposes(task: Task) -> list[Purpose]:
             answer_for=partial(_build_comparison_answer, build_answer),
             depends_on="documents",
             question=task.question,
-            # The comparison criterion is the same for all questions of a run, so few-shot examples
-            # use it too.
+            # Few-shot examples are rendered with the `aim` of the question, the criterion of the
+            # comparison, which is the same for all questions of a run.
             shared=("aim",),
         )
         purposes.append(purpose)
@@ -119,10 +123,10 @@ def _build_comparison_answer(
     build_answer: Callable[[int], type[AnswerModel]],
     header: PromptHeader,
     topic: Topic,
-    documents: int,
+    document_count: int,
 ) -> type[AnswerModel]:
-    """Build the answer model for a number of documents."""
-    return build_answer(documents)
+    """Build the model of an answer that compares documents, whatever the topic is."""
+    return build_answer(document_count)
 
 
 def load(
@@ -134,7 +138,7 @@ def load(
     judge_per: JudgePer = "document",
     text: str | None = None,
 ) -> Prompt:
-    """Load a prompt like `load_prompt`, and divide a judge prompt that is sent for each field.
+    """Load a prompt; divide a judge prompt that is to be sent once for each field of its answer.
 
     Args:
         task: Task of the prompt.
@@ -149,17 +153,23 @@ def load(
         UsageError: The prompt is to be divided, and its answer has one field only.
     """
     prompt = load_prompt(task, purpose, name, folder, text)
-    question = purpose.question
-    is_divisible = purpose.name in _DIVISIBLE
-    if judge_per == "document" or not is_divisible or question is None:
+    is_divided = judge_per == "field" and purpose.name in _DIVISIBLE
+    if not is_divided or purpose.question is None:
         return prompt
 
     divided = prompt.divide()
-    # Each part is rendered once, so that an error is raised now rather than at the first question.
+    _check_instructions(divided, purpose.question)
+    return divided
+
+
+def _check_instructions(divided: Prompt, question: Question) -> None:
+    """Raise PromptError if a divided prompt has no instructions for one of its fields alone.
+
+    They are found when a prompt is rendered, so each one is rendered once with invented texts.
+    """
     rendered = question.render(_TOPIC, Document("0", "TEXT", "TITLE", "PRO"))
     for field_prompt in divided.field_prompts:
         field_prompt.render(topic=_TOPIC, document="TEXT", **rendered.variables)
-    return divided
 
 
 def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int) -> list[str]:
@@ -187,11 +197,11 @@ def list_copyable_answers(prompt: Prompt) -> list[str]:
     A small model copies what it is shown: 533 of 750 answers of Qwen2.5-Coder-1.5B were the example
     in the prompt.
     """
-    # Other answers are words of the topic, or about several documents.
-    if prompt.header.answer in ("objects", "best", "order"):
+    if prompt.header.answer in _OTHER_ANSWERS:
         return []
 
-    answer_model = prompt.answer_for(Topic("", ""), 1)
+    # These answers do not depend on the topic.
+    answer_model = prompt.answer_for(Topic("", ""), document_count=1)
     examples_name = examples_path(prompt.path).name
     text = "\n".join((prompt.files.text, *prompt.files.texts.values()))
 
@@ -263,7 +273,7 @@ def build_order_answer(documents: int) -> type[AnswerModel]:
     """Build the answer model that orders `documents` documents, each label once: `C > A > B`."""
     labels = LABELS[:documents]
     pattern = f"^{_match_orders(labels)}$"
-    # Runs before the pattern, whose error could not name the wrong labels.
+    # It runs before the pattern, whose error would not say which labels are wrong.
     check_labels = BeforeValidator(partial(_require_each_label, labels))
     order_type: Any = Annotated[str, check_labels, Field(pattern=pattern)]
     return create_model("Order", __base__=AnswerModel, order=(order_type, ...))
@@ -385,17 +395,18 @@ def find_prompts(tasks: Iterable[Task], folder: Path | None = None) -> list[Cata
     Raises:
         UsageError: The folder has no template of these tasks.
     """
+    task_names: list[str] = []
     entries: list[CatalogEntry] = []
     for task in tasks:
+        task_names.append(task.name)
         entries += _find_task_prompts(task, folder)
-    if folder is None:
+    if folder is None or not task_names:
         return entries
 
     has_template = any(entry.path.is_relative_to(folder) for entry in entries)
     if not has_template:
-        raise UsageError(
-            f"{folder}: no template found; put them in folders of tasks, as {task.name}/judge.jinja"
-        )
+        example = f"{task_names[-1]}/judge.jinja"
+        raise UsageError(f"{folder}: no template found; put them in folders of tasks, as {example}")
     return entries
 
 
@@ -406,10 +417,10 @@ def _find_task_prompts(task: Task, folder: Path | None) -> list[CatalogEntry]:
     if folder is not None:
         folder_names = _list_prompts(folder / task.name)
 
-    # The folder may have templates of other tasks alone.
-    used_folder = folder if folder_names else None
+    # A folder with templates of other tasks only is no error here, but would be in `find_prompt`.
+    folder_with_prompts = folder if folder_names else None
     names = task_names.union(folder_names)
-    return [find_prompt(task, name, used_folder) for name in sorted(names)]
+    return [find_prompt(task, name, folder_with_prompts) for name in sorted(names)]
 
 
 def _list_task_prompts(task: Task) -> set[str]:
@@ -461,6 +472,7 @@ def _find_purpose(task: Task, name: str, folder: Path | None) -> Purpose:
         PromptError: The template is invalid, or the task lacks the purpose.
     """
     purposes = purposes_of(task)
+    # It is read in any case, so that the error of an invalid template comes first.
     source = read_template(task, name, folder)
     if name in purposes:
         return purposes[name]
@@ -475,9 +487,9 @@ def _find_purpose(task: Task, name: str, folder: Path | None) -> Purpose:
 
 
 def list_files(template: Path) -> set[Path]:
-    """Return a template and the files that it refers to, directly or not, and its examples.
+    """Return the files of a prompt: template, few-shot examples, and all that the template includes.
 
-    It need not load, and some of the files may not exist.
+    An invalid template has files too, and a file that is missing is listed as well.
     """
     files: set[Path] = set()
     waiting = [template]
@@ -487,6 +499,7 @@ def list_files(template: Path) -> set[Path]:
             continue
         files.add(path)
         for name in _find_references(path):
+            # Jinja looks for all files in the folder of the template, whichever file refers to them.
             waiting.append(template.parent / name)
 
     files.add(examples_path(template))

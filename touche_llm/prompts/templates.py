@@ -78,9 +78,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=finalize
         )
-        # Both give another text each time, so that no cached answer would match the request.
+        # `lipsum` and `random` vary from one rendering to the next, so that no cached answer would
+        # match the request.
         del self.globals["lipsum"]
         del self.filters["random"]
+        # `_BlockFinalizer` adds this filter to the blocks whose text Jinja does not finalize.
         self.filters[_FINALIZE] = finalize
 
 
@@ -164,8 +166,10 @@ class TemplateFiles:
         """
         self._path = path
         self._environment = _Sandbox(finalize)
+
+        # Fills `_files` with the template and all files that it references.
         self._files: dict[str, _File] = {}
-        self._load(path.name, path, text, referrers=())
+        self._load(path.name, path, text, open_files=(path.name,))
         self._chain = self._list_chain()
 
         self._check_roles()
@@ -176,46 +180,52 @@ class TemplateFiles:
         self.text = text
         self.texts = {name: file.text for name, file in self._files.items() if name != path.name}
         self.used = self._find_used_variables(set(variables))
-        # References can only lead to the checked files when the template is rendered.
+        # From now on Jinja follows references to the checked files only.
         self._environment.loader = _TemplateLoader(self._files)
 
     def render(self, role: str, variables: Mapping[str, Any]) -> str:
-        """Render the block `role`; errors of the template are raised as Jinja raises them.
+        """Render the block `system` or `user`, as Jinja does for a template that extends others.
 
-        Of the blocks with one name, that of the template itself is rendered. With `super()` it may
-        insert the next one: that of the file that the template extends.
+        Errors of the template are raised as Jinja raises them.
         """
         template, *bases = self._chain
         context = template.template.new_context(dict(variables))
+        # Jinja keeps a list of the blocks with one name. It renders the first, that of the template
+        # itself; `super()` in it inserts the second, that of the file that the template extends.
         for base in bases:
             for name, render_block in base.template.blocks.items():
                 context.blocks.setdefault(name, []).append(render_block)
 
         render_role = context.blocks[role][0]
-        return self._environment.concat(render_role(context))
+        rendered_pieces = render_role(context)
+        return self._environment.concat(rendered_pieces)
 
     def find_place(self, error: BaseException) -> str:
-        """Return the place where a rendering error arose: `line 7: `, `macros.jinja:7: ` or an empty text."""
+        """Return the place where a rendering error arose: `line 7: `, `macros.jinja:7: ` or an empty text.
+
+        It is the innermost line of a template file among the calls that led to the error.
+        """
         file_by_path = {str(file.path): file for file in self._files.values()}
-        place = ""
-        for frame, code_line in traceback.walk_tb(error.__traceback__):
+        outermost_first = list(traceback.walk_tb(error.__traceback__))
+        for frame, code_line in reversed(outermost_first):
             file = file_by_path.get(frame.f_code.co_filename)
             if file is None:
+                # Code of Jinja, or of this package.
                 continue
-            # Later frames are further inside, so that the last place is the most precise.
             line = file.template.get_corresponding_lineno(code_line)
             is_template = file.path == self._path
-            place = f"line {line}: " if is_template else f"{file.path}:{line}: "
-        return place
+            return f"line {line}: " if is_template else f"{file.path}:{line}: "
+        return ""
 
-    def _load(self, name: str, path: Path, text: str, referrers: tuple[str, ...]) -> None:
-        """Parse and compile a file, and the files that it references.
+    def _load(self, name: str, path: Path, text: str, open_files: tuple[str, ...]) -> None:
+        """Parse and compile a file, and the files that it references, each file once.
 
         Args:
             name: Name of the file in the folder of the template.
             path: Its path.
             text: Its text.
-            referrers: Names of the files through which the template references this one.
+            open_files: Names of the files from the template to this one, each of which references
+                the next; a reference back to one of them is a cycle.
 
         Raises:
             PromptError: A file is invalid, or includes itself.
@@ -223,7 +233,6 @@ class TemplateFiles:
         file = self._parse(name, path, text)
         self._files[name] = file
 
-        open_files = (*referrers, name)
         for node in file.references:
             location = f"{path}:{node.lineno}"
             reference = _get_name(node)
@@ -233,7 +242,7 @@ class TemplateFiles:
                 continue
 
             target = resolve_reference(self._path.parent, reference, location)
-            self._load(reference, target, read_text(target), open_files)
+            self._load(reference, target, read_text(target), (*open_files, reference))
 
     def _parse(self, name: str, path: Path, text: str) -> _File:
         """Parse and compile a file.
@@ -245,19 +254,28 @@ class TemplateFiles:
         try:
             tree = environment.parse(_blank_front_matter(text), name, str(path))
             references = _list_references(tree, path)
-            # All text that the file inserts is made safe, also that of its filters and calls.
-            _BlockFinalizer().visit(tree)
-            _copy_definitions(tree)
-            tree.set_environment(environment)
+            self._rewrite_tree(tree)
             code = environment.compile(tree, name, str(path))
         except TemplateSyntaxError as error:
             raise PromptError(f"{path}:{error.lineno}: {error.message}") from error
 
-        # A plain dictionary, since each rendering copies it and iterating over Jinja's own mapping
-        # is far slower.
+        # Each rendering copies the global variables, and a copy of Jinja's own mapping is far slower
+        # than one of a dictionary.
         variables = dict(environment.globals)
         template = Template.from_code(environment, code, variables)
         return _File(path, text, tree, template, references)
+
+    def _rewrite_tree(self, tree: nodes.Template) -> None:
+        """Change the syntax tree of a file before it is compiled.
+
+        Texts of filters and calls are finalized, and macros and imports of the file work in its
+        blocks too.
+        """
+        _BlockFinalizer().visit(tree)
+        # The copies are made last, so that the copied macros are finalized as well.
+        _copy_definitions(tree)
+        # Added nodes need the environment to be compiled.
+        tree.set_environment(self._environment)
 
     def _list_chain(self) -> list[_File]:
         """Return the template, the file that it extends, the file that this one extends, and so on."""
@@ -301,18 +319,15 @@ class TemplateFiles:
         Raises:
             PromptError: A file uses an undefined name.
         """
-        assigned: set[str] = set()
-        for file in self._files.values():
-            assigned |= file.assigned
-
         used: set[str] = set()
         for file in self._files.values():
             names = meta.find_undeclared_variables(file.tree)
-            undefined = names - variables
-            is_included = file not in self._chain
-            if is_included:
-                # It also sees what the files that include it assign.
-                undefined -= assigned
+            defined = variables
+            if file not in self._chain:
+                # An included file also sees the names that the files around it assign.
+                defined = variables | self._list_assigned_names()
+
+            undefined = names - defined
             if undefined:
                 known = ", ".join(sorted(variables))
                 raise PromptError(
@@ -320,6 +335,13 @@ class TemplateFiles:
                 )
             used |= names & variables
         return used
+
+    def _list_assigned_names(self) -> set[str]:
+        """Return the names that any of the files assigns."""
+        names: set[str] = set()
+        for file in self._files.values():
+            names |= file.assigned
+        return names
 
 
 def _blank_front_matter(text: str) -> str:
@@ -365,9 +387,10 @@ def _list_imported_names(node: nodes.FromImport) -> list[str]:
 
 
 def _copy_definitions(tree: nodes.Template) -> None:
-    """Copy the imports and macros of a file into its blocks.
+    """Copy the imports and macros that a file has outside its blocks into each block.
 
-    In Jinja, they apply only outside the blocks, which is not sent.
+    Only the text of blocks is sent, and in a file that extends another, Jinja runs nothing outside
+    the blocks: they could not use these imports and macros.
     """
     definitions = [node for node in tree.body if isinstance(node, _DEFINITIONS)]
     for block in list(tree.find_all(nodes.Block)):

@@ -62,8 +62,9 @@ def balance(
 ) -> list[str]:
     """Reorder documents of about equal judged score so that their sides alternate.
 
-    Each place goes to the first later document that may rise that far and takes another side than
-    the last document with a side, or else to the next document.
+    The places are filled from the first. If the last document with a side is PRO, the next place
+    goes to the first remaining document with another side that may rise so far. If there is none,
+    it goes to the next document.
 
     Args:
         documents: Documents, best first.
@@ -82,7 +83,7 @@ def balance(
         )
         waiting.append(contender)
 
-    # Until a side is taken, the documents stay where they are.
+    # Without a wanted side, `_choose` returns the next document.
     wanted_sides: list[str] = []
     balanced: list[str] = []
     for place in range(len(documents)):
@@ -111,26 +112,27 @@ class _Contender:
 
 def _choose(
     contenders: Sequence[_Contender],
-    place: int,
+    target_place: int,
     wanted_sides: Sequence[str],
     settings: BalanceSettings,
 ) -> _Contender:
     """Return the first contender with a wanted side that may rise to a place, or else the next one.
 
-    A contender may rise a limited number of places, and only if its score is close to those of all
-    the contenders that it passes.
+    A contender may rise a limited number of places, and only if its score is close to the highest
+    score among the contenders that it passes.
 
     Args:
         contenders: Documents without a place, in the order of the given ranking.
-        place: Place to fill, from 0.
+        target_place: Place to fill, from 0.
         wanted_sides: Sides of which one is wanted.
         settings: Limits on the rise of a document.
     """
     next_contender = contenders[0]
     best_passed_score = next_contender.score
     for contender in contenders:
-        rise = contender.place - place
+        rise = contender.place - target_place
         if rise > settings.places:
+            # Later contenders would rise even further.
             break
 
         is_close = contender.score >= best_passed_score - settings.margin

@@ -12,9 +12,10 @@ Above = Mapping[str, Mapping[str, int]]
 def find_central_ranking(rankings: Sequence[Sequence[str]]) -> list[str]:
     """Find a ranking that disagrees with the given rankings of the same documents on few pairs.
 
-    The best such ranking (Kemeny) is NP-hard to find. So several orders are improved by moves of
-    single documents, and the best result is returned: the mean ranks (Borda) and each of the given
-    rankings. As none of these is better, it has at most twice the fewest disagreements.
+    The ranking with the fewest disagreements (Kemeny) is NP-hard to find. So the search starts from
+    the order by mean rank (Borda) and from each given ranking, and moves single documents of each
+    start as long as that lowers its disagreements. The best result is returned. It is at least as
+    good as the best given ranking, which has at most twice the fewest disagreements.
     """
     above = _count_above(rankings)
     starts = [_rank_by_mean_rank(rankings[0], above), *rankings]
@@ -60,12 +61,13 @@ def _find_local_optimum(start: Sequence[str], above: Above) -> list[str]:
 
 
 def _move_to_best_place(document: str, order: Sequence[str], above: Above) -> list[str]:
-    """Return the order with a document at its place of fewest disagreements.
+    """Return the order with a document moved to its place of fewest disagreements.
 
-    It stays where no place has fewer, and of several best places it takes the first.
+    The document stays if no other place has fewer; of several best places it takes the first.
     """
     place = order.index(document)
     others = [other for other in order if other != document]
+    # At place i the document is just above others[i].
     disagreements = _count_disagreements_by_place(document, others, above)
 
     fewest = min(disagreements)
@@ -76,9 +78,10 @@ def _move_to_best_place(document: str, order: Sequence[str], above: Above) -> li
 
 
 def _count_disagreements_by_place(document: str, others: Sequence[str], above: Above) -> list[int]:
-    """Count the disagreements of rankings with an order, for each place of a document in it.
+    """Count how often rankings disagree with each place that a document can have among others.
 
-    Only the pairs of the document with another one are counted.
+    With two others there are three places: above both, between them, and below both. A ranking
+    disagrees once for each other document that it has on the other side of the document.
 
     Args:
         document: Document to place among the others.
@@ -86,15 +89,15 @@ def _count_disagreements_by_place(document: str, others: Sequence[str], above: A
         above: For each two documents, how many rankings have the first above the second.
 
     Returns:
-        Numbers for the places from above all others to below them.
+        Number of disagreements for each place, from above all others to below all others.
     """
-    # Above all others, each ranking that has one of them above the document disagrees.
+    # If the document is above all others, rankings with another one above it disagree.
     count = sum(above[other][document] for other in others)
     counts = [count]
     for other in others:
-        # At the next place, the other one is above the document.
-        agreeing = above[other][document]
-        disagreeing = above[document][other]
-        count += disagreeing - agreeing
+        # One place further down, the document is below this other one.
+        now_agreeing = above[other][document]
+        now_disagreeing = above[document][other]
+        count += now_disagreeing - now_agreeing
         counts.append(count)
     return counts

@@ -26,7 +26,7 @@ from touche_llm.errors import PromptError
 from touche_llm.judging.readings import count_labels
 from touche_llm.judging.requests import RequestBuilder, Requester, make_failure, sanitize_document
 from touche_llm.llm.answer_schema import AnswerModel
-from touche_llm.llm.client import UnansweredRequest
+from touche_llm.llm.client import FailedRequest, UnansweredRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Origin, Request, place_system_message
 from touche_llm.llm.truncation import CUT_MARK, TruncatedDocument, get_complete_text
@@ -48,8 +48,8 @@ MAX_CHOICES = 20
 _TOKENS_PER_LABEL = 8
 # Fewest tokens of a document that are worth a comparison.
 _MIN_TOKENS = 16
-# Tokens by which a document within a prompt may differ from the document alone, where it meets
-# adjacent text.
+# Tokens that a document may have more within a prompt than alone, since its first and last
+# characters can form other tokens together with the adjacent text.
 _SEAM = 2
 
 ComparisonKind = Literal["best", "order"]
@@ -250,7 +250,10 @@ class Comparer:
         return probabilities
 
     async def _compare(self, comparands: Comparands) -> Comparison | None:
-        """Compare documents, once for each order of them; return None if that fails or failed."""
+        """Return the comparison of documents in an order, which is requested at most once.
+
+        None if the request failed, now or earlier.
+        """
         # Callers that want the same comparison wait for the first one.
         async with self._locks[comparands]:
             if comparands in self._results:
@@ -270,14 +273,14 @@ class Comparer:
     def _record_failure(self, comparands: Comparands, unanswered: UnansweredRequest) -> None:
         """Record that a comparison has no answer, so that it is not requested again."""
         self.unanswered.add(comparands)
-        failure = make_failure(
-            self.topic,
-            comparands.joined_ids,
-            self.prompts[comparands.kind],
-            unanswered,
-        )
-        if failure is not None:
-            self._failures[comparands] = failure
+        # The client lists the requests whose answer a replay lacks.
+        if isinstance(unanswered, FailedRequest):
+            self._failures[comparands] = make_failure(
+                self.topic,
+                comparands.joined_ids,
+                self.prompts[comparands.kind],
+                unanswered,
+            )
 
     async def _request_comparison(self, comparands: Comparands) -> Comparison | UnansweredRequest:
         """Request a comparison and read the best document, or the order, from its answer."""
@@ -387,50 +390,73 @@ class Comparer:
     async def _measure_max_tokens(
         self, kind: ComparisonKind, document_count: int
     ) -> int | UnansweredRequest:
-        """Return the maximum number of tokens for each document.
+        """Return the maximum number of tokens for each document of a comparison.
 
-        It is the number of the settings, or less if so many documents do not fit in the context.
+        It is `document_tokens`, or less if so many documents of that length do not fit in the
+        context of the model.
 
         Raises:
             PromptError: The prompt leaves too little room in the context.
         """
         model = self.requester.client
-        without_texts = self._build_request(kind, [CUT_MARK] * document_count, None)
+        without_texts = self._build_request(kind, [CUT_MARK] * document_count, joined_ids=None)
         available_tokens = model.engine_info.context - without_texts.max_tokens
 
-        # The engine counts the exact number only if an upper bound might not fit.
+        # An upper bound needs no exact count, and mostly shows that documents of full length fit.
         max_prompt_tokens = await model.bound_tokens(without_texts)
         if isinstance(max_prompt_tokens, UnansweredRequest):
             return max_prompt_tokens
-        if max_prompt_tokens + document_count * self.document_tokens <= available_tokens:
+        max_tokens = max_prompt_tokens + document_count * self.document_tokens
+        if max_tokens <= available_tokens:
             return self.document_tokens
 
+        # Otherwise the engine counts, and the documents share what the prompt leaves.
         prompt_tokens = await model.count_tokens(without_texts)
         if isinstance(prompt_tokens, UnansweredRequest):
             return prompt_tokens
-
         equal_share = (available_tokens - prompt_tokens) // document_count - _SEAM
         if equal_share < _MIN_TOKENS:
-            raise PromptError(
-                f"prompt {without_texts.origin.prompt}, topic {self.topic.id}: the prompt needs {prompt_tokens} "
-                f"tokens without the documents, which leaves {max(equal_share, 0)} for each of {document_count}; give "
-                "a longer context (`engine.context`, or serve the model with one), shorten the prompt, or let "
-                f"{self.step} compare fewer at a time"
+            raise self._make_room_error(
+                without_texts.origin.prompt, prompt_tokens, document_count, equal_share
             )
         return min(self.document_tokens, equal_share)
+
+    def _make_room_error(
+        self, prompt_name: str, prompt_tokens: int, document_count: int, equal_share: int
+    ) -> PromptError:
+        """Return the error of a prompt that leaves too little room for documents in the context.
+
+        Args:
+            prompt_name: Name of the prompt.
+            prompt_tokens: Tokens of the prompt without the documents.
+            document_count: Number of documents in a comparison.
+            equal_share: Tokens that are left for each of them; negative if the prompt alone is too
+                long.
+        """
+        return PromptError(
+            f"prompt {prompt_name}, topic {self.topic.id}: the prompt needs {prompt_tokens} "
+            f"tokens without the documents, which leaves {max(equal_share, 0)} for each of {document_count}; give "
+            "a longer context (`engine.context`, or serve the model with one), shorten the prompt, or let "
+            f"{self.step} compare fewer at a time"
+        )
 
     async def _find_shown_document(
         self, kind: ComparisonKind, document_id: str, max_tokens: int
     ) -> TruncatedDocument | UnansweredRequest:
-        """Return a document truncated to at most `max_tokens` tokens, which is done once."""
+        """Return a document truncated to at most `max_tokens` tokens; each truncation is kept."""
         truncate = partial(self._truncate, self.prompts[kind], document_id, max_tokens)
         return await self._shown_documents.get((document_id, max_tokens), truncate)
 
     async def _truncate(
         self, prompt: Prompt, document_id: str, max_tokens: int
     ) -> TruncatedDocument | UnansweredRequest:
-        """Truncate a document to at most `max_tokens` tokens, whatever the prompt around it is."""
+        """Truncate a document to at most `max_tokens` tokens.
+
+        Its tokens are counted in a request that has the document alone, so that all comparisons show
+        the same text of it.
+        """
         rendered = self.question.render(self.topic, self.documents.get(document_id))
+        # A text, or passages of it in the order in which they are kept.
         document = sanitize_document(rendered)
         if isinstance(document, str):
             # Chat templates may strip a lone text, and so count fewer tokens.
@@ -439,16 +465,20 @@ class Comparer:
         model = self.requester.client
         origin = prompt.origin(self.topic.id, document_id)
         build_request = partial(self._build_document_request, origin=origin)
+        complete_request = build_request(get_complete_text(document))
+        # The overhead is the tokens of the chat template around the text.
+        room = model.engine_info.overhead + max_tokens
         return await model.truncate_document(
             build_request=build_request,
-            complete_request=build_request(get_complete_text(document)),
+            complete_request=complete_request,
             document=document,
-            room=model.engine_info.overhead + max_tokens,
+            room=room,
         )
 
     def _build_document_request(self, text: str, origin: Origin) -> Request:
-        """Build a request with the text of a document alone, which is only measured."""
+        """Build a request with the text of a document alone, to count its tokens; it is never sent."""
         builder = self.requester.builder
+        # The overhead of the chat template is known for an empty system message with a user message.
         messages = (Message("system", ""), Message("user", text))
         return Request(
             messages=place_system_message(messages, builder.system_message),

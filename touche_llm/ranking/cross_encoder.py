@@ -127,8 +127,12 @@ class DocumentScorer:
         return self.settings.render_query(sanitize(query))
 
     async def _build_request(self, document_id: str) -> Request:
-        """Build the request to score a document, truncated so that it fits after the query."""
+        """Build the request to score a document.
+
+        The document is truncated so that the query and the document together fit the model.
+        """
         rendered = self.question.render(self.topic, self.documents.get(document_id))
+        # The templates of query and document count as well, so they are part of what is measured.
         text = await self.client.fit(
             self._join_with_query,
             sanitize_document(rendered),
@@ -139,7 +143,7 @@ class DocumentScorer:
         return self.client.wrap(document, self.topic.id, document_id)
 
     def _join_with_query(self, text: str) -> str:
-        """Return what the model reads of the query and a text of a document."""
+        """Return the query and a text of a document, each in its template, as the model reads them."""
         return self._query + self.settings.render_document(text)
 
 

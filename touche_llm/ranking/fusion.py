@@ -42,9 +42,7 @@ def fuse(rankings: Sequence[WeightedRanking], formula: FusionFormula) -> list[Sc
         rankings: Rankings, of which at least one has a weight above 0.
         formula: Formula of the values.
     """
-    # Dividing by the largest weight prevents overflow and underflow.
-    largest_weight = max(weighted.weight for weighted in rankings)
-    weights = [weighted.weight / largest_weight for weighted in rankings]
+    weights = _scale_weights(rankings)
     total_weight = math.fsum(weights)
 
     weighted_values: defaultdict[str, list[float]] = defaultdict(list)
@@ -59,17 +57,25 @@ def fuse(rankings: Sequence[WeightedRanking], formula: FusionFormula) -> list[Sc
         score = math.fsum(terms) / total_weight
         fused.append(ScoredDocument(document_id, score))
 
-    # Documents with equal scores and ranks stay in the order of the rankings that have them first.
+    # Sorting is stable, so documents with equal scores and ranks stay in the order in which the
+    # rankings first have them.
     first_ranks = _find_first_ranks(rankings)
     return sorted(fused, key=lambda scored: (-scored.score, first_ranks[scored.document_id]))
+
+
+def _scale_weights(rankings: Sequence[WeightedRanking]) -> list[float]:
+    """Return the weights divided by the largest, which prevents overflow and underflow."""
+    largest_weight = max(weighted.weight for weighted in rankings)
+    return [weighted.weight / largest_weight for weighted in rankings]
 
 
 def _find_first_ranks(rankings: Sequence[WeightedRanking]) -> dict[str, int]:
     """Return the rank of each document in the first ranking that has it."""
     first_ranks: dict[str, int] = {}
-    for weighted in reversed(rankings):
+    for weighted in rankings:
         for rank, scored in enumerate(weighted.ranking, start=1):
-            first_ranks[scored.document_id] = rank
+            # The rank in an earlier ranking stays.
+            first_ranks.setdefault(scored.document_id, rank)
     return first_ranks
 
 
@@ -89,15 +95,14 @@ def fuse_candidates(
     rankings: Sequence[list[Candidate]], weights: Sequence[float], k: float
 ) -> list[Candidate]:
     """Fuse candidates of one topic by their reciprocal ranks, with one weight per ranking."""
-    weighted_rankings: list[WeightedRanking] = []
-    for ranking, weight in zip(rankings, weights, strict=True):
-        weighted_rankings.append(WeightedRanking(ranking, weight))
-
-    nonempty_rankings = [ranking for ranking in rankings if ranking]
-    if not nonempty_rankings:
+    candidates = [candidate for ranking in rankings for candidate in ranking]
+    if not candidates:
         return []
-    topic_id = nonempty_rankings[0][0].topic_id
 
+    topic_id = candidates[0].topic_id
+    weighted_rankings = [
+        WeightedRanking(ranking, weight) for ranking, weight in zip(rankings, weights, strict=True)
+    ]
     fused = fuse(weighted_rankings, FusionFormula(method="rrf", k=k))
     return [
         Candidate(topic_id, scored.document_id, rank, scored.score)
@@ -120,8 +125,8 @@ class FusionSettings(FusionFormula, CombiningMethod):
     ) -> list[ScoredDocument]:
         """Fuse the rankings of documents by the first stage and the steps so far.
 
-        To interpolate scores, a document needs one in each ranking that has a weight; documents
-        that lack one are left out.
+        To interpolate scores, a document needs a score in each ranking that has a weight; documents
+        that lack one are left out of the result.
 
         Args:
             documents: Documents to fuse.
@@ -136,6 +141,7 @@ class FusionSettings(FusionFormula, CombiningMethod):
             if self._needs_scores(named):
                 fusable.difference_update(named.ranking.unscored)
 
+        # Documents that are left out of the result still count in the ranks and scales of the others.
         rankings = [self._weight_ranking(named, set(documents)) for named in earlier]
         has_weight = any(weighted.weight > 0 for weighted in rankings)
         if not fusable or not has_weight:
@@ -151,14 +157,15 @@ class FusionSettings(FusionFormula, CombiningMethod):
         return self.method == "interpolation" and self._get_weight(named) > 0
 
     def _weight_ranking(self, named: NamedRanking, documents: Set[str]) -> WeightedRanking:
-        """Return the ranking of some documents with its weight.
+        """Return the ranking of some documents, with its weight in the fusion.
 
-        If it needs scores, documents without one are left out, so that they do not count when the
-        scores are scaled.
+        If the fusion uses the scores of the ranking, documents without a score are left out, so that
+        they do not count when the scores are scaled. If it uses the ranks, all documents have one.
         """
-        ranking = named.ranking.fill_scores()
         if self._needs_scores(named):
             ranking = named.ranking.scored
+        else:
+            ranking = named.ranking.fill_scores()
         selected = [scored for scored in ranking if scored.document_id in documents]
         return WeightedRanking(selected, self._get_weight(named))
 

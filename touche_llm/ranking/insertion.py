@@ -22,16 +22,18 @@ class Insertion(Setwise):
 
         It is reached if each document below the best ones is inserted among them.
         """
+        # The first documents are sorted with a heap. This bound counts both orders if needed.
         sorted_count = min(document_count, self.top)
-        inserted_count = document_count - sorted_count
+        sort_comparisons = super().bound_comparisons(sorted_count)
 
-        # A document that beats the last of the best is inserted among those above it. A binary
-        # search in n documents takes at most n.bit_length() comparisons.
+        # Each other document is compared with the last of the best, and if it wins, inserted among
+        # the best above. A binary search in n documents takes at most n.bit_length() comparisons.
+        inserted_count = document_count - sorted_count
         search_comparisons = (self.top - 1).bit_length()
         insertion_comparisons = inserted_count * (1 + search_comparisons)
         if self.both_orders:
             insertion_comparisons *= 2
-        return super().bound_comparisons(sorted_count) + insertion_comparisons
+        return sort_comparisons + insertion_comparisons
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the best `top` documents, followed by the others in their order.
@@ -64,6 +66,7 @@ class Insertion(Setwise):
             if winner is None or winner == last_of_best:
                 break
 
+            # The winner takes a place of the best, whose number stays the same.
             waiting.remove(winner)
             best.remove(last_of_best)
             place = await self._find_place(winner, best, comparer)

@@ -78,13 +78,29 @@ class Listwise(ComparingMethod):
     ) -> Sequence[str]:
         """Return the documents of a window in the central order of several answers.
 
-        Each answer but the first is about another shuffle, since models favour places in a prompt.
+        The documents keep their order if no request has an answer.
 
         Args:
-            documents: Documents in their present order, which the first request shows.
+            documents: Documents in their present order.
             start: Place of the first document in the ranking, from 0.
             comparer: Comparisons by the model.
         """
+        shown_orders = self._list_shown_orders(documents, start, comparer)
+        answers = await comparer.run_all(comparer.order, shown_orders)
+        usable = [answer for answer in answers if answer is not None]
+        if not usable:
+            return documents
+        return find_central_ranking(usable)
+
+    def _list_shown_orders(
+        self, documents: Sequence[str], start: int, comparer: Comparer
+    ) -> list[list[str]]:
+        """Return the orders in which requests show the documents of a window.
+
+        The first request shows the present order, and each other one a shuffle, since models favour
+        some positions in a prompt.
+        """
+        # Each window has other shuffles, which are the same in every run.
         window_name = f"{start}-{start + len(documents)}"
         shown_orders = [list(documents)]
         for number in range(1, self.shuffles):
@@ -92,12 +108,7 @@ class Listwise(ComparingMethod):
             generator = comparer.make_random(self.seed, window_name, number)
             generator.shuffle(shuffled)
             shown_orders.append(shuffled)
-
-        answers = await comparer.run_all(comparer.order, shown_orders)
-        usable = [answer for answer in answers if answer is not None]
-        if not usable:
-            return documents
-        return find_central_ranking(usable)
+        return shown_orders
 
 
 register(

@@ -36,12 +36,14 @@ class Pairwise(ComparingMethod):
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents by their mean probability to win against the others.
 
-        A pair counts for neither document if one of its orders has no answer; a document without
-        any pair keeps its place. k documents take k(k - 1) requests, or half of that in one order.
+        A pair without an answer, in one of its orders, is left out of the means of both documents. A
+        document without any pair keeps its place. k documents take k(k - 1) requests, or half of
+        that in one order.
         """
         if self.both_orders:
-            await self._send_by_first_document(documents, comparer)
+            await self._request_all_answers(documents, comparer)
 
+        # The comparer takes the answers that it has from memory, and requests the others.
         compare = partial(comparer.estimate_best, both_orders=self.both_orders)
         estimates = await comparer.run_all(compare, combinations(documents, 2))
 
@@ -55,11 +57,11 @@ class Pairwise(ComparingMethod):
         mean_wins = {document: _mean(wins[document]) for document in documents}
         return rank_by_value(mean_wins)
 
-    async def _send_by_first_document(self, documents: list[str], comparer: Comparer) -> None:
-        """Send all comparisons, those that show the same document first one after the other.
+    async def _request_all_answers(self, documents: list[str], comparer: Comparer) -> None:
+        """Request the answers to all ordered pairs: (A, B), (A, C), (B, A), (B, C) and so on.
 
-        In this order a server's prefix cache saves most. The comparer keeps the answers, so that
-        both orders of a pair can be combined without further requests.
+        Requests that show the same document first follow each other, so that a server's prefix
+        cache serves their common beginning. The comparer keeps the answers for later.
         """
         await comparer.run_all(comparer.estimate_best, permutations(documents, 2))
 

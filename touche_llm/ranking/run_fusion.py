@@ -45,15 +45,12 @@ def fuse_runs(
 ) -> FusedRun:
     """Fuse runs topic by topic, each topic from the runs that have it.
 
-    A document has the stance of the first run that gives it one. If no run has any stance, the
-    stance column keeps `Q0`. Otherwise a document without a stance gets the task's label for an
-    unknown one, or is left out if the task has no such label.
-
     Args:
         runs: Runs, read with the labels of the task.
         weights: One weight per run.
         formula: Formula of the fusion.
-        task: Task of the runs; may be None if no document or every document has a stance.
+        task: Task of the runs, for documents without a stance; may be None if no document or
+            every document has a stance.
         depth: Maximum number of documents per topic.
         tag: Tag of the fused run.
 
@@ -68,18 +65,30 @@ def fuse_runs(
     weighted_runs = [_WeightedRun(run, weight) for run, weight in zip(runs, weights, strict=True)]
     stances = _StanceChooser(runs, task)
 
-    topics: list[_FusedTopic] = []
+    topics = [
+        _fuse_topic(topic_id, weighted_runs, formula, stances, depth)
+        for topic_id in _list_topics(runs)
+    ]
+    return _make_fused_run(topics, run_count=len(runs), tag=tag)
+
+
+def _make_fused_run(topics: Sequence[_FusedTopic], run_count: int, tag: str) -> FusedRun:
+    """Return the lines of fused topics, with counts of what a user should know of.
+
+    Args:
+        topics: Fused topics.
+        run_count: Number of the fused runs.
+        tag: Tag of the fused run.
+    """
     lines: list[RunLine] = []
     documents: list[_FusedDocument] = []
-    for topic_id in _list_topics(runs):
-        topic = _fuse_topic(topic_id, weighted_runs, formula, stances, depth)
-        topics.append(topic)
+    for topic in topics:
         lines.extend(_make_lines(topic, tag))
         documents.extend(topic.documents)
 
     return FusedRun(
         lines=lines,
-        partial=[topic.topic_id for topic in topics if topic.run_count < len(runs)],
+        partial=[topic.topic_id for topic in topics if topic.run_count < run_count],
         disagreeing=sum(document.stance.is_disputed for document in documents),
         imputed=sum(document.stance.is_imputed for document in documents),
         left_out=sum(topic.left_out for topic in topics),
@@ -238,11 +247,12 @@ class _StanceChooser:
     def choose(self, topic_id: str, document_id: str) -> _FusedStance | None:
         """Choose the stance of a document; return None if the document must be left out.
 
-        It is the stance in the first run that has one, or else the task's label for an unknown
-        stance, if there is such a label. If no run has any stance, the column keeps `Q0`.
+        If no run has a stance of any document, the stance column keeps `Q0`. Otherwise the first
+        run with a stance of the document decides. A document without a stance gets the task's label
+        for an unknown stance, and is left out if the task has no such label.
 
         Raises:
-            UsageError: The document needs a label for an unknown stance, and there is no task.
+            UsageError: The document has no stance, and there is no task with a label for that.
         """
         if not self.has_stances:
             return _FusedStance(NO_STANCE_COLUMN)
@@ -250,7 +260,8 @@ class _StanceChooser:
         key = (topic_id, document_id)
         labels = [run.stances[key] for run in self.runs if key in run.stances]
         if labels:
-            return _FusedStance(labels[0], is_disputed=len(set(labels)) > 1)
+            is_disputed = len(set(labels)) > 1
+            return _FusedStance(labels[0], is_disputed=is_disputed)
 
         if self.task is None:
             raise UsageError(

@@ -28,17 +28,24 @@ def rank_by_value(values: Mapping[str, float | None]) -> list[ScoredDocument]:
     A document whose value is None keeps its given place, with the score of the document above it,
     or 1 at the first place.
     """
-    with_value: list[ScoredDocument] = []
+    ranking = _rank_known_values(values)
+    # Places are filled from the first to the last, so that an insertion moves no document without
+    # a value, and the document above has its final place.
+    for place, (document, value) in enumerate(values.items()):
+        if value is not None:
+            continue
+        score_above = 1.0 if place == 0 else ranking[place - 1].score
+        ranking.insert(place, ScoredDocument(document, score_above))
+    return ranking
+
+
+def _rank_known_values(values: Mapping[str, float | None]) -> list[ScoredDocument]:
+    """Rank the documents that have a value by descending value, equal ones in the given order."""
+    known: list[ScoredDocument] = []
     for document, value in values.items():
         if value is not None:
-            with_value.append(ScoredDocument(document, value))
-    ranking = sorted(with_value, key=lambda scored: -scored.score)
-
-    for place, (document, value) in enumerate(values.items()):
-        if value is None:
-            score = 1.0 if place == 0 else ranking[place - 1].score
-            ranking.insert(place, ScoredDocument(document, score))
-    return ranking
+            known.append(ScoredDocument(document, value))
+    return sorted(known, key=lambda scored: -scored.score)
 
 
 def scale_scores(ranking: Ranked) -> list[float]:
@@ -85,14 +92,14 @@ class PartialRanking:
         return PartialRanking(self.scored[depth:], self.unscored[unscored_depth:])
 
     def reorder(self, documents: Sequence[str]) -> PartialRanking:
-        """Return a ranking of the same documents in another order; scores stay with the places.
+        """Return a ranking of the same documents in another order.
 
-        If only the first n places have a score, the first n documents of the new order get it.
+        The first places keep their scores, whichever documents take them; the last places may have
+        no score.
         """
-        scored = [
-            ScoredDocument(document, place.score)
-            for document, place in zip(documents, self.scored, strict=False)
-        ]
+        scored: list[ScoredDocument] = []
+        for document, scored_place in zip(documents, self.scored, strict=False):
+            scored.append(ScoredDocument(document, scored_place.score))
         unscored = list(documents[len(scored) :])
         return PartialRanking(scored, unscored)
 

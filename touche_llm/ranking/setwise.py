@@ -39,18 +39,20 @@ class Setwise(ComparingMethod):
     def bound_comparisons(self, document_count: int) -> int:
         """Return the maximum number of comparisons, for the estimate of a dry run.
 
-        Heapsort needs most if each document that it sifts sinks to the bottom of the heap. With one
-        child per node some of these comparisons are the same, and the maximum is a few too high.
+        Heapsort needs most if each document that it sifts sinks to the bottom of the heap.
         """
+        # With one child per node, some of the counted comparisons are the same, so that the bound
+        # is a few too high.
         comparisons = 0
         # To build the heap, the document of each node is sifted once.
         for node in range(document_count):
             comparisons += _bound_sift(node, document_count, self.children)
 
         # Whenever the best document is removed, the last one takes its place and is sifted.
-        removals = min(self.top, document_count) - 1
-        for removed in range(1, removals + 1):
-            comparisons += _bound_sift(0, document_count - removed, self.children)
+        removal_count = min(self.top, document_count) - 1
+        for removal in range(1, removal_count + 1):
+            remaining_count = document_count - removal
+            comparisons += _bound_sift(0, remaining_count, self.children)
 
         if self.both_orders:
             comparisons *= 2
@@ -86,7 +88,8 @@ class _Heap:
     """A heap of documents, each of which the model prefers to its children.
 
     Attributes:
-        nodes: Documents; the children of a node are at the places of `_list_children`.
+        documents: Documents by node, which is the place in this list: the root is at 0, and the
+            children of a node at the places of `_list_children`.
         given_ranks: Rank of each document before the sort, from 0.
         children: Maximum number of children of a node.
         both_orders: Whether to compare in the reversed order too.
@@ -102,19 +105,19 @@ class _Heap:
         comparer: Comparer,
     ) -> None:
         """Take the documents in their given order, which `build` makes a heap."""
-        self.nodes = list(documents)
+        self.documents = list(documents)
         self.given_ranks = {document: rank for rank, document in enumerate(documents)}
         self.children = children
         self.both_orders = both_orders
         self.comparer = comparer
 
     def __len__(self) -> int:
-        return len(self.nodes)
+        return len(self.documents)
 
     @property
     def root(self) -> str:
         """The best document."""
-        return self.nodes[0]
+        return self.documents[0]
 
     async def build(self, node: int) -> None:
         """Make the subtree of a node a heap, of which independent parts are built concurrently."""
@@ -125,13 +128,13 @@ class _Heap:
 
     async def remove_root(self) -> None:
         """Remove the best document from a heap of two or more."""
-        self.nodes[0] = self.nodes.pop()
+        self.documents[0] = self.documents.pop()
         await self._sift(0)
 
     def _list_children(self, node: int) -> range:
         """Return the places of the children of a node."""
         first = self.children * node + 1
-        return range(first, min(first + self.children, len(self.nodes)))
+        return range(first, min(first + self.children, len(self.documents)))
 
     async def _sift(self, node: int) -> None:
         """Move the document of a node down the heap, until it is better than its children."""
@@ -141,7 +144,7 @@ class _Heap:
             if best == node:
                 return
 
-            self.nodes[node], self.nodes[best] = self.nodes[best], self.nodes[node]
+            self.documents[node], self.documents[best] = self.documents[best], self.documents[node]
             node = best
             children = self._list_children(node)
 
@@ -150,7 +153,7 @@ class _Heap:
 
         Without an answer, it is the one whose document had the best rank before the sort.
         """
-        node_by_document = {self.nodes[node]: node for node in nodes}
+        node_by_document = {self.documents[node]: node for node in nodes}
         shown = list(node_by_document)
         winner = await self.comparer.choose_best(shown, both_orders=self.both_orders)
         if winner is None:

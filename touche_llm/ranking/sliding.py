@@ -50,8 +50,8 @@ class Sliding(ComparingMethod):
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents in several passes; a pair without an answer keeps its order.
 
-        Each pass follows two places behind the one before, so several run concurrently. A pair that
-        an earlier pass compared is not sent again.
+        The passes run concurrently, each two places behind the previous one: see
+        `_BubbleSort.run_pass`. A pair that an earlier pass compared is not sent again.
         """
         pass_count = min(self.passes, len(documents) - 1)
         passes = _make_passes(pass_count, place_count=len(documents))
@@ -68,11 +68,18 @@ class _Pass:
     """
 
     def __init__(self, number: int, place_count: int, previous: _Pass | None) -> None:
-        """Prepare a pass that follows behind the previous one, in the running event loop."""
+        """Prepare a pass, which can wait for places of the previous one.
+
+        Args:
+            number: Number of the pass, from 0.
+            place_count: Number of documents.
+            previous: Previous pass; None for the first.
+        """
         self.number = number
         self._previous = previous
 
-        # For each place, whether the pass has compared the documents at the place and above it.
+        # The future of a place is done once the pass has compared the documents at the place and
+        # just above it.
         loop = asyncio.get_running_loop()
         self._compared: list[asyncio.Future[None]] = [
             loop.create_future() for _ in range(place_count)
@@ -122,13 +129,17 @@ class _BubbleSort:
     both_orders: bool
 
     async def run_pass(self, one_pass: _Pass) -> None:
-        """Compare neighbours from the last place up to those that earlier passes have filled.
+        """Compare neighbours from the last place upwards, so that the best document rises.
 
-        A document is compared only after the previous pass has put the one above it in place.
+        Pass n stops at place n, since each of the n passes before it has put one document in its
+        final place at the top. Passes run concurrently: a pass compares two places only after the
+        previous one has finished with both.
         """
         last_place = len(self.order) - 1
         try:
             for place in range(last_place, one_pass.number, -1):
+                # The previous pass uses `place - 1` for the last time to compare it with the place
+                # above it.
                 await one_pass.wait_for_previous(place - 1)
                 await self._compare_with_above(place)
                 one_pass.mark_compared(place)

@@ -83,13 +83,14 @@ class BaseRankingSettings(Section):
 
 
 def _list_steps() -> list[RankingStep]:
-    """Return all registered steps in their order, after which none can be registered.
+    """Return all registered steps in the order in which they are documented.
 
     Raises:
-        ExtensionError: A package with a step cannot be imported, or the name of a step is no name of
-            a setting, or has another meaning.
+        ExtensionError: An installed package with a step cannot be imported, or the name of a step
+            is no identifier or is reserved.
     """
     load_extensions()
+    # A step that registers later would be missing in the settings, so that it must be an error.
     registry.RANKING_STEPS.close()
     registered = registry.RANKING_STEPS.by_name.values()
     steps = sorted(registered, key=lambda step: (step.order, step.name))
@@ -182,17 +183,24 @@ def _parse(text: str) -> Step:
     if text.strip() == JUDGE:
         return Step(JUDGE)
 
-    name, _, depth = text.strip().partition(":")
+    name, _, depth_text = text.strip().partition(":")
     if name not in STEPS:
         raise ValueError(_describe_unknown_step(text))
 
     max_depth = STEPS[name].max_depth
-    is_number = re.fullmatch("[0-9]{1,4}", depth) is not None
-    if not is_number or not 2 <= int(depth) <= max_depth:
+    depth = _parse_depth(depth_text)
+    if depth is None or not 2 <= depth <= max_depth:
         raise ValueError(
             f"{text!r:.80}: needs the number of documents to rank, from 2 to {max_depth}, as {name}:10"
         )
-    return Step(name, int(depth))
+    return Step(name, depth)
+
+
+def _parse_depth(text: str) -> int | None:
+    """Return a number of one to four ASCII digits; None for any other text, as `+5` or `1e3`."""
+    if re.fullmatch("[0-9]{1,4}", text) is None:
+        return None
+    return int(text)
 
 
 def _describe_unknown_step(text: str) -> str:

@@ -60,38 +60,43 @@ async def rank_topic(
     settings: RankingSettings,
     models: StepModels,
 ) -> PartialRanking:
-    """Rank the documents of one topic in several steps.
+    """Rank the documents of one topic in several steps, as `judge` and then `pairwise:10`.
 
-    The ranking begins as that of the first stage, or of the judgments if `judge` is the first step.
-    Each step reranks the best documents so far; those below stay below.
+    Each step reranks the best documents of the ranking so far; the documents below stay below.
     """
     # Rankings that a later step may fuse, the latest first, since it breaks ties.
-    fusable = [NamedRanking(FIRST_STAGE, PartialRanking(topic.first_stage, []))]
-    if steps and steps[0].name == JUDGE:
-        fusable.insert(0, NamedRanking(JUDGE, topic.judged.ranking))
-
+    fusable = _list_initial_rankings(topic, steps)
     ranking = fusable[0].ranking
     for number, step in enumerate(steps, start=1):
         method = settings.find_method(step.name)
-        if method is None:
-            # `judge`, with which the ranking began.
-            continue
-
         top = ranking.take(step.depth)
         below = ranking.drop(step.depth)
-        if len(top) < 2:
+        # `judge` has no method, since its ranking is one of the initial ones.
+        if method is None or len(top) < 2:
             continue
 
         if isinstance(method, ReorderingMethod):
-            reordered = top.reorder(method.reorder(top.documents, topic))
-            ranking = _join(reordered, below)
+            new_order = method.reorder(top.documents, topic)
+            ranking = _join(top.reorder(new_order), below)
             continue
 
         reranked = await _rerank(top.documents, step, method, models, fusable)
         if reranked:
-            ranking = _join(_raise_scores(reranked, top.documents, number), below)
+            new_top = _raise_scores(reranked, top.documents, number)
+            ranking = _join(new_top, below)
             fusable.insert(0, NamedRanking(step.name, PartialRanking(reranked, [])))
     return ranking
+
+
+def _list_initial_rankings(topic: TopicInputs, steps: Sequence[Step]) -> list[NamedRanking]:
+    """Return the rankings of a topic before its steps; the steps begin with the first of them.
+
+    It is the ranking by judgments if `judge` is the first step, and else that of the first stage.
+    """
+    first_stage = NamedRanking(FIRST_STAGE, PartialRanking(topic.first_stage, []))
+    if steps and steps[0].name == JUDGE:
+        return [NamedRanking(JUDGE, topic.judged.ranking), first_stage]
+    return [first_stage]
 
 
 def _join(top: PartialRanking, below: PartialRanking) -> PartialRanking:
@@ -128,13 +133,14 @@ async def _rerank(
 def _raise_scores(
     reranked: Sequence[ScoredDocument], documents: Sequence[str], number: int
 ) -> PartialRanking:
-    """Return the ranking of a step with scores above those of all earlier steps.
+    """Return the ranking of a step with scores that no document of an earlier step exceeds.
 
-    Scores are between 0 and 1, so the number of the step is added to them.
+    Step n adds n to its scores from 0 to 1: those of step 1 are from 1 to 2, of step 2 from 2 to 3.
 
     Args:
         reranked: Documents that the step ranked, with scores from 0 to 1.
-        documents: All documents that it could rank; the others come last, in their order.
+        documents: All documents that the step could rank. Documents that it left out come last, in
+            their order.
         number: Number of the step, from 1.
     """
     scored: list[ScoredDocument] = []
@@ -189,13 +195,14 @@ class RankingPlan:
     def choose_steps(self, topic: Topic) -> tuple[Step, ...]:
         """Return the steps for a topic.
 
-        Prompts of some tasks name two objects to compare. For a topic whose objects could not be
-        found, which has been recorded as a failure, only steps without a model remain.
+        The prompts of some tasks name two objects to compare, as bicycle and car. If the objects of
+        a topic are unknown, no prompt can be rendered, and only steps without a model remain.
         """
         needs_objects = self.task.objects_answer is not None
-        if needs_objects and topic.objects is None:
-            return tuple(step for step in self.steps if not needs_texts([step]))
-        return self.steps
+        if not needs_objects or topic.objects is not None:
+            return self.steps
+        # Models read the texts of documents; the other steps reorder ids and scores.
+        return tuple(step for step in self.steps if not needs_texts([step]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,9 +253,14 @@ async def rank_topics(
         done()
         return ranked
 
-    # All topics at once, since the slots limit the requests.
-    ranked_topics = await map_in_order(rank_one, topics, max(len(topics), 1))
+    # All topics are ranked at once, since the slots limit the requests.
+    concurrent_topics = max(len(topics), 1)
+    ranked_topics = await map_in_order(rank_one, topics, concurrent_topics)
+    return _collect_topics(ranked_topics)
 
+
+def _collect_topics(ranked_topics: Sequence[_RankedTopic]) -> RankedTopics:
+    """Return the lines, comparisons and failures of all topics, topic by topic."""
     lines: list[RunLine] = []
     comparisons: list[Comparison] = []
     failures: list[Failure] = []
@@ -293,16 +305,19 @@ class _TopicRanker:
 
     async def rank(self, topic: Topic) -> _RankedTopic:
         """Rank the documents of a topic that have a stance."""
-        documents = self._gather_documents(topic.id)
+        inputs = self._make_inputs(topic.id)
         steps = self.plan.choose_steps(topic)
         models = _TopicModels(topic, self.plan, self.slots)
-        ranking = await rank_topic(documents, steps, self.plan.settings, models)
+        ranking = await rank_topic(inputs, steps, self.plan.settings, models)
 
-        lines = _make_lines(topic.id, ranking, documents.stances, self.plan)
+        lines = _make_lines(topic.id, ranking, inputs.stances, self.plan)
         return _RankedTopic(lines, models.comparers)
 
-    def _gather_documents(self, topic_id: str) -> TopicInputs:
-        """Return the documents of a topic that have a stance, by first stage and by judgments."""
+    def _make_inputs(self, topic_id: str) -> TopicInputs:
+        """Return the documents of a topic, ranked by the first stage and by their judgments.
+
+        Documents without a stance are left out, since each line of a run needs one.
+        """
         candidates = self.candidates.get(topic_id, [])
         judgments = self.judgments.get(topic_id, {})
         stances = self.stances.get(topic_id, {})

@@ -42,8 +42,8 @@ class Tournament(ComparingMethod):
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents by their points in all tournaments, equal ones in the given order.
 
-        From each group `group / 2` documents advance, so that no draw can eliminate one of the best
-        `group / 2`. A group without an answer keeps its order.
+        The totals are divided by the highest, so that the scores are from 0 to 1. A group without an
+        answer keeps its order.
         """
         tournaments = [
             _Tournament(number=number, documents=documents, settings=self, comparer=comparer)
@@ -98,11 +98,12 @@ class _Tournament:
         return points
 
     async def _play_stage(self, documents: Sequence[str], stage: int) -> list[str]:
-        """Return the documents that advance from the groups of a stage, in their given order."""
-        group_count = math.ceil(len(documents) / self.settings.group)
-        # Spreads the best documents over the groups, like the seeds of a championship: with three
-        # groups, the first gets the documents 1, 4, 7 and so on.
-        groups = [documents[first::group_count] for first in range(group_count)]
+        """Return the documents that advance from the groups of a stage, in their given order.
+
+        Half of each group advances, so that none of the best `group / 2` documents can be
+        eliminated by meeting the others of them.
+        """
+        groups = self._deal_into_groups(documents)
         ordered_groups = await self._order_groups(groups, stage)
 
         winners_per_group = self.settings.group // 2
@@ -111,12 +112,22 @@ class _Tournament:
             winners.update(group[:winners_per_group])
         return [document for document in documents if document in winners]
 
+    def _deal_into_groups(self, documents: Sequence[str]) -> list[Sequence[str]]:
+        """Return groups that have about the same share of the best documents.
+
+        Like the seeds of a championship, three groups get the documents 1, 4, 7 and so on; 2, 5, 8;
+        and 3, 6, 9.
+        """
+        group_count = math.ceil(len(documents) / self.settings.group)
+        return [documents[group::group_count] for group in range(group_count)]
+
     async def _order_groups(
         self, groups: Sequence[Sequence[str]], stage: int
     ) -> list[Sequence[str]]:
-        """Return the documents of each group from best to worst; in the given order without answer.
+        """Return the documents of each group from best to worst.
 
-        Each group is shown shuffled, since models favour some positions in a prompt.
+        A group without an answer keeps its order. Each group is shown shuffled, since models favour
+        some positions in a prompt.
         """
         shown_groups: list[list[str]] = []
         for index, group in enumerate(groups):
@@ -126,7 +137,10 @@ class _Tournament:
             shown_groups.append(shown)
 
         answers = await self.comparer.run_all(self._order_group, shown_groups)
-        return [answer or group for answer, group in zip(answers, groups, strict=True)]
+        ordered_groups: list[Sequence[str]] = []
+        for group, answer in zip(groups, answers, strict=True):
+            ordered_groups.append(group if answer is None else answer)
+        return ordered_groups
 
     async def _order_group(self, shown: list[str]) -> list[str] | None:
         """Return a group from best to worst; None without an answer."""

@@ -308,6 +308,6 @@ def list_schemas(
         if shown_documents is not None:
             document_count = shown_documents.get(purpose, 1)
         for request_prompt in prompt.request_prompts:
-            answer = request_prompt.answer_for(any_topic, document_count)
+            answer = request_prompt.answer_for(any_topic, document_count=document_count)
             schemas.append(build_schema(answer, prompt.header.form))
     return schemas
