@@ -9,7 +9,7 @@ import pytest
 
 from touche_llm.config.files import (
     METADATA,
-    UserWord,
+    UserOptions,
     load_config,
     load_run_config,
     load_with_origins,
@@ -74,7 +74,7 @@ def test_values_of_the_folder_of_a_run_have_it_as_their_origin(tmp_path: Path) -
     (tmp_path / METADATA).write_text("")
     assert load_with_origins(file, {}).origins.find("depth").kind is OriginKind.FILE
     record_configuration(file, file.read_bytes())
-    origins = load_run_config(file, UserWord({"tag": "mine"})).origins
+    origins = load_run_config(file, UserOptions({"tag": "mine"})).origins
     assert origins.find("depth") == ValueOrigin(OriginKind.FOLDER, str(file))
     assert origins.find("corpus").kind is OriginKind.FOLDER
     assert origins.find("tag") == ARGUMENT

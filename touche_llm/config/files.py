@@ -159,7 +159,7 @@ def load_with_origins(
 
 
 @dataclass(frozen=True, slots=True)
-class UserWord:
+class UserOptions:
     """What the user says about a run's folder on the command line, or by a click.
 
     Attributes:
@@ -176,10 +176,10 @@ class UserWord:
     remedy: str = ""
 
 
-NO_WORD = UserWord()
+NO_USER_OPTIONS = UserOptions()
 
 
-def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
+def load_run_config(file: Path, user_options: UserOptions = NO_USER_OPTIONS) -> LoadedConfig:
     """Load the configuration that a run recorded, with the origins of its values.
 
     If somebody else wrote it, settings that start a program, send a request or name another file
@@ -188,7 +188,7 @@ def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
 
     Args:
         file: Configuration in the folder of a run.
-        word: Settings that the user gives, and whether the user trusts the folder.
+        user_options: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: There is no such file, or a link of somebody else's folder leads out of it.
@@ -197,32 +197,34 @@ def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
     """
     if not file.is_file():
         raise DataError(f"{file}: no such file; give the folder of a run")
-    _check_named_file(file, word)
+    _check_named_file(file, user_options)
 
     content = read_bounded(file, MAX_BYTES, UsageError)
     values = read_yaml(file, text=content, error=UsageError)
     _resolve_paths(values, file)
 
     # To name a configuration with `--config` is to trust it.
-    is_trusted = word.config is not None or is_recorded(content)
+    is_trusted = user_options.config is not None or is_recorded(content)
     if is_trusted:
-        return _complete_own_run(values, file, word)
-    return _complete_foreign_run(values, file, word)
+        return _complete_own_run(values, file, user_options)
+    return _complete_foreign_run(values, file, user_options)
 
 
-def _check_named_file(file: Path, word: UserWord) -> None:
+def _check_named_file(file: Path, user_options: UserOptions) -> None:
     """Raise UsageError if the user names another configuration than that of the run."""
-    named = word.config
+    named = user_options.config
     if named is None:
         return
     if not named.exists() or not named.samefile(file):
         raise UsageError(f"--config {named}: not the configuration of this run; give {file}")
 
 
-def _complete_own_run(values: dict[str, Any], file: Path, word: UserWord) -> LoadedConfig:
+def _complete_own_run(
+    values: dict[str, Any], file: Path, user_options: UserOptions
+) -> LoadedConfig:
     """Return the configuration of a run that the user trusts, with all of its settings."""
-    settings = dict(word.settings)
-    origins = dict(word.origins)
+    settings = dict(user_options.settings)
+    origins = dict(user_options.origins)
     if settings.get("task") is None:
         # If the folder of the task is gone, its copy in the folder of the run replaces it.
         settings["task"] = find_task_folder(file)
@@ -232,7 +234,9 @@ def _complete_own_run(values: dict[str, Any], file: Path, word: UserWord) -> Loa
     return _complete(values, overrides, file, OriginKind.FOLDER)
 
 
-def _complete_foreign_run(values: dict[str, Any], file: Path, word: UserWord) -> LoadedConfig:
+def _complete_foreign_run(
+    values: dict[str, Any], file: Path, user_options: UserOptions
+) -> LoadedConfig:
     """Return the configuration of a run that somebody else wrote.
 
     Its settings that start a program, send a request or name another file are not used.
@@ -246,14 +250,14 @@ def _complete_foreign_run(values: dict[str, Any], file: Path, word: UserWord) ->
     values["task"] = recorded_task if recorded_task in TASKS else find_copy(file.parent)
 
     not_used = str(file.parent / NOT_USED)
-    if not _has_any(word.settings, "topics", "dataset"):
+    if not _has_any(user_options.settings, "topics", "dataset"):
         values["topics"] = not_used
-    if not _has_any(word.settings, "index", "corpus", "dataset", "retriever.name"):
+    if not _has_any(user_options.settings, "index", "corpus", "dataset", "retriever.name"):
         values["index"] = not_used
 
-    overrides = _Overrides.from_flags(word.settings, word.origins)
+    overrides = _Overrides.from_flags(user_options.settings, user_options.origins)
     loaded = _complete(values, overrides, file, OriginKind.FOLDER)
-    unused = UnusedSettings(file, list_unused(acting_values, loaded.config), word.remedy)
+    unused = UnusedSettings(file, list_unused(acting_values, loaded.config), user_options.remedy)
     return replace(loaded, unused=unused)
 
 

@@ -174,7 +174,7 @@ class RunList:
 
     def _read_overview(self, run: str) -> RunOverview:
         """Read the overview of a run, with what the user says about its folder."""
-        return read_overview(self._lab.find_run(run).path, self._lab.make_word(run))
+        return read_overview(self._lab.find_run(run).path, self._lab.make_user_options(run))
 
     def _make_row(self, run: str, is_all: bool) -> RunEntry:
         """Return the row of a run with the measures that are known.
@@ -360,7 +360,7 @@ def _select_runs(lab: Workplace, names: Sequence[str], *, is_all: bool) -> _Comp
 
     directories = {name: lab.find_run(name) for name in names}
     baseline = names[0]
-    overview = read_overview(directories[baseline].path, lab.make_word(baseline))
+    overview = read_overview(directories[baseline].path, lab.make_user_options(baseline))
     if overview.config is None or len(names) < 2:
         raise UsageError(f"compare: name two runs or more; {overview.problem}")
 
@@ -392,7 +392,8 @@ def _gather_page(lab: Workplace, compared: _ComparedRuns) -> ComparisonPage:
 
     evaluations = _evaluate_runs(compared)
     words = {
-        directory.path: lab.make_word(name) for name, directory in compared.directories.items()
+        directory.path: lab.make_user_options(name)
+        for name, directory in compared.directories.items()
     }
     record_evaluations(words, compared.qrels, lab.warn)
 

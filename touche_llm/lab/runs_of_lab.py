@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import NO_WORD, UserWord, load_run_config, load_with_origins
+from touche_llm.config.files import NO_USER_OPTIONS, UserOptions, load_run_config, load_with_origins
 from touche_llm.config.origins import LoadedConfig, OriginKind, ValueOrigin
 from touche_llm.config.own_folders import check_folder, is_own
 from touche_llm.config.task_copies import find_copy
@@ -122,13 +122,15 @@ class _OpenRuns:
             return None
         return opened.folder
 
-    def open(self, run: str, directory: RunDirectory, word: UserWord, changed: int) -> RunFolder:
+    def open(
+        self, run: str, directory: RunDirectory, user_options: UserOptions, changed: int
+    ) -> RunFolder:
         """Open the folder of a run, and close the oldest one if too many are open.
 
         Args:
             run: Name of the run.
             directory: Folder of the run.
-            word: Settings by which it is read in place of its own.
+            user_options: Settings by which it is read in place of its own.
             changed: When the run was changed, in nanoseconds.
         """
         self.close(run)
@@ -138,7 +140,7 @@ class _OpenRuns:
 
         with _without_garbage_collection():
             stack = ExitStack()
-            folder = stack.enter_context(open_folder(directory.path, word))
+            folder = stack.enter_context(open_folder(directory.path, user_options))
         self._opened[run] = _OpenedRun(changed, folder, stack)
         return folder
 
@@ -248,7 +250,7 @@ class Workplace:
 
         changes: dict[str, datetime] = {}
         for name, folder in self.list_runs().items():
-            overview = read_overview(folder, self.make_word(name))
+            overview = read_overview(folder, self.make_user_options(name))
             is_broken = overview.state == BROKEN or overview.config is None
             if not is_broken:
                 changes[name] = overview.changed
@@ -282,12 +284,12 @@ class Workplace:
             raise DataError(f"{problem}; the run stopped before its first stage")
 
         task_copy = {"task": find_copy(directory.path)}
-        word = UserWord(
+        user_options = UserOptions(
             settings={**task_copy, **chosen, **self.inputs.settings},
             origins=self._list_origins(run, chosen),
             remedy=_REMEDY,
         )
-        return load_run_config(directory.config_file, word)
+        return load_run_config(directory.config_file, user_options)
 
     def _list_origins(self, run: str, chosen: Mapping[str, object]) -> dict[str, ValueOrigin]:
         """Return the origin of each setting that the user chose from the folder of a run.
@@ -298,14 +300,14 @@ class Workplace:
         origin = ValueOrigin(OriginKind.FOLDER, str(self.find_run(run).config_file))
         return {name: origin for name in chosen if name not in self.inputs.settings}
 
-    def make_word(self, run: str) -> UserWord:
+    def make_user_options(self, run: str) -> UserOptions:
         """Return the settings by which the folder of a run is read in place of its own.
 
         Empty if it was written here. If somebody else wrote it, they are the inputs that the lab was
         started with, and the settings of the folder that the user chose.
         """
         if is_own(self.find_run(run).config_file):
-            return NO_WORD
+            return NO_USER_OPTIONS
 
         chosen = self.list_used(run)
         settings = dict(chosen)
@@ -313,7 +315,7 @@ class Workplace:
             value = self.inputs.settings.get(name)
             if value is not None:
                 settings[name] = value
-        return UserWord(
+        return UserOptions(
             settings=settings,
             origins=self._list_origins(run, chosen),
             remedy=_REMEDY,
@@ -358,7 +360,7 @@ class Workplace:
         changed = _read_change_time(directory)
         folder = self._open_runs.find(run, changed)
         if folder is None:
-            folder = self._open_runs.open(run, directory, self.make_word(run), changed)
+            folder = self._open_runs.open(run, directory, self.make_user_options(run), changed)
         return folder
 
     def find_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Mapping[str, Path]:
@@ -422,7 +424,7 @@ class Workplace:
             DataError: The access cannot be logged.
         """
         problems: list[str] = []
-        words = {self.find_run(run).path: self.make_word(run)}
+        words = {self.find_run(run).path: self.make_user_options(run)}
         record_evaluations(words, qrels, problems.append)
         if problems:
             raise DataError(problems[0])

@@ -15,7 +15,7 @@ from typing import Literal
 from touche_llm.api.corpora import open_run_corpus
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import NO_WORD, UserWord
+from touche_llm.config.files import NO_USER_OPTIONS, UserOptions
 from touche_llm.config.origins import LoadedConfig
 from touche_llm.config.task_copies import find_copy
 from touche_llm.data.records import (
@@ -163,18 +163,18 @@ class DocumentView:
 
 
 @contextmanager
-def open_folder(path: Path, word: UserWord = NO_WORD) -> Iterator[RunFolder]:
+def open_folder(path: Path, user_options: UserOptions = NO_USER_OPTIONS) -> Iterator[RunFolder]:
     """Open a run folder with its corpus and its completions.
 
     Args:
         path: Folder of the run.
-        word: Settings that the user gives, and whether the user trusts the folder.
+        user_options: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: The run is unfinished or damaged.
     """
     directory = RunDirectory(path)
-    loaded = directory.read_with_origins(word)
+    loaded = directory.read_with_origins(user_options)
     directory.check_finished("rank")
 
     notes: list[str] = []
