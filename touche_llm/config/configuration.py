@@ -467,8 +467,8 @@ def _list_declared_sections() -> list[_DeclaredSection]:
 def _make_config_type() -> type[BaseConfig]:
     """Return the type of a configuration, with the sections of first stages and kinds of task.
 
-    Sections of the project's own are fields of `BaseConfig` already; those of other packages are
-    added.
+    Sections of the project's own are fields of `BaseConfig` already. Sections of other packages
+    become new fields, of the type `Section or None`, with the default None.
 
     Raises:
         ExtensionError: A section has the name of another setting.
@@ -480,8 +480,10 @@ def _make_config_type() -> type[BaseConfig]:
         settings = declared.section.settings
         own_field = BaseConfig.model_fields.get(name)
         if own_field is not None:
+            # The type of the field is `Section | None`, whose arguments are these two.
             declared.require_type(get_args(own_field.annotation))
         elif name in added:
+            # First stages and kinds of task may share a section.
             declared.require_type([added[name]])
         else:
             added[name] = settings
@@ -514,7 +516,11 @@ else:
 
 
 def find_settings(scope: Scope) -> tuple[str, ...]:
-    """Return the dotted names of the settings with a scope, and of the sections that declare it."""
+    """Return the dotted names of the settings with a scope, and of the sections that declare it.
+
+    A setting that declares no scope has that of its section, or else `rank`. A section counts only
+    if it declares the scope itself, since its settings may have others.
+    """
     scopes = _inherit_declarations(Scope)
     sections = _list_section_names(scopes)
 
@@ -523,7 +529,6 @@ def find_settings(scope: Scope) -> tuple[str, ...]:
         if name in sections:
             found_scope = _find_declaration(field, Scope)
         else:
-            # A setting decides the ranking unless it or its section declares another scope.
             found_scope = scopes[name] or Scope.RANK
         if found_scope is scope:
             names.append(name)
@@ -556,7 +561,7 @@ def _list_declarations(kind: type[DeclarationT]) -> dict[str, DeclarationT | Non
 
 
 def _inherit_declarations(kind: type[DeclarationT]) -> dict[str, DeclarationT | None]:
-    """Return what settings and sections declare, or else the sections that they are in.
+    """Return the declaration of each setting and section: its own, or else that of its section.
 
     Args:
         kind: Type of the declarations.
@@ -567,6 +572,7 @@ def _inherit_declarations(kind: type[DeclarationT]) -> dict[str, DeclarationT | 
     declarations: dict[str, DeclarationT | None] = {}
     for name, field in list_fields(Config):
         own = _find_declaration(field, kind)
+        # A section is listed before its settings, so its declaration is known here.
         inherited = declarations.get(_get_section_name(name))
         declarations[name] = own or inherited
     return declarations
