@@ -262,7 +262,8 @@ def _complete_foreign_run(
     # A built-in task, or the copy of one in the folder itself, is safe to use again.
     recorded_task = values.get("task")
     acting_values = take_acting_values(values)
-    values["task"] = recorded_task if recorded_task in TASKS else find_copy(file.parent)
+    is_built_in = isinstance(recorded_task, str) and recorded_task in TASKS
+    values["task"] = recorded_task if is_built_in else find_copy(file.parent)
     _replace_inputs(values, user_options.settings, str(file.parent / NOT_USED))
 
     overrides = _Overrides.from_flags(user_options.settings, user_options.origins)
