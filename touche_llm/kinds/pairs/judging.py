@@ -123,6 +123,7 @@ class PairJudge:
         judgments: list[Judgment] = []
         failures: list[Failure] = []
 
+        # In each round, the next `depth` sentences are judged of topics that have too few pairs.
         unfinished = [*self.inputs.topics]
         for start in count(0, depth):
             work = self._list_sentence_work(unfinished, start, start + depth)
@@ -133,11 +134,15 @@ class PairJudge:
             judgments.extend(judged.results)
             failures.extend(judged.failures)
 
+            # Pairs are made anew of all sentences judged so far, since new ones can be better.
             judgments_by_topic = group_judgments(judgments)
             for topic in unfinished:
-                candidates = self._list_sentences(topic)[: start + depth]
-                made = self._pair_sentences(topic, candidates, judgments_by_topic[topic.id])
-                pairs[topic.id] = made
+                judged_so_far = self._list_sentences(topic)[: start + depth]
+                pairs[topic.id] = self._pair_sentences(
+                    topic,
+                    judged_so_far,
+                    judgments_by_topic[topic.id],
+                )
             unfinished = [topic for topic in unfinished if len(pairs[topic.id]) < self.min_pairs]
 
         sentences = Outcomes(results=judgments, failures=failures)
@@ -222,14 +227,16 @@ class PairJudge:
         ranking: list[Candidate] = []
         all_judgments: list[Judgment] = []
         for pair in pairs:
-            judgment = judgments.get(pair.document_id)
-            if judgment is None:
-                judgment = inherit_judgment(pair, sentences, self.settings)
-            orders = [judgment]
+            first_order = judgments.get(pair.document_id)
+            if first_order is None:
+                # A pair that was not judged gets the grades of its sentences.
+                first_order = inherit_judgment(pair, sentences, self.settings)
+            orders = [first_order]
 
-            reversed_judgment = judgments.get(reverse_pair(pair.document_id))
-            if reversed_judgment is not None:
-                orders.append(reversed_judgment)
+            # Only the best judged pairs were judged in the reversed order too.
+            reversed_order = judgments.get(reverse_pair(pair.document_id))
+            if reversed_order is not None:
+                orders.append(reversed_order)
 
             best_order = max(orders, key=self._grade)
             ranking.append(msgspec.structs.replace(pair, document_id=best_order.document_id))
