@@ -297,8 +297,9 @@ class BaseConfig(Section):
         """
         for other in KINDS.values():
             foreign = [name for name in other.sections if name not in kind.sections]
-            given = [name for name in foreign if getattr(self, name) is not None]
-            if given:
+            # The message lists all sections of the other kind, since none of them can be used.
+            is_any_given = any(getattr(self, name) is not None for name in foreign)
+            if is_any_given:
                 raise ValueError(
                     f"{', '.join(foreign)}: {task.name} is of the kind {kind.name}, not {other.name}; "
                     "leave the section out"

@@ -43,7 +43,7 @@ METADATA = "ir-metadata.yml"
 
 
 def _list_declared_paths() -> list[str]:
-    """Return the settings of first stages and kinds of task that are files or folders."""
+    """Return the dotted names of the settings of first stages and kinds of task that are paths."""
     sections = dict(SECTIONS)
     for kind in KINDS.values():
         sections.update(kind.sections)

@@ -297,8 +297,9 @@ def list_schemas(
     Args:
         prompts: Prompts of the requests.
         shown_documents: Number of documents in a request, by purpose of the prompts that compare
-            documents; None if none does.
+            documents; 1 for other prompts. None if no prompt compares documents.
     """
+    # The schemas that are listed do not depend on the topic.
     any_topic = Topic("", "")
     schemas: list[Mapping[str, Any]] = []
     for prompt in prompts:
