@@ -341,11 +341,14 @@ class BaseConfig(Section):
         own_name = None if own_section is None else own_section.name
         for name in SECTIONS:
             is_set = getattr(self, name) is not None
-            is_superfluous = is_set and name != own_name
-            is_missing = not is_set and name == own_name
-            if is_superfluous or is_missing:
+            if is_set and name != own_name:
                 raise ValueError(
                     f"{name}: settings of a retriever that is not the chosen one; see `retriever.name`"
+                )
+            if not is_set and name == own_name:
+                raise ValueError(
+                    f"{name}: missing; the retriever {self.retriever.name} needs this section; "
+                    "an empty one has the defaults"
                 )
 
     def _check_stance(self, task: Task) -> None:
