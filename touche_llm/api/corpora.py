@@ -380,10 +380,11 @@ class DenseCorpus(LocalCorpus):
             queries = await self._embed_queries(client, topics, fields)
             self.usage = PoolingUse.from_client(client, self.settings, index.dimensions)
 
-            # In a dry run, what the cache lacks is invented: the reply to each request.
+            # A dry run invents the replies to its requests: all vectors that are not stored.
             is_dry_run = isinstance(client.engine, DryRunEngine)
             has_sent_requests = client.counts.requests > requests_before
-        return _Vectors(index, queries, are_invented=is_dry_run and has_sent_requests)
+            are_invented = is_dry_run and has_sent_requests
+        return _Vectors(index, queries, are_invented)
 
     async def _embed_queries(
         self,

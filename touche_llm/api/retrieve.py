@@ -59,6 +59,8 @@ async def retrieve(
 
     with progress.stage("retrieving", len(topics)) as done:
         rankings = await corpus.search(topics, fields, depth, done)
+
+    # The additional queries are searched too, unless the model wrote none.
     if expander is not None and expansion.results:
         rankings = await _add_rankings(rankings, topics, corpus, depth, expansion, expander)
     if not any(rankings):

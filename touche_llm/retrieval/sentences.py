@@ -90,6 +90,7 @@ def retrieve_sentences(
         ranking = select_candidates(
             topic,
             scores=found.scores,
+            # The ranking has places in `found`, which stand for rows of `parts`.
             get_ids=partial(_get_ids, parts, found.rows),
             depth=settings.pool * _OVERFETCH,
         )

@@ -431,7 +431,7 @@ class RunFolder:
             self.config.weights,
             self.task.aspects,
         )
-        # The ranks count only the documents that are in the run, without gaps.
+        # Ranks count only the documents that are in the run, which can leave out judged ones.
         kept = {candidate.document_id for candidate in self.run.rankings.get(topic_id, [])}
         ranked = [document_id for document_id in judged.ranking.documents if document_id in kept]
         return {document_id: rank for rank, document_id in enumerate(ranked, start=1)}

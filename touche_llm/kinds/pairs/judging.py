@@ -89,22 +89,11 @@ class PairJudge:
         first_orders = await self._judge_best_pairs(made)
         reversed_orders = await self._judge_reversed_pairs(first_orders)
 
-        pair_judgments = group_judgments([*first_orders.results, *reversed_orders.results])
-        sentence_judgments = group_judgments(made.sentences.results)
-        rankings: list[list[Candidate]] = []
-        judgments: list[Judgment] = []
-        for topic in self.inputs.topics:
-            ranked = self._rank_pairs(
-                made.by_topic[topic.id],
-                pair_judgments[topic.id],
-                sentence_judgments[topic.id],
-            )
-            rankings.append(ranked.ranking)
-            judgments.extend(ranked.judgments)
-
+        pair_judgments = [*first_orders.results, *reversed_orders.results]
+        ranked_by_topic = self._rank_topics(made, pair_judgments)
         return JudgedPairs(
-            rankings=rankings,
-            judgments=judgments,
+            rankings=[ranked.ranking for ranked in ranked_by_topic],
+            judgments=[judgment for ranked in ranked_by_topic for judgment in ranked.judgments],
             sentences=made.sentences.results,
             failures=[
                 *made.sentences.failures,
@@ -210,6 +199,30 @@ class PairJudge:
     async def _judge_pairs(self, title: str, work: Sequence[TopicDocument]) -> Outcomes[Judgment]:
         """Judge pairs of some topics."""
         return await self.inputs.judge(work, PairDocuments(self.sentences), title=title)
+
+    def _rank_topics(
+        self,
+        made: _MadePairs,
+        pair_judgments: Iterable[Judgment],
+    ) -> list[_RankedPairs]:
+        """Return the ranked pairs of each topic, in the order of the topics.
+
+        Args:
+            made: Pairs of all topics, and judgments of their sentences.
+            pair_judgments: Judgments of pairs in either order.
+        """
+        judgments_of_pairs = group_judgments(pair_judgments)
+        judgments_of_sentences = group_judgments(made.sentences.results)
+
+        ranked: list[_RankedPairs] = []
+        for topic in self.inputs.topics:
+            ranked_pairs = self._rank_pairs(
+                made.by_topic[topic.id],
+                judgments_of_pairs[topic.id],
+                judgments_of_sentences[topic.id],
+            )
+            ranked.append(ranked_pairs)
+        return ranked
 
     def _rank_pairs(
         self,
