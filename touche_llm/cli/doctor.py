@@ -52,6 +52,7 @@ def doctor(
     work = _examine(engine, sampling, thorough)
     examination = run_until_interrupted(work, "nothing was stored")
 
+    # An examination ends with its result, or with the error of the server that ended it early.
     failure = examination.result if isinstance(examination.result, EngineError) else None
     has_passed_a_check = any(check.is_ok for check in examination.checks)
     if failure is not None and not has_passed_a_check:

@@ -182,9 +182,9 @@ NO_USER_OPTIONS = UserOptions()
 def load_run_config(file: Path, user_options: UserOptions = NO_USER_OPTIONS) -> LoadedConfig:
     """Load the configuration that a run recorded, with the origins of its values.
 
-    If somebody else wrote it, settings that start a program, send a request or name another file
-    are not used: they are defaults, and topics and index are files that do not exist, unless the
-    user gives them.
+    A run of somebody else is not trusted, unless the user names its configuration with `--config`:
+    its settings that start a program, send a request or name another file are not used. They are
+    defaults, and topics and index are files that do not exist, unless the user gives them.
 
     Args:
         file: Configuration in the folder of a run.
@@ -203,7 +203,6 @@ def load_run_config(file: Path, user_options: UserOptions = NO_USER_OPTIONS) -> 
     values = read_yaml(file, text=content, error=UsageError)
     _resolve_paths(values, file)
 
-    # To name a configuration with `--config` is to trust it.
     is_trusted = user_options.config is not None or is_recorded(content)
     if is_trusted:
         return _complete_own_run(values, file, user_options)
@@ -232,7 +231,8 @@ def _complete_own_run(
     settings = dict(user_options.settings)
     origins = dict(user_options.origins)
     if settings.get("task") is None:
-        # If the folder of the task is gone, its copy in the folder of the run replaces it.
+        # The file names the folder of the task. If that is gone or changed since the run, the copy of
+        # the task in the folder of the run replaces it.
         settings["task"] = find_task_folder(file)
         origins["task"] = ValueOrigin(OriginKind.FOLDER, str(file))
 
@@ -540,7 +540,10 @@ def _drop_default_index(values: dict[str, Any]) -> None:
 
 
 def _drop_zero_stance_depth(values: dict[str, Any]) -> None:
-    """Drop the depth of a file's stance prompt if it is 0, which stands for a prompt not used."""
+    """Drop the depth of a file's stance prompt if it is 0, so that the default applies.
+
+    At 0 the stance prompt is not used, although the user gives one now.
+    """
     stance = values.get("stance")
     if isinstance(stance, dict) and stance.get("depth") == 0:
         del stance["depth"]

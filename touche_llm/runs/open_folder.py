@@ -229,6 +229,7 @@ def _make_context(directory: RunDirectory, loaded: LoadedConfig, notes: list[str
     if task_copy is not None:
         config = config.model_copy(update={"task": task_copy})
 
+    # Without topics, the context reads those that the configuration names.
     topics: list[Topic] | None = None
     if loaded.unused is not None and loaded.is_without("topics"):
         topics = _name_topics(directory)
