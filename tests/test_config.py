@@ -229,10 +229,10 @@ def test_a_retriever_has_its_own_section_and_no_other(
         "retriever": retriever,
     }
     assert getattr(Config.model_validate(needed | {section: {}}), section) is not None
-    with pytest.raises(ValidationError, match=section):
+    with pytest.raises(ValidationError, match=f"{section}: missing"):
         Config.model_validate(needed)
     other = "chatnoir" if section == "dense" else "dense"
-    with pytest.raises(ValidationError, match=other):
+    with pytest.raises(ValidationError, match=f"{other}: settings of a retriever that is not"):
         Config.model_validate(needed | {section: {}, other: {}})
 
 

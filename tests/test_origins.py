@@ -9,7 +9,7 @@ import pytest
 
 from touche_llm.config.files import (
     METADATA,
-    UserWord,
+    UserOptions,
     load_config,
     load_run_config,
     load_with_origins,
@@ -74,7 +74,7 @@ def test_values_of_the_folder_of_a_run_have_it_as_their_origin(tmp_path: Path) -
     (tmp_path / METADATA).write_text("")
     assert load_with_origins(file, {}).origins.find("depth").kind is OriginKind.FILE
     record_configuration(file, file.read_bytes())
-    origins = load_run_config(file, UserWord({"tag": "mine"})).origins
+    origins = load_run_config(file, UserOptions({"tag": "mine"})).origins
     assert origins.find("depth") == ValueOrigin(OriginKind.FOLDER, str(file))
     assert origins.find("corpus").kind is OriginKind.FOLDER
     assert origins.find("tag") == ARGUMENT
@@ -150,3 +150,16 @@ def test_an_option_that_runs_code_is_taken_from_the_command_line_alone(
     file = write_file(tmp_path, BASE)
     loaded = load_with_origins(file, option, {name: ARGUMENT for name in option})
     assert loaded.config.engine.options == {name: True}
+
+
+@pytest.mark.parametrize("task", ["[chess]", "{name: chess}", "5", "chess"])
+def test_a_malformed_task_in_a_folder_of_somebody_else_is_an_error_of_its_file(
+    task: str, tmp_path: Path
+) -> None:
+    file = write_file(tmp_path, f"{BASE}task: {task}\n", "config.yaml")
+    with pytest.raises(UsageError) as caught:
+        load_run_config(file)
+    assert str(caught.value).startswith(f"{file}: task: ")
+    # The user's own task replaces it.
+    options = UserOptions({"task": "passages"})
+    assert load_run_config(file, options).config.task == "passages"

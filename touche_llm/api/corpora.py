@@ -209,6 +209,7 @@ def open_local_corpus(
     store = _open_store(corpus, index, task, skip_bad_lines=skip_bad_lines, warn=warn)
     _check_store(store, task)
 
+    # `LocalCorpus` builds a missing or outdated index only if it can warn of it.
     can_build_index = corpus is not None
     return LocalCorpus(
         task=task,
@@ -322,6 +323,7 @@ class DenseCorpus(LocalCorpus):
         if problem is not None:
             raise UsageError(f"retriever.name: {problem}")
 
+        # This is a corpus like the given one, on the same store, with another search.
         super().__init__(
             task=corpus.task,
             store=corpus.store,
@@ -366,8 +368,8 @@ class DenseCorpus(LocalCorpus):
 
         pool = max(depth, self.settings.pool)
         by_vectors = _search_vectors(vectors, topics, pool, done)
-        # The progress counts each topic once.
-        by_words = await super().search(topics, fields, pool, lambda: None)
+        # The search by vectors has counted each topic for the progress already.
+        by_words = await super().search(topics, fields, pool, done=lambda: None)
         return self._fuse(by_words, by_vectors, depth)
 
     async def _embed(self, topics: list[Topic], fields: tuple[QueryField, ...]) -> _Vectors:
@@ -378,9 +380,11 @@ class DenseCorpus(LocalCorpus):
             queries = await self._embed_queries(client, topics, fields)
             self.usage = PoolingUse.from_client(client, self.settings, index.dimensions)
 
+            # A dry run invents the replies to its requests: all vectors that are not stored.
             is_dry_run = isinstance(client.engine, DryRunEngine)
             has_sent_requests = client.counts.requests > requests_before
-        return _Vectors(index, queries, are_invented=is_dry_run and has_sent_requests)
+            are_invented = is_dry_run and has_sent_requests
+        return _Vectors(index, queries, are_invented)
 
     async def _embed_queries(
         self,
@@ -427,7 +431,7 @@ class DenseCorpus(LocalCorpus):
         title = "embedding documents"
         with self._progress.stage(title, len(missing_rows), client.counts) as done:
             if is_dry_run:
-                await _count_embeddings(index, client, missing_rows, done)
+                await _send_dry_requests(index, client, missing_rows, done)
             else:
                 await index.embed_missing(client, done)
         return index
@@ -485,13 +489,15 @@ def _search_vectors(
     return rankings
 
 
-async def _count_embeddings(
+async def _send_dry_requests(
     index: DenseIndex,
     client: PoolingClient,
     missing_rows: NDArray[np.int64],
     done: Callable[[], None],
 ) -> None:
-    """Send a dry run's requests for documents without a vector, which are counted; store nothing.
+    """Send a dry run's requests for the vectors of documents, and store nothing.
+
+    The client counts the requests, for which a dry run is made.
 
     Args:
         index: Index of the documents.

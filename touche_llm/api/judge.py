@@ -52,10 +52,12 @@ async def judge(
     await candidates.check()
 
     stage = partial(_show_stage, progress=progress, model=requester.client)
+    # A topic that compares objects can be judged only if both are known. The others stay among the
+    # candidates, so that the run has all topics.
     named = await _name_topics(candidates, prompts, requester, stage)
     inputs = JudgingInputs(
         candidates=replace(candidates, topics=named.all_topics),
-        topics=named.topics,
+        topics=named.judged_topics,
         documents=candidates.documents,
         prompts=prompts,
         requester=requester,
@@ -100,13 +102,13 @@ class _NamedTopics:
     """Topics with the two objects that each compares, if the task compares objects.
 
     Attributes:
-        topics: Topics to judge documents for: without those whose objects are unknown.
+        judged_topics: Topics to judge documents for: without those whose objects are unknown.
         all_topics: All topics, in the order of the run.
         found: Objects that the model found.
         failures: Failed requests for objects.
     """
 
-    topics: list[Topic]
+    judged_topics: list[Topic]
     all_topics: list[Topic]
     found: Sequence[Objects] = ()
     failures: Sequence[Failure] = ()
@@ -126,14 +128,14 @@ async def _name_topics(
     unnamed = [topic for topic in topics if topic.objects is None]
     needs_objects = candidates.task.objects_answer is not None
     if not needs_objects or not unnamed:
-        return _NamedTopics(topics=topics, all_topics=topics)
+        return _NamedTopics(judged_topics=topics, all_topics=topics)
 
     with stage("finding objects", len(unnamed)) as done:
         outcomes = await find_objects(topics, prompts["objects"], requester, done)
 
     all_topics = add_objects(topics, outcomes.results)
     return _NamedTopics(
-        topics=[topic for topic in all_topics if topic.objects is not None],
+        judged_topics=[topic for topic in all_topics if topic.objects is not None],
         all_topics=all_topics,
         found=outcomes.results,
         failures=outcomes.failures,

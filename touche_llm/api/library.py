@@ -117,11 +117,11 @@ def open_corpus(
     known_task = _find_task(file, task)
     chosen = read_settings(RetrieverConfig, retriever, "retriever")
     display = progress or default_progress()
+
+    has_local_documents = file is not None or index is not None
+    if search_engine is not None and has_local_documents:
+        raise UsageError("search_engine: it holds the documents itself; leave out file and index")
     if search_engine is not None:
-        if file is not None or index is not None:
-            raise UsageError(
-                "search_engine: it holds the documents itself; leave out file and index"
-            )
         return _open_search_engine(search_engine, known_task, chosen, display.warn)
 
     _check_dense(dense, chosen)
@@ -234,7 +234,7 @@ def _publish(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P,
         try:
             return concurrency.run(function(*arguments, **options))
         finally:
-            # Also if the stage failed. They name the line that called the function.
+            # Also if the stage failed. With this level, a warning names the line of the caller.
             for message in progress.messages:
                 warnings.warn(message, ToucheWarning, stacklevel=2)
 
@@ -339,25 +339,29 @@ async def judge(
     """
     assert progress is not None, "the decorator gives one"
     task = candidates.task
-    stance = read_settings(StanceSettings, stance, "stance")
-    judging_settings = get_kind(task).read_judging_settings(judging_settings)
+    checked_stance = read_settings(StanceSettings, stance, "stance")
+    checked_judging_settings = get_kind(task).read_judging_settings(judging_settings)
     if judge_per not in get_args(JudgePer):
         raise UsageError(f"judge_per: {judge_per!r:.40}: must be {' or '.join(get_args(JudgePer))}")
 
-    chosen = dict(prompts or {})
+    chosen_prompts = dict(prompts or {})
     if prompt is not None:
-        chosen["judge"] = prompt
-    needed = list_judging_purposes(task, candidates.topics, stance.depth)
+        chosen_prompts["judge"] = prompt
+    needed = list_judging_purposes(task, candidates.topics, checked_stance.depth)
     loader = _PromptLoader(task, candidates.topics, progress, judge_per)
-    loaded = loader.load(needed, chosen, allowed=["judge", "objects", "sentence", "stance"])
+    loaded_prompts = loader.load(
+        needed,
+        chosen_prompts,
+        allowed=["judge", "objects", "sentence", "stance"],
+    )
 
     return await judging.judge(
         candidates,
-        loaded,
+        loaded_prompts,
         model.requester,
         progress,
-        stance=stance,
-        judging_settings=judging_settings,
+        stance=checked_stance,
+        judging_settings=checked_judging_settings,
     )
 
 
@@ -394,20 +398,23 @@ async def rank(
         ReplayMiss: The cache of a replay lacks an answer.
     """
     assert progress is not None, "the decorator gives one"
-    options = read_settings(RankOptions, options, "options")
+    checked_options = read_settings(RankOptions, options, "options")
     _check_judgments(judgments, candidates.task)
-    judgments = _choose_ranked(candidates, judgments)
+    ranked = _choose_ranked(candidates, judgments)
 
-    plan = _plan_ranking(judgments, read_steps(steps, candidates.task), options)
+    plan = _plan_ranking(ranked, read_steps(steps, candidates.task), checked_options)
     if list_comparison_kinds(plan.steps):
         loader = _PromptLoader(candidates.task, candidates.topics, progress)
         plan = _add_comparisons(plan, model, prompts or {}, loader)
 
+    stance = checked_options.stance
     if not needs_scores(plan.steps):
-        return await ranking.rank(judgments, plan, progress, stance=options.stance)
-    async with open_pooling("score", options.settings.cross_encoder, options.cache) as reranker:
+        return await ranking.rank(ranked, plan, progress, stance=stance)
+
+    cross_encoder = checked_options.settings.cross_encoder
+    async with open_pooling("score", cross_encoder, checked_options.cache) as reranker:
         plan = replace(plan, reranker=reranker)
-        return await ranking.rank(judgments, plan, progress, stance=options.stance)
+        return await ranking.rank(ranked, plan, progress, stance=stance)
 
 
 def _make_expander(

@@ -240,10 +240,12 @@ async def _rank_topics(
 ) -> RankedTopics:
     """Rank the candidates that have a stance label, topic by topic, and show the progress."""
     stances: dict[str, dict[str, str]] = {}
-    for topic_id, chosen in labels.items():
-        stances[topic_id] = {document_id: label.label for document_id, label in chosen.items()}
+    for topic_id, labels_of_topic in labels.items():
+        stances[topic_id] = {
+            document_id: chosen.label for document_id, chosen in labels_of_topic.items()
+        }
 
-    # If documents are compared, the progress counts the comparisons.
+    # If a client compares documents, the progress shows its requests, too.
     counts = plan.clients[0].counts if plan.clients else None
     with progress.stage("ranking", len(candidates.topics), counts) as done:
         return await rank_topics(
@@ -291,7 +293,10 @@ def _list_stances(lines: Iterable[RunLine]) -> dict[tuple[str, str], str]:
 
 
 def _warn_of_unjudged(ranking: Ranking, judgments: Judgments, progress: Progress) -> None:
-    """Warn of documents without a judgment: in the ranking, and left out of it."""
+    """Warn of documents without a judgment: of ranked ones, and of those that are left out.
+
+    They are left out if the task has no label for an unknown stance.
+    """
     task = ranking.task
     imputed = ranking.imputed
     if imputed > 0:
@@ -300,7 +305,7 @@ def _warn_of_unjudged(ranking: Ranking, judgments: Judgments, progress: Progress
             f"{imputed} of {len(ranking.lines)} documents have no judgment: first-stage order{effect}"
         )
 
-    # Without a judgment, a document is left out if the task has no label for an unknown stance.
+    # With a judgment for each, a topic has a line for all candidates, up to the task's maximum.
     expected_lines = 0
     for candidates in judgments.candidates.list_rankings():
         expected_lines += min(len(candidates), task.documents_per_topic.max)
@@ -317,7 +322,7 @@ def _warn_of_thresholds(judgments: Judgments, settings: StanceSettings, progress
     if not settings.thresholds or not fitted_prompt:
         return
 
-    # The stance is that of the stance prompt if there is one, else that of the judge prompt.
+    # The stance is that of the judge prompt, unless a stance prompt is used: for `depth` documents.
     answers: Sequence[Judgment | StanceReading] = judgments.judgments
     if settings.depth > 0:
         answers = judgments.stances

@@ -14,7 +14,7 @@ from touche_llm.judging.queries import QueryExpander, find_queries
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.candidates import Candidates, NoCandidates, normalise_rankings
 from touche_llm.retrieval.corpus import Corpus
-from touche_llm.retrieval.settings import QueryField
+from touche_llm.retrieval.settings import ExpansionSettings, QueryField
 
 
 def add_objects(topics: list[Topic], found: Iterable[Objects]) -> list[Topic]:
@@ -59,6 +59,8 @@ async def retrieve(
 
     with progress.stage("retrieving", len(topics)) as done:
         rankings = await corpus.search(topics, fields, depth, done)
+
+    # The additional queries are searched too, unless the model wrote none.
     if expander is not None and expansion.results:
         rankings = await _add_rankings(rankings, topics, corpus, depth, expansion, expander)
     if not any(rankings):
@@ -111,18 +113,28 @@ async def _add_rankings(
     variants = _list_variants(topics, expansion.results)
     found = await corpus.search(variants, ("title",), depth, lambda: None)
 
+    # A variant is a topic with another title, so it has the id of the topic.
     additional_rankings: dict[str, list[list[Candidate]]] = defaultdict(list)
     for variant, ranking in zip(variants, found, strict=True):
         additional_rankings[variant.id].append(ranking)
 
-    fused: list[list[Candidate]] = []
+    fused_rankings: list[list[Candidate]] = []
     for topic, ranking in zip(topics, rankings, strict=True):
-        additional = additional_rankings[topic.id]
-        if additional:
-            weights = [1.0] + [expander.settings.weight] * len(additional)
-            ranking = fuse_candidates([ranking, *additional], weights, expander.settings.k)
-        fused.append(corpus.limit(ranking, depth))
-    return fused
+        fused = _fuse_rankings(ranking, additional_rankings[topic.id], expander.settings)
+        fused_rankings.append(corpus.limit(fused, depth))
+    return fused_rankings
+
+
+def _fuse_rankings(
+    ranking: list[Candidate],
+    additional: list[list[Candidate]],
+    settings: ExpansionSettings,
+) -> list[Candidate]:
+    """Fuse the ranking of a topic's own query, of weight 1, with those of additional queries."""
+    if not additional:
+        return ranking
+    weights = [1.0] + [settings.weight] * len(additional)
+    return fuse_candidates([ranking, *additional], weights, settings.k)
 
 
 def _list_variants(topics: list[Topic], additional: Iterable[Queries]) -> list[Topic]:

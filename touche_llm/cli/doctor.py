@@ -52,12 +52,14 @@ def doctor(
     work = _examine(engine, sampling, thorough)
     examination = run_until_interrupted(work, "nothing was stored")
 
+    # An examination ends with its result, or with the error of the server that ended it early.
     failure = examination.result if isinstance(examination.result, EngineError) else None
     has_passed_a_check = any(check.is_ok for check in examination.checks)
     if failure is not None and not has_passed_a_check:
-        # There is no server, so that a table of checks would say nothing.
+        # No check passed, so a table of checks would say nothing.
         raise failure
 
+    # The table is printed before the error: the checks until then help to find its cause.
     checks = [replace(check, remedy=s.name_options(check.remedy)) for check in examination.checks]
     emit(output, [asdict(check) for check in checks], _CHECKS)
     if output is Format.TABLE:

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from touche_llm.api.progress import ConsoleProgress
 from touche_llm.cli.shared_options import CommandFunction, make_parameter, replace_parameter
 from touche_llm.config.configuration import Config, find_settings, is_one_of
-from touche_llm.config.files import CONFIG, UserWord, load_run_config, load_with_origins
+from touche_llm.config.files import CONFIG, UserOptions, load_run_config, load_with_origins
 from touche_llm.config.origins import ARGUMENT, DEFAULT, LoadedConfig, OriginKind, ValueOrigin
 from touche_llm.config.task_copies import is_copy
 from touche_llm.errors import DataError, UsageError, list_fields
@@ -405,7 +405,7 @@ def _load_from_folder(
         raise DataError(
             f"{file}: missing; run `touche-llm retrieve` for this folder first, or give --config"
         )
-    loaded = load_run_config(file, UserWord(given, origins))
+    loaded = load_run_config(file, UserOptions(given, origins))
 
     if loaded.unused is not None:
         if loaded.is_without("topics") or loaded.is_without("index"):
@@ -423,9 +423,9 @@ def _load_from_folder(
     return loaded
 
 
-def make_word(given: GivenSettings, file: Path | None) -> UserWord:
+def make_user_options(given: GivenSettings, file: Path | None) -> UserOptions:
     """Return what the user says about a run's folder with options and `--config`."""
-    return UserWord(given, list_option_origins(given), file)
+    return UserOptions(given, list_option_origins(given), file)
 
 
 def list_option_origins(given: Iterable[str]) -> dict[str, ValueOrigin]:

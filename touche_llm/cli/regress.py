@@ -12,7 +12,7 @@ import typer
 from touche_llm.cli import options as s
 from touche_llm.cli import shared_options as o
 from touche_llm.cli.output import Format, FormatOption, print_result, print_rows, say
-from touche_llm.config.files import UserWord
+from touche_llm.config.files import UserOptions
 from touche_llm.data.files import recover
 from touche_llm.errors import UsageError
 from touche_llm.interrupts import run_until_interrupted
@@ -56,7 +56,7 @@ def record_(
     target = root / (run_dir.resolve().name if name is None else name)
     recover(target.parent)
     _check_target(target, overwrite)
-    config = load_finished_run(run_dir, UserWord(config=config_file))
+    config = load_finished_run(run_dir, UserOptions(config=config_file))
     made = run_until_interrupted(record(config, run_dir, target))
     print_result(output, _describe(target, made), {"folder": target, **asdict(made)})
     if made.note is not None:

@@ -175,11 +175,11 @@ def report(
     if not is_own_page:
         check_output(target, overwrite, qrels_files.values())
 
-    word = s.make_word(given, config_file)
-    task = get_task(RunDirectory(run_dir).read_with_origins(word).config.task)
+    user_options = s.make_user_options(given, config_file)
+    task = get_task(RunDirectory(run_dir).read_with_origins(user_options).config.task)
     used_qrels = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))
     qrels = read_qrels(used_qrels, task) if used_qrels else None
-    content = gather_report(run_dir, qrels, _TOP, word)
+    content = gather_report(run_dir, qrels, _TOP, user_options)
     for note in content.notes:
         CommandProgress().warn(note)
 

@@ -213,7 +213,7 @@ def show(
         raise DataError(
             f"{run}: no such folder; give the folder of a run, which `touche-llm runs` lists"
         )
-    overview = read_overview(run, s.make_word(given, config_file))
+    overview = read_overview(run, s.make_user_options(given, config_file))
     config = overview.config
     if config is None:
         raise DataError(overview.problem)

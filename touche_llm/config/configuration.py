@@ -297,8 +297,9 @@ class BaseConfig(Section):
         """
         for other in KINDS.values():
             foreign = [name for name in other.sections if name not in kind.sections]
-            given = [name for name in foreign if getattr(self, name) is not None]
-            if given:
+            # The message lists all sections of the other kind, since none of them can be used.
+            is_any_given = any(getattr(self, name) is not None for name in foreign)
+            if is_any_given:
                 raise ValueError(
                     f"{', '.join(foreign)}: {task.name} is of the kind {kind.name}, not {other.name}; "
                     "leave the section out"
@@ -340,11 +341,14 @@ class BaseConfig(Section):
         own_name = None if own_section is None else own_section.name
         for name in SECTIONS:
             is_set = getattr(self, name) is not None
-            is_superfluous = is_set and name != own_name
-            is_missing = not is_set and name == own_name
-            if is_superfluous or is_missing:
+            if is_set and name != own_name:
                 raise ValueError(
                     f"{name}: settings of a retriever that is not the chosen one; see `retriever.name`"
+                )
+            if not is_set and name == own_name:
+                raise ValueError(
+                    f"{name}: missing; the retriever {self.retriever.name} needs this section; "
+                    "an empty one has the defaults"
                 )
 
     def _check_stance(self, task: Task) -> None:
@@ -467,8 +471,8 @@ def _list_declared_sections() -> list[_DeclaredSection]:
 def _make_config_type() -> type[BaseConfig]:
     """Return the type of a configuration, with the sections of first stages and kinds of task.
 
-    Sections of the project's own are fields of `BaseConfig` already; those of other packages are
-    added.
+    Sections of the project's own are fields of `BaseConfig` already. Sections of other packages
+    become new fields, of the type `Section or None`, with the default None.
 
     Raises:
         ExtensionError: A section has the name of another setting.
@@ -480,8 +484,10 @@ def _make_config_type() -> type[BaseConfig]:
         settings = declared.section.settings
         own_field = BaseConfig.model_fields.get(name)
         if own_field is not None:
+            # The type of the field is `Section | None`, whose arguments are these two.
             declared.require_type(get_args(own_field.annotation))
         elif name in added:
+            # First stages and kinds of task may share a section.
             declared.require_type([added[name]])
         else:
             added[name] = settings
@@ -514,7 +520,11 @@ else:
 
 
 def find_settings(scope: Scope) -> tuple[str, ...]:
-    """Return the dotted names of the settings with a scope, and of the sections that declare it."""
+    """Return the dotted names of the settings with a scope, and of the sections that declare it.
+
+    A setting that declares no scope has that of its section, or else `rank`. A section counts only
+    if it declares the scope itself, since its settings may have others.
+    """
     scopes = _inherit_declarations(Scope)
     sections = _list_section_names(scopes)
 
@@ -523,7 +533,6 @@ def find_settings(scope: Scope) -> tuple[str, ...]:
         if name in sections:
             found_scope = _find_declaration(field, Scope)
         else:
-            # A setting decides the ranking unless it or its section declares another scope.
             found_scope = scopes[name] or Scope.RANK
         if found_scope is scope:
             names.append(name)
@@ -556,7 +565,7 @@ def _list_declarations(kind: type[DeclarationT]) -> dict[str, DeclarationT | Non
 
 
 def _inherit_declarations(kind: type[DeclarationT]) -> dict[str, DeclarationT | None]:
-    """Return what settings and sections declare, or else the sections that they are in.
+    """Return the declaration of each setting and section: its own, or else that of its section.
 
     Args:
         kind: Type of the declarations.
@@ -567,6 +576,7 @@ def _inherit_declarations(kind: type[DeclarationT]) -> dict[str, DeclarationT | 
     declarations: dict[str, DeclarationT | None] = {}
     for name, field in list_fields(Config):
         own = _find_declaration(field, kind)
+        # A section is listed before its settings, so its declaration is known here.
         inherited = declarations.get(_get_section_name(name))
         declarations[name] = own or inherited
     return declarations

@@ -43,7 +43,7 @@ METADATA = "ir-metadata.yml"
 
 
 def _list_declared_paths() -> list[str]:
-    """Return the settings of first stages and kinds of task that are files or folders."""
+    """Return the dotted names of the settings of first stages and kinds of task that are paths."""
     sections = dict(SECTIONS)
     for kind in KINDS.values():
         sections.update(kind.sections)
@@ -159,7 +159,7 @@ def load_with_origins(
 
 
 @dataclass(frozen=True, slots=True)
-class UserWord:
+class UserOptions:
     """What the user says about a run's folder on the command line, or by a click.
 
     Attributes:
@@ -176,19 +176,19 @@ class UserWord:
     remedy: str = ""
 
 
-NO_WORD = UserWord()
+NO_USER_OPTIONS = UserOptions()
 
 
-def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
+def load_run_config(file: Path, user_options: UserOptions = NO_USER_OPTIONS) -> LoadedConfig:
     """Load the configuration that a run recorded, with the origins of its values.
 
-    If somebody else wrote it, settings that start a program, send a request or name another file
-    are not used: they are defaults, and topics and index are files that do not exist, unless the
-    user gives them.
+    A run of somebody else is not trusted, unless the user names its configuration with `--config`:
+    its settings that start a program, send a request or name another file are not used. They are
+    defaults, and topics and index are files that do not exist, unless the user gives them.
 
     Args:
         file: Configuration in the folder of a run.
-        word: Settings that the user gives, and whether the user trusts the folder.
+        user_options: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: There is no such file, or a link of somebody else's folder leads out of it.
@@ -197,34 +197,42 @@ def load_run_config(file: Path, word: UserWord = NO_WORD) -> LoadedConfig:
     """
     if not file.is_file():
         raise DataError(f"{file}: no such file; give the folder of a run")
-    _check_named_file(file, word)
+    _check_named_file(file, user_options)
 
     content = read_bounded(file, MAX_BYTES, UsageError)
     values = read_yaml(file, text=content, error=UsageError)
     _resolve_paths(values, file)
 
-    # To name a configuration with `--config` is to trust it.
-    is_trusted = word.config is not None or is_recorded(content)
+    is_trusted = user_options.config is not None or is_recorded(content)
     if is_trusted:
-        return _complete_own_run(values, file, word)
-    return _complete_foreign_run(values, file, word)
+        return _complete_own_run(values, file, user_options)
+    return _complete_foreign_run(values, file, user_options)
 
 
-def _check_named_file(file: Path, word: UserWord) -> None:
+def _check_named_file(file: Path, user_options: UserOptions) -> None:
     """Raise UsageError if the user names another configuration than that of the run."""
-    named = word.config
+    named = user_options.config
     if named is None:
         return
     if not named.exists() or not named.samefile(file):
         raise UsageError(f"--config {named}: not the configuration of this run; give {file}")
 
 
-def _complete_own_run(values: dict[str, Any], file: Path, word: UserWord) -> LoadedConfig:
-    """Return the configuration of a run that the user trusts, with all of its settings."""
-    settings = dict(word.settings)
-    origins = dict(word.origins)
+def _complete_own_run(
+    values: dict[str, Any], file: Path, user_options: UserOptions
+) -> LoadedConfig:
+    """Return the configuration of a run that the user trusts, with all of its settings.
+
+    Args:
+        values: Values of the file, by section, which are changed.
+        file: Configuration in the folder of the run.
+        user_options: Settings that the user gives in place of those of the folder.
+    """
+    settings = dict(user_options.settings)
+    origins = dict(user_options.origins)
     if settings.get("task") is None:
-        # If the folder of the task is gone, its copy in the folder of the run replaces it.
+        # The file names the folder of the task. If that is gone or changed since the run, the copy of
+        # the task in the folder of the run replaces it.
         settings["task"] = find_task_folder(file)
         origins["task"] = ValueOrigin(OriginKind.FOLDER, str(file))
 
@@ -232,29 +240,59 @@ def _complete_own_run(values: dict[str, Any], file: Path, word: UserWord) -> Loa
     return _complete(values, overrides, file, OriginKind.FOLDER)
 
 
-def _complete_foreign_run(values: dict[str, Any], file: Path, word: UserWord) -> LoadedConfig:
-    """Return the configuration of a run that somebody else wrote.
+def _complete_foreign_run(
+    values: dict[str, Any], file: Path, user_options: UserOptions
+) -> LoadedConfig:
+    """Return the configuration of a run that somebody else wrote, without its acting settings.
 
-    Its settings that start a program, send a request or name another file are not used.
+    Acting settings start a program, send a request or name another file. The folder of a stranger
+    must not make this program do so; the result lists these settings as unused.
+
+    Args:
+        values: Values of the file, by section, which are changed.
+        file: Configuration in the folder of the run.
+        user_options: Settings that the user gives in place of those of the folder.
 
     Raises:
         DataError: A link in the folder leads out of it.
+        UsageError: A value is invalid.
     """
     check_folder(file)
+
+    # A built-in task, or the copy of one in the folder itself, is safe to use again.
     recorded_task = values.get("task")
     acting_values = take_acting_values(values)
-    values["task"] = recorded_task if recorded_task in TASKS else find_copy(file.parent)
+    is_built_in = isinstance(recorded_task, str) and recorded_task in TASKS
+    values["task"] = recorded_task if is_built_in else find_copy(file.parent)
+    _replace_inputs(values, user_options.settings, str(file.parent / NOT_USED))
 
-    not_used = str(file.parent / NOT_USED)
-    if not _has_any(word.settings, "topics", "dataset"):
-        values["topics"] = not_used
-    if not _has_any(word.settings, "index", "corpus", "dataset", "retriever.name"):
-        values["index"] = not_used
-
-    overrides = _Overrides.from_flags(word.settings, word.origins)
+    overrides = _Overrides.from_flags(user_options.settings, user_options.origins)
     loaded = _complete(values, overrides, file, OriginKind.FOLDER)
-    unused = UnusedSettings(file, list_unused(acting_values, loaded.config), word.remedy)
+
+    # A removed value that is now the default, or that the user gives, counts as used.
+    unused_values = list_unused(acting_values, loaded.config)
+    unused = UnusedSettings(file, unused_values, user_options.remedy)
     return replace(loaded, unused=unused)
+
+
+def _replace_inputs(
+    values: dict[str, Any],
+    user_settings: Mapping[str, Any],
+    placeholder: str,
+) -> None:
+    """Set topics and index to a placeholder, unless the user gives inputs of this kind.
+
+    A configuration is invalid without topics and index, although they are not read here.
+
+    Args:
+        values: Values of the configuration, by section, which are changed.
+        user_settings: Settings that the user gives, by dotted name.
+        placeholder: Path that no file has.
+    """
+    if not _has_any(user_settings, "topics", "dataset"):
+        values["topics"] = placeholder
+    if not _has_any(user_settings, "index", "corpus", "dataset", "retriever.name"):
+        values["index"] = placeholder
 
 
 def load_recorded_config(
@@ -289,13 +327,14 @@ def _complete(
     file: Path | None,
     file_kind: OriginKind,
 ) -> LoadedConfig:
-    """Return the valid configuration that the values of a file make.
+    """Return the valid configuration of a file's values, overrides and defaults.
 
-    Overrides replace values of the file, and defaults are added that depend on other values.
+    Overrides replace values of the file. Defaults that depend on other values are added, such as
+    the index folder of the corpus.
 
     Args:
         values: Values of the file, by section, which are changed.
-        overrides: Values in place of those of the file.
+        overrides: Values that replace those of the file.
         file: The file; None for the defaults.
         file_kind: Origin of the values of the file.
 
@@ -303,13 +342,16 @@ def _complete(
         UsageError: A value is invalid; the message names its origin.
     """
     source = str(file or "options")
+    # The file's own values are read before the overrides replace them.
     stored_objective = values.get("objective")
     _drop_outdated(values, overrides.values)
     stored = _list_stored(values)
 
+    # Defaults come last, since they depend on the values that are finally used.
     set_values(values, overrides.values, source)
     _add_dependent_defaults(values, overrides, file, stored_objective)
 
+    # A stored value comes from the file unless an override or a default replaced it.
     kept = _list_kept(stored, values, overrides.values)
     file_origins = dict.fromkeys(kept, ValueOrigin(file_kind, source))
     origins = Origins({**file_origins, **overrides.origins.by_name})
@@ -328,9 +370,9 @@ def _add_dependent_defaults(
 
     Args:
         values: Values of the configuration, by section, which are changed.
-        overrides: Those of them that are in place of values of the file.
+        overrides: Values that replaced values of the file; they are part of `values` already.
         file: File of the values; None if there is none.
-        stored_objective: Objective of the file.
+        stored_objective: Objective that the file had before it was overridden.
 
     Raises:
         UsageError: A value is invalid, or the corpus is missing; the message names the origin.
@@ -412,16 +454,19 @@ def _list_kept(
 
 
 def _locate_problem(problem: str, origins: Origins, file: Path | None) -> str:
-    """Return the message of a problem with the place where its value was set in front.
+    """Return the message of a problem after the place where the wrong value was set.
+
+    `depth: must be above 0` becomes `run.yaml: depth: must be above 0`, for example.
 
     Args:
-        problem: Message that begins with the settings concerned, as `depth: must be above 0`.
+        problem: Message that begins with settings, as `depth: ...` or `corpus, index: ...`.
         origins: Origins of the values.
         file: File of the configuration, which is the place if the value is a default; None if
             there is no file.
     """
-    names = problem.partition(": ")[0].split(", ")
-    is_default = not origins.find_decisive(names)
+    listed_settings = problem.partition(": ")[0]
+    names = listed_settings.split(", ")
+    is_default = len(origins.find_decisive(names)) == 0
     if is_default and file is not None:
         return f"{file}: {problem}"
     return origins.locate(problem)
@@ -468,9 +513,10 @@ def _find_from_here(path: Path) -> Path:
 
 
 def _drop_outdated(values: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Drop values of a file that depend on another value which is overridden.
+    """Drop values of a file that are only right for another value, which is overridden.
 
-    An index, for example, is that of the file's corpus, and useless for another one.
+    These are: the default index of another corpus; topics, corpus and index of another dataset; a
+    stance depth of 0, if a stance prompt is given; the context length of another model.
 
     Args:
         values: Values of the file, by section, which are changed.
@@ -494,7 +540,10 @@ def _drop_default_index(values: dict[str, Any]) -> None:
 
 
 def _drop_zero_stance_depth(values: dict[str, Any]) -> None:
-    """Drop the depth of a file's stance prompt if it is 0, which stands for a prompt not used."""
+    """Drop the depth of a file's stance prompt if it is 0, so that the default applies.
+
+    At 0 the stance prompt is not used, although the user gives one now.
+    """
     stance = values.get("stance")
     if isinstance(stance, dict) and stance.get("depth") == 0:
         del stance["depth"]
@@ -525,9 +574,10 @@ def _complete_dataset(values: dict[str, Any], origins: Origins, file: Path | Non
 
     dataset_topics = str(topics_file(dataset))
     topics = str(values.get("topics") or dataset_topics)
-    # In the configuration of a run, the path of the dataset's topics begins with another folder.
+    # A run records the path of the dataset's topics from its own folder, so only its end is equal.
     has_other_topics = not topics.endswith(dataset_topics)
-    if has_other_topics or values.get("corpus") is not None:
+    has_corpus = values.get("corpus") is not None
+    if has_other_topics or has_corpus:
         problem = f"dataset: {dataset:.200} has topics and documents; leave out topics and corpus"
         raise UsageError(_locate_problem(problem, origins, file))
 
@@ -543,14 +593,20 @@ def _complete_first_stage(values: dict[str, Any], source: str) -> None:
         UsageError: There is no corpus, and the retriever has no documents of its own.
     """
     retriever = _find_retriever(values)
-    if retriever is not None and retriever.bm25_method is not None:
-        values["retriever"].setdefault("method", retriever.bm25_method)
-    if retriever is not None and retriever.section is not None:
-        _ensure_section(values, retriever.section.name)
+    if retriever is not None:
+        _add_retriever_settings(values, retriever)
 
     has_own_documents = retriever is not None and retriever.has_documents
     if not has_own_documents and not values.get("index"):
         values["index"] = _find_default_index(values, source)
+
+
+def _add_retriever_settings(values: dict[str, Any], retriever: Retriever) -> None:
+    """Add the section of a retriever and its variant of BM25, if it has them."""
+    if retriever.bm25_method is not None:
+        values["retriever"].setdefault("method", retriever.bm25_method)
+    if retriever.section is not None:
+        _ensure_section(values, retriever.section.name)
 
 
 def _find_retriever(values: Mapping[str, Any]) -> Retriever | None:
@@ -599,16 +655,16 @@ def _complete_weights(
     task: Task,
     stored_objective: Any,
 ) -> None:
-    """Add the default weights of the objective to the weights that are set.
+    """Set all weights: those of the values, and the defaults of the objective for the others.
 
-    Files contain all weights. If the objective of a file is overridden, weights that are the
-    defaults of the file's objective make room for those of the new one.
+    A file contains all weights, most of which are the defaults of its objective. If another
+    objective overrides that of the file, its defaults replace them.
 
     Args:
         values: Values of the configuration, by section, which are changed.
         overrides: Dotted names of the values that override those of the file.
         task: Task with the default weights by objective.
-        stored_objective: Objective of the file.
+        stored_objective: Objective that the file had before it was overridden.
     """
     weights = values.get("weights") or {}
     if not isinstance(weights, dict):
@@ -619,12 +675,14 @@ def _complete_weights(
     if objective != stored_objective:
         outdated = _find_weights(task, stored_objective)
 
-    completed = dict(_find_weights(task, objective))
+    chosen: dict[str, Any] = {}
     for name, weight in weights.items():
         is_override = f"weights.{name}" in overrides
-        if is_override or weight != outdated.get(name):
-            completed[name] = weight
-    values["weights"] = completed
+        is_outdated_default = weight == outdated.get(name)
+        if is_override or not is_outdated_default:
+            chosen[name] = weight
+
+    values["weights"] = {**_find_weights(task, objective), **chosen}
 
 
 def _complete_sections(values: dict[str, Any], task: Task) -> None:
@@ -644,14 +702,18 @@ def _complete_length(values: dict[str, Any], task: Task, kind: Kind) -> None:
     set already stays.
     """
     section, _, name = kind.length_setting.rpartition(".")
-    settings = values
-    declaration: type[BaseModel] = Config
     if section:
         settings = values[section]
-        declaration = kind.sections[section]
+        declaration: type[BaseModel] = kind.sections[section]
+    else:
+        # The setting is at the top level of the configuration.
+        settings = values
+        declaration = Config
 
-    # Anything but a section of names is reported when the configuration is validated.
-    if isinstance(settings, dict) and settings.get(name) is None:
+    if not isinstance(settings, dict):
+        # The section has a wrong type, which is reported when the configuration is validated.
+        return
+    if settings.get(name) is None:
         default = declaration.model_fields[name].default
         settings[name] = min(default, task.documents_per_topic.max)
 
@@ -676,7 +738,8 @@ def write_config(config: Config, path: Path) -> None:
         _map_paths(values, lambda used: Path(os.path.relpath(used, folder)))
     content = to_yaml(values)
 
-    # First, so that a folder of a process that is killed in between is one's own.
+    # Recorded before it is written: if the process is killed in between, the user's own folder is
+    # still recognized as such.
     record_configuration(path, content)
     with open_atomic(path) as stream:
         stream.write(content)

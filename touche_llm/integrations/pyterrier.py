@@ -93,16 +93,19 @@ def _read_documents(task: Task, frame: pd.DataFrame) -> dict[str, Document]:
         DataError: A document has no text, or differs between two rows.
     """
     rows = frame.reindex(columns=["docno", *list_text_columns(task)]).astype(object)
+    # Without duplicates, a document is in several rows only if its texts differ.
     rows = rows.fillna({"title": "", "side": ""}).drop_duplicates()
 
     documents: dict[str, Document] = {}
-    for row in rows.itertuples(index=False, name=None):
-        document = Document(*row)
-        if not isinstance(document.text, str) or document.id in documents:
+    for row in rows.to_dict("records"):
+        document_id = row.pop("docno")
+        has_text = isinstance(row["text"], str)
+        has_other_text = document_id in documents
+        if not has_text or has_other_text:
             raise DataError(
-                f"frame: document {document.id}: no text, or two of them; give each document one"
+                f"frame: document {document_id}: no text, or two of them; give each document one"
             )
-        documents[document.id] = document
+        documents[document_id] = Document(id=document_id, **row)
     return documents
 
 
@@ -133,7 +136,7 @@ def read_candidates(
 ) -> Candidates:
     """Return the candidates of a frame, by descending score.
 
-    Without scores they are in the order of their ranks, and without these in that of the rows.
+    Without scores, they are in the order of their ranks; without ranks too, in that of the rows.
 
     Args:
         frame: Frame with a row for each topic and document.
@@ -152,12 +155,14 @@ def read_candidates(
     if has_ranks:
         names.append("rank")
 
+    # `Candidates.from_frame` orders rows by rank, or else by score, and needs one of them.
     rows = frame[names].rename(columns={"qid": "topic", "docno": "document", score: "score"})
     if has_scores and has_ranks:
-        # Ties keep the order of the ranks.
+        # The score decides; documents with equal scores keep the order of their ranks.
         rows = rows.sort_values("rank", kind="stable").drop(columns="rank")
     if not has_scores and not has_ranks:
-        rows["rank"] = rows.groupby("topic", sort=False).cumcount() + 1
+        place_in_topic = rows.groupby("topic", sort=False).cumcount()
+        rows["rank"] = place_in_topic + 1
 
     corpus = source if isinstance(source, Corpus) else FrameCorpus(get_task(source), frame)
     return Candidates.from_frame(rows, read_topics(frame), corpus, depth=depth)
@@ -178,6 +183,7 @@ def read_judgments(frame: pd.DataFrame, task: Task) -> list[Judgment]:
             grades=grades,
             stance=row["stance"] if task.stances else NO_STANCE_COLUMN,
             source="inherited" if is_inherited else "value",
+            # A frame does not say which prompt was judged with, and a judgment must name one.
             prompt="frame",
         )
         judgments.append(judgment)
@@ -233,7 +239,7 @@ class BM25(pt.Transformer):
             DataError: No topic has a candidate, or a topic is malformed.
         """
         fields = [self.fields] if isinstance(self.fields, str) else self.fields
-        # The field `title` is the column `query`.
+        # PyTerrier's column `query` is the title; each other field has a column of its name.
         other_fields = [field for field in fields if field in TOPIC_COLUMNS]
         pt.validate.query_frame(inp, extra_columns=["query", *other_fields], context=self)
         if inp.empty:
@@ -244,9 +250,12 @@ class BM25(pt.Transformer):
         candidates = library.retrieve(
             read_topics(frame), self.corpus, depth=self.depth, fields=self.fields
         )
+        # A search engine's texts are not here before the check, which fetches them.
         concurrency.run(candidates.check())
-        results = _add_texts(_rename(candidates.to_frame()), candidates)
-        return _merge(frame, results, ["qid"])
+
+        rows = _rename(candidates.to_frame())
+        rows_with_texts = _add_texts(rows, candidates)
+        return _merge(frame, rows_with_texts, keys=["qid"])
 
 
 @dataclass(repr=False, eq=False)
@@ -281,11 +290,17 @@ class LLMJudge(pt.Transformer):
         return f"LLMJudge({_find_task(self.source).name})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the documents ranked by their grades: those of the frame, or made of these.
+        """Return the documents ranked by their grades.
 
-        Added or replaced are `score`, `rank`, `stance`, `stance_source`, the grades, `p_LABEL` for
-        the probability of each stance, `first_stage` for the score before, and `objects` if the
-        task compares two.
+        The columns are those of the frame, and these:
+
+        - `score` and `rank`: by the grades.
+        - A column of grades for each aspect of the task.
+        - `stance`, `stance_source`, and `p_LABEL` for the probability of each stance.
+        - `first_stage`: the score in the frame.
+        - `objects`: if the task compares two objects.
+
+        If the task makes documents of sentences, these documents take the place of the frame's.
 
         Raises:
             DataError: The frame is malformed.
@@ -311,10 +326,11 @@ class LLMJudge(pt.Transformer):
 
         judged = judgments.candidates
         results = _make_judged_rows(ranking, judged)
-        if not judged.are_made:
-            return _merge(frame, results, KEYS)
-        # The rows of the frame are those of sentences; only their topics stay.
-        return _merge(_select_topics(frame), _add_texts(results, judged), ["qid"])
+        if judged.are_made:
+            # The rows of the frame are sentences, not the ranked documents; only topics are kept.
+            results_with_texts = _add_texts(results, judged)
+            return _merge(_select_topics(frame), results_with_texts, keys=["qid"])
+        return _merge(frame, results, keys=KEYS)
 
 
 @dataclass(repr=False, eq=False)
@@ -345,27 +361,32 @@ class LLMRerank(pt.Transformer):
     options: library.RankOptions = library.RankOptions()
 
     def __post_init__(self) -> None:
+        """Check the steps, and write each in its complete form, as `pairwise:10`."""
         steps = library.read_steps(self.steps, _find_task(self.source))
         self._needs_texts = needs_texts(steps)
         self.steps = [str(step) for step in steps]
 
-        compares = bool(list_comparison_kinds(steps))
-        if compares and self.model is None:
+        are_compared = len(list_comparison_kinds(steps)) > 0
+        if are_compared and self.model is None:
             raise UsageError(f"model: missing; the steps {', '.join(self.steps)} compare documents")
 
     def __repr__(self) -> str:
         return f"LLMRerank({','.join(self.steps)})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the documents with new `score` and `rank`, and a `stance` if without grades.
+        """Return the documents with new `score` and `rank`.
 
-        Raise as `LLMJudge`.
+        A `stance` is added if the task has stances and the frame has no judgments.
+
+        Raises:
+            DataError: The frame is malformed.
+            EngineError: The engine failed; answers so far are in the cache.
+            ReplayMiss: The cache of a replay lacks an answer.
         """
         task = _find_task(self.source)
         pt.validate.result_frame(inp, extra_columns=self._list_needed(task), context=self)
-        is_judged = all(name in inp for name in _list_judgment_columns(task))
         added = ["score", "rank"]
-        if task.stances and not is_judged:
+        if task.stances and not _is_judged(inp, task):
             added.append("stance")
         if inp.empty:
             return _make_empty(inp, added)
@@ -373,10 +394,19 @@ class LLMRerank(pt.Transformer):
         frame = use_text_ids(inp)
         candidates = self._read_candidates(frame, task)
         self._warn_of_missing_objects(candidates)
-        judgments = read_judgments(frame, task) if is_judged else []
+        ranking = self._rank(candidates, frame)
+        _warn_of_failures(self, len(ranking.failures))
+
+        results = _rename(ranking.to_frame())
+        return _merge(frame, results[[*KEYS, *added]], keys=KEYS)
+
+    def _rank(self, candidates: Candidates, frame: pd.DataFrame) -> Ranking:
+        """Rank the candidates of a frame in the steps, with the frame's judgments if it has them."""
+        task = candidates.task
+        judgments = read_judgments(frame, task) if _is_judged(frame, task) else []
         # The stance of the frame is final, so its thresholds do not apply again.
         options = self.options.model_copy(update={"stance": StanceSettings()})
-        ranking = library.rank(
+        return library.rank(
             candidates,
             Judgments(candidates, judgments),
             steps=self.steps,
@@ -384,10 +414,6 @@ class LLMRerank(pt.Transformer):
             prompts=self.prompts,
             options=options,
         )
-        _warn_of_failures(self, len(ranking.failures))
-
-        results = _rename(ranking.to_frame())
-        return _merge(frame, results[[*KEYS, *added]], KEYS)
 
     @property
     def _begins_with_judgments(self) -> bool:
@@ -406,12 +432,16 @@ class LLMRerank(pt.Transformer):
         return needed
 
     def _read_candidates(self, frame: pd.DataFrame, task: Task) -> Candidates:
-        """Return the candidates of a frame in the order in which the steps get them."""
+        """Return the candidates of a frame in the order in which the steps get them.
+
+        If they are ranked by judgments first, that is the order of the first stage, whose scores
+        `LLMJudge` kept in a column of their own.
+        """
         score = "score"
         if self._begins_with_judgments and FIRST_STAGE in frame:
-            # `LLMJudge` wrote its own scores to `score`.
             score = FIRST_STAGE
         candidates = read_candidates(frame, self.source, score)
+        # The documents of such a kind of task were made of sentences by `LLMJudge`.
         return replace(candidates, are_made=get_kind(task).makes_documents)
 
     def _warn_of_missing_objects(self, candidates: Candidates) -> None:
@@ -420,6 +450,7 @@ class LLMRerank(pt.Transformer):
         lacking = [topic.id for topic in candidates.topics if topic.objects is None]
         if needs_objects and lacking:
             message = f"{self}: no objects, so no comparisons, for {len(lacking)} topics: {shorten(lacking)}"
+            # The warning names the line that called `transform`.
             warnings.warn(message, ToucheWarning, stacklevel=3)
 
 
@@ -437,6 +468,11 @@ def _list_judgment_columns(task: Task) -> list[str]:
     if task.stances:
         columns.append("stance")
     return columns
+
+
+def _is_judged(frame: pd.DataFrame, task: Task) -> bool:
+    """Return whether a frame has the columns of a judgment by `LLMJudge`."""
+    return all(name in frame for name in _list_judgment_columns(task))
 
 
 def _find_task(source: str | Corpus) -> Task:
@@ -457,8 +493,11 @@ def _list_needed_texts(source: str | Corpus) -> list[str]:
 
 def _make_judged_rows(ranking: Ranking, judged: Candidates) -> pd.DataFrame:
     """Return a row for each ranked document, with its score before and the objects of its topic."""
-    before = _rename(judged.to_frame()).rename(columns={"score": FIRST_STAGE})
-    rows = _rename(ranking.to_frame()).merge(before.drop(columns="rank"), on=KEYS)
+    ranked_rows = _rename(ranking.to_frame())
+    candidate_rows = _rename(judged.to_frame())
+    scores_before = candidate_rows.rename(columns={"score": FIRST_STAGE}).drop(columns="rank")
+
+    rows = ranked_rows.merge(scores_before, on=KEYS)
     if judged.task.objects_answer is not None:
         objects = {topic.id: topic.objects for topic in judged.topics}
         rows["objects"] = rows["qid"].map(objects)
@@ -494,15 +533,15 @@ def _merge(frame: pd.DataFrame, results: pd.DataFrame, keys: list[str]) -> pd.Da
 
     Args:
         frame: Frame that a transformer got.
-        results: New rows; their columns replace those of the same name.
-        keys: Columns that tell which row of the frame belongs to a result.
+        results: New rows with a rank; their columns replace those of the same name.
+        keys: Columns by which a result belongs to a row of the frame.
     """
     replaced = [name for name in results.columns if name in frame and name not in keys]
     merged = frame.drop(columns=replaced).merge(results, on=keys)
 
     topic_order = {qid: place for place, qid in enumerate(frame["qid"].unique())}
-    placed = merged.assign(place=merged["qid"].map(topic_order))
-    order = placed.sort_values(["place", "rank"], kind="stable").index
+    sort_keys = pd.DataFrame({"topic": merged["qid"].map(topic_order), "rank": merged["rank"]})
+    order = sort_keys.sort_values(["topic", "rank"], kind="stable").index
     return merged.loc[order].reset_index(drop=True)
 
 

@@ -11,7 +11,7 @@ from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.records import Judgment, Topic
 from touche_llm.errors import UsageError, Warn
 from touche_llm.extensions import Registry
-from touche_llm.judging.judgments import judge
+from touche_llm.judging.judgments import judge as judge_documents
 from touche_llm.judging.outcomes import Outcomes
 from touche_llm.judging.requests import Requester, Stage, TopicDocument
 from touche_llm.judging.result import Judgments
@@ -78,7 +78,7 @@ class JudgingInputs:
         prompt = self.prompts[purpose]
         question = self.task.questions[purpose]
         with self.stage(title, len(work) * prompt.requests_per_document) as done:
-            return await judge(
+            return await judge_documents(
                 [*work],
                 documents,
                 question,

@@ -179,7 +179,7 @@ class RunList:
 
     def _read_overview(self, run: str) -> RunOverview:
         """Read the overview of a run, with what the user says about its folder."""
-        return read_overview(self._lab.find_run(run).path, self._lab.make_word(run))
+        return read_overview(self._lab.find_run(run).path, self._lab.make_user_options(run))
 
     def _make_row(self, run: str, is_all: bool) -> RunEntry:
         """Return the row of a run with the measures that are known.
@@ -383,7 +383,7 @@ def _select_runs(lab: Workplace, names: Sequence[str], *, is_all: bool) -> _Comp
 
     # The task, the topics and the qrels are those of the first run.
     baseline = names[0]
-    overview = read_overview(directories[baseline].path, lab.make_word(baseline))
+    overview = read_overview(directories[baseline].path, lab.make_user_options(baseline))
     config = overview.config
     if config is None:
         raise DataError(f"{baseline}: {overview.problem}")
@@ -429,10 +429,11 @@ def _gather_page(lab: Workplace, compared: _ComparedRuns) -> ComparisonPage:
 
 def _record_access(lab: Workplace, compared: _ComparedRuns) -> None:
     """Log that the judgments are used to evaluate the runs."""
-    words = {
-        directory.path: lab.make_word(name) for name, directory in compared.directories.items()
+    user_options = {
+        directory.path: lab.make_user_options(name)
+        for name, directory in compared.directories.items()
     }
-    record_evaluations(words, compared.qrels, lab.warn)
+    record_evaluations(user_options, compared.qrels, lab.warn)
 
 
 def shorten_paths(files: Mapping[str, Path]) -> dict[str, Path]:

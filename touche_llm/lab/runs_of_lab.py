@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 from touche_llm.api.dataset import Dataset
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import NO_WORD, UserWord, load_run_config, load_with_origins
+from touche_llm.config.files import NO_USER_OPTIONS, UserOptions, load_run_config, load_with_origins
 from touche_llm.config.origins import LoadedConfig, OriginKind, ValueOrigin
 from touche_llm.config.own_folders import check_folder, is_own
 from touche_llm.config.task_copies import find_copy
@@ -123,13 +123,15 @@ class _OpenRuns:
             return None
         return opened.folder
 
-    def open(self, run: str, directory: RunDirectory, word: UserWord, changed: int) -> RunFolder:
+    def open(
+        self, run: str, directory: RunDirectory, user_options: UserOptions, changed: int
+    ) -> RunFolder:
         """Open the folder of a run, and close the oldest one if too many are open.
 
         Args:
             run: Name of the run.
             directory: Folder of the run.
-            word: Settings by which it is read in place of its own.
+            user_options: Settings by which it is read in place of its own.
             changed: When the run was changed, in nanoseconds.
         """
         self.close(run)
@@ -138,7 +140,7 @@ class _OpenRuns:
         # A collection would look at all the records that are read, and find nothing to free.
         with _without_garbage_collection():
             stack = ExitStack()
-            folder = stack.enter_context(open_folder(directory.path, word))
+            folder = stack.enter_context(open_folder(directory.path, user_options))
         self._opened[run] = _OpenedRun(changed, folder, stack)
         return folder
 
@@ -255,7 +257,7 @@ class Workplace:
 
         changed: dict[str, datetime] = {}
         for name, folder in self.list_runs().items():
-            overview = read_overview(folder, self.make_word(name))
+            overview = read_overview(folder, self.make_user_options(name))
             # A run that is just starting is not broken, and has no configuration yet.
             is_readable = overview.state != BROKEN and overview.config is not None
             if is_readable:
@@ -294,12 +296,12 @@ class Workplace:
 
         # Of a setting that occurs twice, the last value is used.
         task_copy = {"task": find_copy(directory.path)}
-        word = UserWord(
+        user_options = UserOptions(
             settings={**task_copy, **chosen, **self.inputs.settings},
             origins=self._list_origins(run, chosen),
             remedy=_REMEDY,
         )
-        return load_run_config(directory.config_file, word)
+        return load_run_config(directory.config_file, user_options)
 
     def _list_origins(self, run: str, chosen: Mapping[str, object]) -> dict[str, ValueOrigin]:
         """Return the origin of each setting that the user chose from the folder of a run.
@@ -311,7 +313,7 @@ class Workplace:
         origin = ValueOrigin(OriginKind.FOLDER, str(self.find_run(run).config_file))
         return {name: origin for name in chosen if name not in self.inputs.settings}
 
-    def make_word(self, run: str) -> UserWord:
+    def make_user_options(self, run: str) -> UserOptions:
         """Return the settings that override those in the folder of a run when it is read.
 
         A folder that was written here is read with its own settings alone. For a folder that
@@ -319,13 +321,13 @@ class Workplace:
         the lab was started with, such as topics.
         """
         if is_own(self.find_run(run).config_file):
-            return NO_WORD
+            return NO_USER_OPTIONS
 
         inputs = {name: self.inputs.settings.get(name) for name in INPUTS}
         given_inputs = {name: value for name, value in inputs.items() if value is not None}
         chosen = self.list_used(run)
         settings = {**chosen, **given_inputs}
-        return UserWord(
+        return UserOptions(
             settings=settings,
             origins=self._list_origins(run, chosen),
             remedy=_REMEDY,
@@ -371,7 +373,7 @@ class Workplace:
         changed = _read_change_time(directory)
         folder = self._open_runs.find(run, changed)
         if folder is None:
-            folder = self._open_runs.open(run, directory, self.make_word(run), changed)
+            folder = self._open_runs.open(run, directory, self.make_user_options(run), changed)
         return folder
 
     def find_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Mapping[str, Path]:
@@ -444,8 +446,8 @@ class Workplace:
         """
         # The function warns if it cannot log; here, nothing is shown then.
         problems: list[str] = []
-        words = {self.find_run(run).path: self.make_word(run)}
-        record_evaluations(words, qrels, warn=problems.append)
+        user_options = {self.find_run(run).path: self.make_user_options(run)}
+        record_evaluations(user_options, qrels, warn=problems.append)
         if problems:
             raise DataError(problems[0])
 

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
-from touche_llm.config.files import UserWord
+from touche_llm.config.files import UserOptions
 from touche_llm.data.files import read_records, sha256, shorten_path, write_records
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.runs.reading import read_run
@@ -147,7 +147,7 @@ def _share_topic(one: Access, other: Access) -> bool:
     return any(normalise_title(title) in titles for title in other.topics)
 
 
-def record_evaluations(runs: Mapping[Path, UserWord], qrels: Qrels, warn: Warn) -> None:
+def record_evaluations(runs: Mapping[Path, UserOptions], qrels: Qrels, warn: Warn) -> None:
     """Log that the lab shows measures or judgments of runs, as accesses to their judged topics.
 
     Warn if one cannot be logged. A run without prompts, or without judged topics, is not logged.
@@ -157,9 +157,9 @@ def record_evaluations(runs: Mapping[Path, UserWord], qrels: Qrels, warn: Warn) 
         qrels: Judgments that are shown.
         warn: Receives the warnings.
     """
-    for folder, word in runs.items():
+    for folder, user_options in runs.items():
         with _warn_of_errors(f"{folder}: its evaluation", warn):
-            _record_evaluation(RunDirectory(folder), word, qrels)
+            _record_evaluation(RunDirectory(folder), user_options, qrels)
 
 
 def record_trial(
@@ -201,7 +201,7 @@ def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
         warn(f"{what} {_NOT_LOGGED}: {error}")
 
 
-def _record_evaluation(directory: RunDirectory, word: UserWord, qrels: Qrels) -> None:
+def _record_evaluation(directory: RunDirectory, user_options: UserOptions, qrels: Qrels) -> None:
     """Log the evaluation of a run; nothing if it has no prompts or no judged topics.
 
     Raises:
@@ -212,7 +212,7 @@ def _record_evaluation(directory: RunDirectory, word: UserWord, qrels: Qrels) ->
     if not prompts or not judged_topics:
         return
 
-    loaded = directory.read_with_origins(word)
+    loaded = directory.read_with_origins(user_options)
     if loaded.unused is not None and loaded.is_without("topics"):
         raise DataError(loaded.unused.describe_input("topics"))
 

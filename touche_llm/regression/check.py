@@ -12,7 +12,7 @@ from pathlib import Path
 from touche_llm.api.opening import open_client
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import NO_WORD, UserWord
+from touche_llm.config.files import NO_USER_OPTIONS, UserOptions
 from touche_llm.data.files import open_private_folder
 from touche_llm.data.runs.reading import ParsedRun, read_run
 from touche_llm.engines.cached_info import name_kind, replay_engine_info
@@ -177,18 +177,18 @@ async def _open_recorded(
     yield PoolingClient(engine_info=info, engine=None, cache=cache, purpose=purpose)
 
 
-def load_finished_run(run: Path, word: UserWord = NO_WORD) -> Config:
+def load_finished_run(run: Path, user_options: UserOptions = NO_USER_OPTIONS) -> Config:
     """Load the configuration of a finished run whose answers were kept.
 
     Args:
         run: Folder of the run.
-        word: Settings that the user gives, and whether the user trusts the folder.
+        user_options: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: The run is not finished, its answers are gone, or it was not written here.
     """
     directory = RunDirectory(run)
-    loaded = directory.read_with_origins(word)
+    loaded = directory.read_with_origins(user_options)
     if loaded.unused is not None:
         raise DataError(loaded.unused.describe_input("answers"))
     config = loaded.config

@@ -98,8 +98,8 @@ class Snapshot:
     def config(self) -> Config:
         """Return the configuration of a replay with the current templates.
 
-        These are the project's own or those that the recorded configuration names, relative to the
-        recorded folder.
+        The templates are the project's own, or those that the recorded configuration names relative
+        to the recorded folder. Topics, documents and the cache are the recorded files.
         """
         config = _read_config(self.folder)
         updates = {
@@ -111,7 +111,10 @@ class Snapshot:
         return config.model_copy(update=updates)
 
     def _locate_templates(self, prompts: PromptsConfig) -> PromptsConfig:
-        """Return prompts with paths of templates from here instead of from the recorded folder."""
+        """Return prompts whose paths of templates are relative to the current folder.
+
+        The recorded ones are relative to the folder of the recorded run. Names of templates stay.
+        """
         templates: dict[str, Any] = {}
         for purpose, value in prompts:
             if isinstance(value, str) and value.endswith(".jinja"):
@@ -216,13 +219,15 @@ def open_snapshot(folder: Path) -> Snapshot:
 def _read_config(folder: Path) -> Config:
     """Return the recorded configuration of a run, with its topics and documents.
 
-    A task given as a folder is found from the recorded folder, or is its copy.
+    A task that is a folder is read from the path that the configuration names, relative to the
+    recorded folder, or else from its copy there.
 
     Raises:
         UsageError: A value is invalid, or the run was recorded elsewhere and names a template that
             is not near.
     """
     file = folder / CONFIG
+    # If somebody else wrote the configuration, it could name templates anywhere on this machine.
     if not is_own(file):
         for path in _list_templates(read_yaml(file)):
             _check_is_near(folder / path, folder)

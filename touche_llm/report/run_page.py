@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pandas import DataFrame
 
-from touche_llm.config.files import NO_WORD, UserWord
+from touche_llm.config.files import NO_USER_OPTIONS, UserOptions
 from touche_llm.data.measure import Measure
 from touche_llm.data.records import Failure, Topic
 from touche_llm.data.runs.reading import ParsedRun
@@ -182,7 +182,7 @@ def gather_report(
     folder: Path,
     qrels: Qrels | None,
     top: int,
-    word: UserWord = NO_WORD,
+    user_options: UserOptions = NO_USER_OPTIONS,
 ) -> RunPage:
     """Return the page of a run.
 
@@ -190,9 +190,9 @@ def gather_report(
         folder: Folder of the run.
         qrels: Judgments by assessors; without them the run is not evaluated.
         top: Number of documents of each topic that are shown with text.
-        word: What the user says about the folder.
+        user_options: What the user says about the folder.
     """
-    with open_folder(folder, word) as opened:
+    with open_folder(folder, user_options) as opened:
         if qrels is not None:
             qrels = select_topics(qrels, [opened.run])
         return _make_page(opened, folder.resolve().name, qrels, top)

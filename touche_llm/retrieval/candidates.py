@@ -42,6 +42,7 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
             twice, or rank and score disagree.
     """
     rows = _sort_rows(frame)
+    # The rows are sorted by rank if there are ranks, so scores show whether the two agree.
     # Without scores, better ranks become higher scores.
     scores = rows["score"] if "score" in rows.columns else -rows["rank"]
 
@@ -70,7 +71,9 @@ def _sort_rows(frame: DataFrame) -> DataFrame:
             twice.
     """
     order = [name for name in ("rank", "score") if name in frame.columns]
-    rows = _select_rows(frame, ["topic", "document", *(order or ["rank"])])
+    # Without both, the rank is reported as the missing column.
+    needed = order or ["rank"]
+    rows = _select_rows(frame, ["topic", "document", *needed])
     try:
         rows = rows.astype(dict.fromkeys(order, float))
     except (TypeError, ValueError) as error:

@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -27,6 +26,8 @@ _PUNCTUATION = ".,;:!?()[]{}<>\"'“”‘’"
 _WORD = re.compile(r"[^\W\d_]{2,}")
 # Candidates before filtering, in multiples of the pool; most filtered sentences are repetitions.
 _OVERFETCH = 4
+# For rounding errors in sizes: 0.55 * 100 is 55.00000000000001, for example.
+_TOLERANCE = 1e-9
 # In place of a maximum of 0, if no text matches.
 _MIN_DIVISOR = 1e-12
 
@@ -64,7 +65,8 @@ def retrieve_sentences(
 ) -> Iterator[list[Candidate]]:
     """Yield the best sentences of each topic.
 
-    They are among the matching sentences and all sentences of the best arguments.
+    Candidates are the matching sentences and all sentences of the best arguments. They are scored,
+    cut off at a depth, and then filtered for sentences that say something alone and new.
 
     Args:
         topics: Topics to search for.
@@ -88,6 +90,7 @@ def retrieve_sentences(
         ranking = select_candidates(
             topic,
             scores=found.scores,
+            # The ranking has places in `found`, which stand for rows of `parts`.
             get_ids=partial(_get_ids, parts, found.rows),
             depth=settings.pool * _OVERFETCH,
         )
@@ -138,7 +141,11 @@ def join_scores(
     parents: NDArray[np.int64],
     settings: SentenceSettings,
 ) -> ScoredRows:
-    """Return the sentences that match or are part of a best argument, with the scores of both.
+    """Return the sentences that match or are part of a best argument, with their scores.
+
+    The score is `(1 - argument_share) * s + argument_share * a`. Here `s` is the score of the
+    sentence and `a` that of its argument, each divided by the maximum for the topic; `a` is 0
+    unless the argument is one of the best.
 
     Args:
         arguments: Scores of the arguments, of shape (arguments,).
@@ -147,23 +154,37 @@ def join_scores(
         settings: Number of best arguments (ties at the cutoff are included) and weight of their
             scores.
     """
-    # Only a best argument adds its score to those of its sentences.
     best_arguments = select_best_rows(arguments, settings.arguments)
     argument_scores = np.zeros(len(arguments), dtype=np.float64)
     argument_scores[best_arguments] = _scale(arguments[best_arguments], arguments)
 
-    is_found = sentences > 0
-    first_sentences = np.searchsorted(parents, best_arguments)
-    ends = np.searchsorted(parents, best_arguments, side="right")
-    for first, end in zip(first_sentences.tolist(), ends.tolist(), strict=True):
-        is_found[first:end] = True
+    is_match = sentences > 0
+    rows = np.flatnonzero(is_match | _are_children(best_arguments, parents))
 
-    rows = np.flatnonzero(is_found)
     scores_of_sentences = _scale(sentences[rows], sentences)
     scores_of_arguments = argument_scores[parents[rows]]
     share = settings.argument_share
     scores = (1.0 - share) * scores_of_sentences + share * scores_of_arguments
     return ScoredRows(rows, scores)
+
+
+def _are_children(
+    arguments: NDArray[np.int64],
+    parents: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Return whether each sentence is part of one of the arguments, of shape (sentences,).
+
+    Args:
+        arguments: Rows of arguments.
+        parents: Row of the argument of each sentence, ascending, of shape (sentences,).
+    """
+    are_children = np.zeros(len(parents), dtype=np.bool_)
+    # The sentences of an argument are in successive rows, since parents are ascending.
+    starts = np.searchsorted(parents, arguments, side="left")
+    ends = np.searchsorted(parents, arguments, side="right")
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        are_children[start:end] = True
+    return are_children
 
 
 def _scale(
@@ -177,17 +198,22 @@ def _scale(
 
 
 def is_self_contained(text: str, settings: SentenceSettings) -> bool:
-    """Return whether a sentence can be understood alone: neither too few words nor too long.
+    """Return whether a sentence can be understood alone.
 
-    A word has two letters or more, and is no link.
+    It has at least `least_words` words, and at most `most_chars` characters. A word has two letters
+    or more, and is no link.
     """
     if len(text) > settings.most_chars:
         return False
 
-    # Lazily: most sentences have enough words near their beginning.
-    words = (token for token in text.split() if _WORD.search(token) and not _is_link(token))
-    first_words = list(islice(words, settings.least_words))
-    return len(first_words) == settings.least_words
+    word_count = 0
+    for token in text.split():
+        if _WORD.search(token) and not _is_link(token):
+            word_count += 1
+        # Most sentences have enough words near their beginning, so the others are not examined.
+        if word_count == settings.least_words:
+            return True
+    return False
 
 
 def _is_link(token: str) -> bool:
@@ -213,26 +239,32 @@ class DuplicateFilter:
         self._kept: dict[str, list[frozenset[str]]] = defaultdict(list)
 
     def add(self, terms: frozenset[str]) -> bool:
-        """Keep a set of terms, and return True, unless it is empty or resembles a kept set."""
+        """Keep a set of terms, and return True, unless it is empty or a near-duplicate.
+
+        Prefix filtering makes this fast: near-duplicates share a term of their prefixes, so a set
+        is compared only with the kept sets that do.
+        """
         if not terms:
             return False
 
-        # Sets of other sizes cannot resemble it. The tolerance keeps rounding errors from making
-        # ceil(0.8 * 5) equal to 5.
-        min_size = ceil(self._threshold * len(terms) - 1e-9)
-        max_size = int(len(terms) / self._threshold + 1e-9)
-        # Long terms first: they are rare, so few sets share them.
-        ordered = sorted(sorted(terms), key=len, reverse=True)
-        prefix = ordered[: len(terms) - min_size + 1]
-
+        near_sizes = self._list_near_sizes(len(terms))
+        prefix = _select_prefix(terms, min_shared=near_sizes.start)
         for kept in self._find_sharing(prefix):
-            has_near_size = min_size <= len(kept) <= max_size
-            if has_near_size and jaccard(terms, kept) >= self._threshold:
+            if len(kept) in near_sizes and jaccard(terms, kept) >= self._threshold:
                 return False
 
         for term in prefix:
             self._kept[term].append(terms)
         return True
+
+    def _list_near_sizes(self, size: int) -> range:
+        """Return the sizes that a near-duplicate of a set of this size can have.
+
+        At a threshold of 0.8, near-duplicates of a set of 10 terms have 8 to 12 terms.
+        """
+        min_size = ceil(self._threshold * size - _TOLERANCE)
+        max_size = int(size / self._threshold + _TOLERANCE)
+        return range(min_size, max_size + 1)
 
     def _find_sharing(self, prefix: Iterable[str]) -> set[frozenset[str]]:
         """Return the kept sets with one of these terms in their prefix."""
@@ -240,6 +272,20 @@ class DuplicateFilter:
         for term in prefix:
             sharing.update(self._kept.get(term, ()))
         return sharing
+
+
+def _select_prefix(terms: frozenset[str], min_shared: int) -> list[str]:
+    """Return the first terms of a set, one of which each near-duplicate has in its own prefix.
+
+    Fewer than `min_shared` terms come after the prefix, so they cannot be all that are shared.
+
+    Args:
+        terms: Terms of the set.
+        min_shared: Min number of terms that a near-duplicate shares with the set.
+    """
+    # Long terms first: they are rare, so few sets share them.
+    ordered = sorted(sorted(terms), key=len, reverse=True)
+    return ordered[: len(terms) - min_shared + 1]
 
 
 def jaccard(one: frozenset[str], other: frozenset[str]) -> float:

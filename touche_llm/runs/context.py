@@ -16,7 +16,7 @@ from touche_llm.api.progress import Progress
 from touche_llm.config.configuration import Config
 from touche_llm.data.recognize import require_kind
 from touche_llm.data.records import Topic
-from touche_llm.data.runs.reading import read_candidates
+from touche_llm.data.runs.reading import read_candidates as read_candidates_of_run
 from touche_llm.engines.pooling import PoolingClient
 from touche_llm.engines.use import ModelRecord
 from touche_llm.errors import BadLine, UsageError
@@ -191,7 +191,8 @@ class RunContext:
         if settings.folder is None:
             return
 
-        # A template named after a purpose is no mistake if another one is set for the purpose.
+        # Names that a template of the folder may have: those of purposes, as `judge`, and those of
+        # templates that are set for a purpose, as `short` by `prompts.judge: short`.
         usable_names = set(purposes_of(self.task))
         for purpose in purposes_of(self.task):
             template = getattr(settings, purpose)
@@ -220,13 +221,13 @@ class RunContext:
 
         Args:
             path: Run file.
-            depth: Max candidates per topic; None for all.
+            depth: Max candidates per topic that are read; None for all.
             are_made: Whether the candidates are documents that were made of sentences.
 
         Raises:
             DataError: The file is missing or invalid, or has an unknown topic.
         """
-        rankings = read_candidates(path, depth)
+        rankings = read_candidates_of_run(path, depth)
         check_topics(path, rankings, self.file_topics)
         chosen = {topic.id: rankings[topic.id] for topic in self.topics if topic.id in rankings}
         return Candidates(
@@ -248,7 +249,8 @@ class RunContext:
         if self.config.candidates is not None:
             require_kind(self.config.candidates, "run", "rerank")
         if self.config.corpus is not None:
-            # The store decides on bad lines.
+            # To read the first document shows whether the file is a corpus. A bad line is no problem
+            # here: when the corpus is stored, the settings decide whether bad lines are left out.
             with suppress(BadLine):
                 documents = self.task.read_corpus(self.config.corpus, None)
                 next(iter(documents), None)
@@ -295,8 +297,9 @@ def list_schemas(
     Args:
         prompts: Prompts of the requests.
         shown_documents: Number of documents in a request, by purpose of the prompts that compare
-            documents; None if none does.
+            documents; 1 for other prompts. None if no prompt compares documents.
     """
+    # The schemas that are listed do not depend on the topic.
     any_topic = Topic("", "")
     schemas: list[Mapping[str, Any]] = []
     for prompt in prompts:

@@ -13,8 +13,8 @@ from touche_llm.config.configuration import PURPOSES, Config
 from touche_llm.config.files import (
     CONFIG,
     METADATA,
-    NO_WORD,
-    UserWord,
+    NO_USER_OPTIONS,
+    UserOptions,
     load_run_config,
     write_config,
 )
@@ -141,16 +141,16 @@ class RunDirectory:
         """Return the configuration of the run; raise DataError if the folder has none."""
         return self.read_with_origins().config
 
-    def read_with_origins(self, word: UserWord = NO_WORD) -> LoadedConfig:
+    def read_with_origins(self, user_options: UserOptions = NO_USER_OPTIONS) -> LoadedConfig:
         """Return the configuration of the run with the origins of its values.
 
         Args:
-            word: Settings that the user gives, and whether the user trusts the folder.
+            user_options: Settings that the user gives, and whether the user trusts the folder.
 
         Raises:
             DataError: The folder has no configuration, or a link that leads out of it.
         """
-        return load_run_config(self.config_file, word)
+        return load_run_config(self.config_file, user_options)
 
     def read_task(self) -> Task:
         """Return the task of the run; raise DataError if the folder has no configuration."""

@@ -15,7 +15,7 @@ from typing import Literal
 from touche_llm.api.corpora import open_run_corpus
 from touche_llm.api.progress import SilentProgress
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import NO_WORD, UserWord
+from touche_llm.config.files import NO_USER_OPTIONS, UserOptions
 from touche_llm.config.origins import LoadedConfig
 from touche_llm.config.task_copies import find_copy
 from touche_llm.data.records import (
@@ -163,23 +163,25 @@ class DocumentView:
 
 
 @contextmanager
-def open_folder(path: Path, word: UserWord = NO_WORD) -> Iterator[RunFolder]:
+def open_folder(path: Path, user_options: UserOptions = NO_USER_OPTIONS) -> Iterator[RunFolder]:
     """Open a run folder with its corpus and its completions.
 
     Args:
         path: Folder of the run.
-        word: Settings that the user gives, and whether the user trusts the folder.
+        user_options: Settings that the user gives, and whether the user trusts the folder.
 
     Raises:
         DataError: The run is unfinished or damaged.
     """
     directory = RunDirectory(path)
-    loaded = directory.read_with_origins(word)
+    loaded = directory.read_with_origins(user_options)
     directory.check_finished("rank")
 
     notes: list[str] = []
     with ExitStack() as stack:
         context = stack.enter_context(_make_context(directory, loaded, notes))
+
+        # Everything that is required is read before corpus and cache, which may be missing.
         records = directory.read_judgments(context)
         run = directory.read_run(context.task.stances)
         stages = _read_stages(directory)
@@ -192,6 +194,8 @@ def open_folder(path: Path, word: UserWord = NO_WORD) -> Iterator[RunFolder]:
         answers = _open_answers(loaded, context.config, notes)
         if answers is not None:
             stack.enter_context(answers)
+
+        # Readers see the notes in this order: what is missing first, then limits of use.
         if corpus is not None:
             notes.extend(_list_restrictions(run))
 
@@ -213,6 +217,8 @@ def open_folder(path: Path, word: UserWord = NO_WORD) -> Iterator[RunFolder]:
 def _make_context(directory: RunDirectory, loaded: LoadedConfig, notes: list[str]) -> RunContext:
     """Return the context of a run: with the run's copy of the task, if it has one.
 
+    The topics of somebody else's run may be another file of this machine, so they are not read.
+
     Args:
         directory: Folder of the run.
         loaded: Configuration of the run.
@@ -223,6 +229,7 @@ def _make_context(directory: RunDirectory, loaded: LoadedConfig, notes: list[str
     if task_copy is not None:
         config = config.model_copy(update={"task": task_copy})
 
+    # Without topics, the context reads those that the configuration names.
     topics: list[Topic] | None = None
     if loaded.unused is not None and loaded.is_without("topics"):
         topics = _name_topics(directory)
@@ -425,7 +432,7 @@ class RunFolder:
             self.config.weights,
             self.task.aspects,
         )
-        # A document that the run leaves out has no rank.
+        # Ranks count only the documents that are in the run, which can leave out judged ones.
         kept = {candidate.document_id for candidate in self.run.rankings.get(topic_id, [])}
         ranked = [document_id for document_id in judged.ranking.documents if document_id in kept]
         return {document_id: rank for rank, document_id in enumerate(ranked, start=1)}
@@ -447,13 +454,19 @@ class RunFolder:
         return texts
 
     def document(self, topic_id: str, row: DocumentRow) -> DocumentView:
-        """Return a row with its document and the answers of the model."""
+        """Return all that is known of a document in the run: its text, and the model's answers.
+
+        Args:
+            topic_id: Topic of the document.
+            row: Ranks, grades and stance of the document.
+        """
         document_id = row.document_id
         text = None
         if self.corpus is not None:
             text = self._read_text(self.corpus, topic_id, document_id)
 
         judgment = self.find_judgment(topic_id, document_id)
+        # The answer to the stance prompt, which is used beside the judge prompt.
         stance = self.stance_readings.get((topic_id, document_id))
         separate_stance = None
         if stance is not None:
@@ -536,18 +549,17 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
     Returns:
         Lines by topic id and document id.
     """
-    values: dict[tuple[str, str], dict[_StepKind, list[float]]] = {}
+    # Values by topic and document, and by step.
+    grouped: dict[tuple[str, str, _StepKind], list[float]] = defaultdict(list)
     for comparison in comparisons:
         kind = _StepKind(comparison.step, has_best=comparison.best is not None)
         for document_id, value in _list_values(comparison).items():
-            values_by_kind = values.setdefault((comparison.topic_id, document_id), {})
-            values_by_kind.setdefault(kind, []).append(value)
+            grouped[comparison.topic_id, document_id, kind].append(value)
 
-    summaries: dict[tuple[str, str], list[str]] = {}
-    for document, values_by_kind in values.items():
-        lines = [_summarize_step(kind, of_kind) for kind, of_kind in values_by_kind.items()]
-        summaries[document] = lines
-    return summaries
+    summaries: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (topic_id, document_id, kind), values in grouped.items():
+        summaries[topic_id, document_id].append(_summarize_step(kind, values))
+    return dict(summaries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,10 +579,11 @@ def _list_values(comparison: Comparison) -> dict[str, float]:
     It is the probability of being the best, or the rank if the model put documents in order.
     """
     if comparison.best is None:
+        # The answer is an order of the documents, best first.
         order = comparison.order or []
         return {document_id: float(rank) for rank, document_id in enumerate(order, start=1)}
 
-    # The prompt calls the documents A, B and so on.
+    # The answer is a label: the prompt calls the documents A, B and so on.
     probabilities = comparison.best.shares
     labelled = zip(ascii_uppercase, comparison.documents, strict=False)
     return {document_id: probabilities.get(label, 0.0) for label, document_id in labelled}
@@ -598,7 +611,7 @@ def _open_corpus(loaded: LoadedConfig, context: RunContext, notes: list[str]) ->
 
     config = context.config
     if config.corpus is not None and not config.corpus.is_file():
-        # Its index has the texts too.
+        # The file was moved or deleted. Its index holds the texts too, so that alone is opened.
         config = config.model_copy(update={"corpus": None})
     try:
         _check_stored(config)
@@ -609,10 +622,15 @@ def _open_corpus(loaded: LoadedConfig, context: RunContext, notes: list[str]) ->
 
 
 def _check_stored(config: Config) -> None:
-    """Raise DataError if a corpus that is opened now would be downloaded or stored first."""
-    needed_file = config.retriever.kind.find_needed_file(config.retriever_settings)
+    """Raise DataError if opening the corpus of a run would first download or index it.
+
+    Opening a run only to read it must not start such work.
+    """
     if config.dataset is not None and config.index is not None:
-        needed_file = config.index / "manifest.json"
+        # A dataset is downloaded unless it has an index, which has a manifest.
+        needed_file: Path | None = config.index / "manifest.json"
+    else:
+        needed_file = config.retriever.kind.find_needed_file(config.retriever_settings)
     if needed_file is not None and not needed_file.is_file():
         raise DataError(f"{needed_file}: not found")
 
@@ -629,6 +647,7 @@ def _open_answers(loaded: LoadedConfig, config: Config, notes: list[str]) -> Cac
     if cache.mode is not CacheMode.OFF and cache.file.is_file():
         return Cache(cache.file, CacheMode.REPLAY)
 
+    # `unused` holds settings of somebody else's run, which could name any file as its cache.
     if loaded.unused is not None and "cache.file" in loaded.unused.values:
         notes.append(f"No completions: {loaded.unused.describe_input('cache')}.")
     else:
@@ -669,9 +688,10 @@ def get_assessments(qrels: Qrels | None, topic_id: str, document_id: str) -> dic
 def find_differences(
     grades: Mapping[str, float], stance: str, people: Mapping[str, str], task: Task
 ) -> list[str] | None:
-    """Return the aspects in which the model differs from the assessors.
+    """Return the aspects, and the stance, in which the model differs from the assessors.
 
-    Grades are rounded first, and compared where their scales are the same or the task maps them.
+    An aspect is compared if both graded it, and the task maps its grades to the assessors' scale.
+    Grades are rounded first.
 
     Args:
         grades: Grades by the model; empty without a judgment.
@@ -697,5 +717,6 @@ def find_differences(
 
     if not is_equal_by_aspect:
         return None
+    differing = {aspect for aspect, is_equal in is_equal_by_aspect.items() if not is_equal}
     # In the order of the assessors' aspects.
-    return [aspect for aspect in people if is_equal_by_aspect.get(aspect) is False]
+    return [aspect for aspect in people if aspect in differing]

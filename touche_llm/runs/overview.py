@@ -15,7 +15,7 @@ from pydantic import PlainValidator
 
 from touche_llm.api.rank import list_result_columns
 from touche_llm.config.configuration import Config
-from touche_llm.config.files import METADATA, NO_WORD, UserWord
+from touche_llm.config.files import METADATA, NO_USER_OPTIONS, UserOptions
 from touche_llm.config.origins import Origins
 from touche_llm.config.own_folders import UnusedSettings
 from touche_llm.corpus.store import DocumentStore
@@ -115,19 +115,19 @@ class RunOverview:
         return sum_values(self.stages.finished.values(), TOTALS)
 
 
-def read_overview(folder: Path, word: UserWord = NO_WORD) -> RunOverview:
+def read_overview(folder: Path, user_options: UserOptions = NO_USER_OPTIONS) -> RunOverview:
     """Read the overview of a run.
 
     A damaged file makes the run "broken" instead of raising an error.
 
     Args:
         folder: Folder of the run.
-        word: Settings that the user gives, and whether the user trusts the folder.
+        user_options: Settings that the user gives, and whether the user trusts the folder.
     """
     directory = RunDirectory(folder)
     overview = RunOverview(directory, _find_change(directory))
     try:
-        _read_files(overview, word)
+        _read_files(overview, user_options)
     except ToucheError as error:
         overview.state = BROKEN
         overview.problem = str(error)
@@ -149,7 +149,7 @@ def _find_change(directory: RunDirectory) -> datetime:
     return datetime.fromtimestamp(path.stat().st_mtime)
 
 
-def _read_files(overview: RunOverview, word: UserWord) -> None:
+def _read_files(overview: RunOverview, user_options: UserOptions) -> None:
     """Add what the files of a run say to its overview; after an error it has what was read before.
 
     Raises:
@@ -159,7 +159,7 @@ def _read_files(overview: RunOverview, word: UserWord) -> None:
     directory = overview.directory
     metadata = directory.read_metadata()
     overview.stages = metadata.stages
-    loaded = directory.read_with_origins(word)
+    loaded = directory.read_with_origins(user_options)
     overview.config = loaded.config
     overview.origins = loaded.origins
     overview.unused = loaded.unused

@@ -71,17 +71,23 @@ class _StageStart:
 async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Write the candidates of each topic, retrieved or read from a run file of another tool.
 
+    Measurements and hashes of the inputs are recorded beside the candidates.
+
     Raises:
         DataError: A file is missing or invalid, or the corpus lacks a candidate of a given run.
         EngineError: An engine failed.
         NoCandidates: Nothing was found for any topic.
     """
     start = _StageStart.now(context)
+    # The first use of the property opens the corpus, and indexes it unless that was done before.
     corpus = context.corpus
     seconds_to_open_corpus = round(time.monotonic() - start.seconds, 3)
-    inputs = hash_inputs(context.config)
 
+    # Hashed before the search, during which a file could change.
+    inputs = hash_inputs(context.config)
     candidates = await retrieve_candidates(context)
+
+    # Known only after the search: what the server of an embedding model reports about the model.
     dense = _find_embedding_use(corpus)
     if dense is not None:
         context.note_embedding_model(dense.model)
@@ -231,7 +237,7 @@ async def compute_stage(
         stage: Stage to run.
         context: Context with the models that the stage needs.
         directory: Folder of the run.
-        earlier: Output of the stage before; None to read it from the folder.
+        earlier: Output of the stage before, candidates or judgments; None to read it from the folder.
 
     Raises:
         DataError: A file is missing or invalid, or the corpus lacks a candidate of a given run.
@@ -301,7 +307,8 @@ async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
     )
     # The corpus and the model are opened only if a step needs them.
     if needs_texts(config.steps):
-        await replace(judgments.candidates, corpus=context.corpus).check()
+        candidates = replace(judgments.candidates, corpus=context.corpus)
+        await candidates.check()
         plan = replace(plan, documents=context.corpus.documents, reranker=context.reranker)
     kinds = list_comparison_kinds(config.steps)
     if kinds:
@@ -495,9 +502,10 @@ async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
         UsageError: The inputs changed since the run, and a step needs the texts of documents.
     """
     directory = RunDirectory(folder)
-    uses_engine = bool(list_comparison_kinds(config.steps))
+    uses_engine = len(list_comparison_kinds(config.steps)) > 0
     if not uses_engine and directory.config_file.exists():
-        # The configuration of the folder keeps the engine that judged.
+        # The stage writes its configuration to the folder. If it uses no engine, the folder goes on
+        # naming the one that judged.
         judging_engine = directory.read_config().engine
         config = config.model_copy(update={"engine": judging_engine})
 
@@ -530,6 +538,9 @@ async def _open_run(
         folder: Folder of the run.
         progress: Shows the progress and warnings.
         overwrite: Whether the command may replace outputs that were made with other settings.
+
+    Yields:
+        The run; when the block ends, the model is closed and the folder unlocked.
     """
     directory = RunDirectory(folder)
     async with AsyncExitStack() as stack:
@@ -543,13 +554,13 @@ async def _open_run(
             stack=stack,
         )
         run = _OpenRun(context, directory)
-        # Checked before the slow loading of the model, too.
+        # A wrong setting is reported before the model is loaded, which can take minutes.
         _check_run(run, command, overwrite=overwrite)
 
         if _needs_model(command, config):
             model = await stack.enter_async_context(_open_model(command, context))
             stack.enter_context(context.using(model))
-            # Checked again, since name and context of the model are known only now.
+            # The model's name and context are known only now, so the settings are checked again.
             _check_run(run, command, overwrite=overwrite)
         yield run
 
@@ -681,8 +692,9 @@ async def _read_given_candidates(context: RunContext, file: Path) -> Candidates:
     Raises:
         DataError: No chosen topic has a candidate, or the corpus lacks one.
     """
-    # More sentences than `depth` may be judged if they give too few pairs.
-    given = context.read_candidates(file, context.config.first_stage_depth)
+    # This is `depth`, or more for sentences: if these give too few pairs, more of them are judged.
+    depth = context.config.first_stage_depth
+    given = context.read_candidates(file, depth)
     if not any(given.rankings.values()):
         ids = [topic.id for topic in context.topics]
         raise DataError(f"{file}: no candidates for any chosen topic: {shorten(ids)}")

@@ -152,6 +152,8 @@ def set_values(values: dict[str, Any], given: Mapping[str, Any], source: str) ->
 def _open_section(values: dict[str, Any], name: str, source: str) -> dict[str, Any]:
     """Return the section that holds a setting; missing sections are added.
 
+    For `engine.options.seed`, this is the mapping `values["engine"]["options"]`.
+
     Args:
         values: Values by section, which are changed.
         name: Dotted name of the setting.
@@ -163,7 +165,7 @@ def _open_section(values: dict[str, Any], name: str, source: str) -> dict[str, A
     *sections, _ = name.split(".")
     settings = values
     for section in sections:
-        # A section that the task does not have is written as null.
+        # A file has null for a section that its task does not use.
         if settings.get(section) is None:
             settings[section] = {}
 

@@ -89,22 +89,11 @@ class PairJudge:
         first_orders = await self._judge_best_pairs(made)
         reversed_orders = await self._judge_reversed_pairs(first_orders)
 
-        pair_judgments = group_judgments([*first_orders.results, *reversed_orders.results])
-        sentence_judgments = group_judgments(made.sentences.results)
-        rankings: list[list[Candidate]] = []
-        judgments: list[Judgment] = []
-        for topic in self.inputs.topics:
-            ranked = self._rank_pairs(
-                made.by_topic[topic.id],
-                pair_judgments[topic.id],
-                sentence_judgments[topic.id],
-            )
-            rankings.append(ranked.ranking)
-            judgments.extend(ranked.judgments)
-
+        pair_judgments = [*first_orders.results, *reversed_orders.results]
+        ranked_by_topic = self._rank_topics(made, pair_judgments)
         return JudgedPairs(
-            rankings=rankings,
-            judgments=judgments,
+            rankings=[ranked.ranking for ranked in ranked_by_topic],
+            judgments=[judgment for ranked in ranked_by_topic for judgment in ranked.judgments],
             sentences=made.sentences.results,
             failures=[
                 *made.sentences.failures,
@@ -123,6 +112,7 @@ class PairJudge:
         judgments: list[Judgment] = []
         failures: list[Failure] = []
 
+        # In each round, the next `depth` sentences are judged of topics that have too few pairs.
         unfinished = [*self.inputs.topics]
         for start in count(0, depth):
             work = self._list_sentence_work(unfinished, start, start + depth)
@@ -133,11 +123,15 @@ class PairJudge:
             judgments.extend(judged.results)
             failures.extend(judged.failures)
 
+            # Pairs are made anew of all sentences judged so far, since new ones can be better.
             judgments_by_topic = group_judgments(judgments)
             for topic in unfinished:
-                candidates = self._list_sentences(topic)[: start + depth]
-                made = self._pair_sentences(topic, candidates, judgments_by_topic[topic.id])
-                pairs[topic.id] = made
+                judged_so_far = self._list_sentences(topic)[: start + depth]
+                pairs[topic.id] = self._pair_sentences(
+                    topic,
+                    judged_so_far,
+                    judgments_by_topic[topic.id],
+                )
             unfinished = [topic for topic in unfinished if len(pairs[topic.id]) < self.min_pairs]
 
         sentences = Outcomes(results=judgments, failures=failures)
@@ -206,6 +200,30 @@ class PairJudge:
         """Judge pairs of some topics."""
         return await self.inputs.judge(work, PairDocuments(self.sentences), title=title)
 
+    def _rank_topics(
+        self,
+        made: _MadePairs,
+        pair_judgments: Iterable[Judgment],
+    ) -> list[_RankedPairs]:
+        """Return the ranked pairs of each topic, in the order of the topics.
+
+        Args:
+            made: Pairs of all topics, and judgments of their sentences.
+            pair_judgments: Judgments of pairs in either order.
+        """
+        judgments_of_pairs = group_judgments(pair_judgments)
+        judgments_of_sentences = group_judgments(made.sentences.results)
+
+        ranked: list[_RankedPairs] = []
+        for topic in self.inputs.topics:
+            ranked_pairs = self._rank_pairs(
+                made.by_topic[topic.id],
+                judgments_of_pairs[topic.id],
+                judgments_of_sentences[topic.id],
+            )
+            ranked.append(ranked_pairs)
+        return ranked
+
     def _rank_pairs(
         self,
         pairs: Sequence[Candidate],
@@ -222,14 +240,16 @@ class PairJudge:
         ranking: list[Candidate] = []
         all_judgments: list[Judgment] = []
         for pair in pairs:
-            judgment = judgments.get(pair.document_id)
-            if judgment is None:
-                judgment = inherit_judgment(pair, sentences, self.settings)
-            orders = [judgment]
+            first_order = judgments.get(pair.document_id)
+            if first_order is None:
+                # A pair that was not judged gets the grades of its sentences.
+                first_order = inherit_judgment(pair, sentences, self.settings)
+            orders = [first_order]
 
-            reversed_judgment = judgments.get(reverse_pair(pair.document_id))
-            if reversed_judgment is not None:
-                orders.append(reversed_judgment)
+            # Only the best judged pairs were judged in the reversed order too.
+            reversed_order = judgments.get(reverse_pair(pair.document_id))
+            if reversed_order is not None:
+                orders.append(reversed_order)
 
             best_order = max(orders, key=self._grade)
             ranking.append(msgspec.structs.replace(pair, document_id=best_order.document_id))

@@ -44,7 +44,10 @@ class _ScoredPair:
         return self.one.id, self.other.id
 
     def _has_claim_first(self) -> bool:
-        """Return whether the sentence `one` comes before `other`: the claim before its support."""
+        """Return whether the sentence `one` comes before `other` in the pair.
+
+        The sentence that is more of a claim comes first, since the other one supports it.
+        """
         one = self.one
         other = self.other
         difference = one.claim - other.claim
@@ -54,6 +57,7 @@ class _ScoredPair:
             # Neither is clearly the claim, so the order is that of the argument.
             return one.place < other.place
         if difference == 0.0:
+            # Both are equally claims, so the better ranked one is first.
             return one.rank <= other.rank
         return difference > 0.0
 
@@ -134,22 +138,32 @@ def _limit_shares(
 ) -> list[_ScoredPair]:
     """Choose as many pairs as possible with no sentence in more than its share of them.
 
-    If these are fewer than `min_pairs`, each sentence may be in a few more.
+    If these are fewer than `min_pairs`, each sentence may be in more pairs, until there are enough.
     """
-    target = min(settings.most, len(pairs))
-    max_uses = _get_max_uses(settings, target)
-    chosen = _choose_pairs(pairs, max_uses, target)
-
-    # Fewer pairs than the target allow each sentence fewer uses, so choose again.
-    while len(chosen) < target:
-        target = len(chosen)
-        max_uses = _get_max_uses(settings, target)
-        chosen = _choose_pairs(pairs, max_uses, target)
-
+    chosen = _choose_within_shares(pairs, settings)
+    max_uses = _get_max_uses(settings, len(chosen))
     required = min(min_pairs, len(pairs), settings.most)
     while len(chosen) < required:
         max_uses += 1
         chosen = _choose_pairs(pairs, max_uses, required)
+    return chosen
+
+
+def _choose_within_shares(
+    pairs: Sequence[_ScoredPair],
+    settings: PairSettings,
+) -> list[_ScoredPair]:
+    """Choose pairs such that no sentence is in more than its share of the chosen ones.
+
+    How often a sentence may be used depends on the number of pairs. If only 40 of 50 pairs can be
+    chosen, a sentence may be used less often than assumed, so pairs are chosen again for 40.
+    """
+    target = min(settings.most, len(pairs))
+    chosen = _choose_pairs(pairs, _get_max_uses(settings, target), target)
+    # The target shrinks in each round, so the loop ends.
+    while len(chosen) < target:
+        target = len(chosen)
+        chosen = _choose_pairs(pairs, _get_max_uses(settings, target), target)
     return chosen
 
 

@@ -24,8 +24,15 @@ class PairSpace(SearchSpace):
     nothing_found = "no sentence can stand alone (sentences.least_words, most_chars)"
 
     def __init__(self, store: DocumentStore, settings: SentenceSettings) -> None:
+        """Search the arguments of a store and their sentences, which are parts of arguments.
+
+        Args:
+            store: Store of the arguments.
+            settings: Settings of sentence retrieval.
+        """
         super().__init__(store)
         self.settings = settings
+        # Arguments and sentences are indexed; sentences are candidates; pairs are judged and ranked.
         self.tables = [store, store.parts]
         self.candidates = store.parts
         self.documents = PairDocuments(store.parts)

@@ -88,6 +88,11 @@ class SentenceSelector:
         roles = judgment.readings["role"].shares
         claim_share = roles.get(_CLAIM, 0.0)
         no_role_share = roles.get(_NO_ROLE, 0.0)
+        # A sentence is a claim, a premise or neither, so the share of premises is
+        # `1 - claim_share - no_role_share`. The score is `claim_share` minus that share: from -1
+        # for a clear premise to 1 for a clear claim.
+        claim_score = 2 * claim_share + no_role_share - 1.0
+
         argument_share = 1.0 - no_role_share
         side_share = judgment.readings["stance"].shares[side]
         mean_grade = combine_grades(judgment, self.weights, self.scales)
@@ -99,7 +104,6 @@ class SentenceSelector:
             place=place.row,
             side=side,
             score=argument_share * side_share * mean_grade,
-            # The third role is that of a premise, whose probability is the rest.
-            claim=2 * claim_share + no_role_share - 1.0,
+            claim=claim_score,
             rank=candidate.rank,
         )
