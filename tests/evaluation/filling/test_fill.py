@@ -101,6 +101,18 @@ def test_explained_share_is_that_of_the_variance_within_labels(case: Case) -> No
     assert shares == sorted(shares, reverse=True)
 
 
+def test_what_labels_explain_is_never_negative_and_unknown_without_variance(case: Case) -> None:
+    pool = case["good"]
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        chance = replace(pool, labels=random.permutation(pool.labels))
+        assert 0.0 <= measure_explained_share(chance) < 0.05
+
+    same_grades = replace(pool, grades=np.ones_like(pool.grades)).hide_team(0)
+    assert np.isnan(measure_explained_share(same_grades))
+    assert fill_systems(same_grades).adds_nothing is None
+
+
 def test_expected_grades_are_binned_at_quantiles_of_the_judged_documents() -> None:
     documents = [f"d{number:02d}" for number in range(40)]
     grades = {document: number / 40 for number, document in enumerate(documents)}

@@ -54,8 +54,9 @@ def measure_explained_share(pool: SystemPool) -> float:
     """Return the share of the variance of people's grades that the judge's labels explain.
 
     It is that of judged documents which one team found, as unjudged ones are: the squared
-    correlation ratio, corrected for the number of labels (Kelley, PNAS 21(9), 1935). NaN if the
-    grades do not vary, or the documents are too few.
+    correlation ratio, corrected for the number of labels (Kelley, PNAS 21(9), 1935), and 0 where
+    the correction would make it negative. NaN if the grades do not vary, or the documents are too
+    few.
     """
     is_usable = pool.is_judged & (pool.labels != NONE) & (pool.is_found.sum(axis=0) == 1)
     grades = pool.grades[is_usable].astype(np.float64)
@@ -68,4 +69,5 @@ def measure_explained_share(pool: SystemPool) -> float:
     sums = np.bincount(labels, weights=grades, minlength=pool.label_count)
     means = sums / np.maximum(counts, 1)
     variance_of_label = ((grades - means[labels]) ** 2).sum() / spare_documents
-    return float(1.0 - variance_of_label / grades.var(ddof=1))
+    explained = 1.0 - variance_of_label / grades.var(ddof=1)
+    return max(0.0, float(explained))

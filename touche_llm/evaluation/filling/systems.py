@@ -108,7 +108,8 @@ class FilledSystems:
         depth: Cutoff of nDCG.
         topics: Number of topics.
         teams: Number of teams.
-        explained: Share of the variance of people's grades that the judge's labels explain.
+        explained: Share of the variance of people's grades that the judge's labels explain; NaN if
+            it is not known.
     """
 
     systems: list[SystemEstimate]
@@ -119,8 +120,12 @@ class FilledSystems:
 
     @property
     def adds_nothing(self) -> bool | None:
-        """Whether the judge's labels say too little; None without a value that rests on them."""
-        if not any(estimate.is_error_of_judge_known for estimate in self.systems):
+        """Whether the judge's labels say too little.
+
+        None if no value rests on them, or if the share that they explain is not known.
+        """
+        has_value_by_judge = any(estimate.is_error_of_judge_known for estimate in self.systems)
+        if not has_value_by_judge or np.isnan(self.explained):
             return None
         return adds_nothing(self.explained)
 
@@ -141,7 +146,7 @@ class FilledSystems:
 
 def adds_nothing(explained: float) -> bool:
     """Return whether labels that explain this share of the variance of grades add nothing."""
-    return not explained >= MIN_EXPLAINED
+    return explained < MIN_EXPLAINED
 
 
 def fill_systems(
