@@ -78,8 +78,23 @@ def test_a_team_whose_shared_documents_are_better_found_better_ones_alone() -> N
         systems["judge of all"]["judge of all"][topic] = [f"{team} shared" for team in shared]
     pool = make_pool(systems, grades, grades, depth=4, highest_grade=3, label_count=4)
     hidden = pool.hide_team(0)
-    assert predict_mean_grade(hidden, 0) == pytest.approx(1.0)
+    predicted = predict_mean_grade(hidden, 0)
+    assert predicted is not None
+    assert predicted.grade == pytest.approx(1.0)
     assert predict_mean_grade(hidden.drop_team(4), 0) is None
+
+
+def test_a_predicted_mean_counts_less_if_those_of_other_teams_are_wrong(case: Case) -> None:
+    pool = case["good"]
+    regular = predict_mean_grade(pool, 0)
+    assert regular is not None
+
+    # What every second team alone found is worse than its shared documents let expect.
+    is_of_one_team = pool.is_found.sum(axis=0) == 1
+    is_worse = is_of_one_team & pool.is_found[1::2].any(axis=0)
+    irregular = predict_mean_grade(replace(pool, grades=np.where(is_worse, 0, pool.grades)), 0)
+    assert irregular is not None
+    assert 0.0 < irregular.documents < regular.documents / 2
 
 
 def test_the_mix_of_grades_is_tilted_to_a_mean() -> None:

@@ -19,9 +19,8 @@ from scipy.special import gammaln
 from touche_llm.evaluation.filling.pool import NONE, Booleans, Floats, Integers, SystemPool
 from touche_llm.evaluation.filling.team_means import predict_mean_grade, tilt_mix
 
-# The prior of the mix counts as many documents, more if its mean was predicted for the team.
+# The prior of the mix counts as many documents if its mean cannot be predicted for the team.
 _PRIOR_DOCUMENTS = 10.0
-_PREDICTED_PRIOR_DOCUMENTS = 40.0
 # The confusion of all judged documents counts as many for those that one team found.
 _CONFUSION_DOCUMENTS = 20.0
 # The same for drawn documents: the mix of the others, and their confusion, whose weight is seen on
@@ -138,10 +137,10 @@ def _fit_to_judged(pool: SystemPool, team: int, *, without: Integers) -> GradeMo
 
     # So that no grade is impossible.
     mix = _normalise(counts_of_one_team.sum(axis=1) + 1e-3)
-    mean_grade = predict_mean_grade(pool, team)
-    if mean_grade is None:
+    predicted = predict_mean_grade(pool, team)
+    if predicted is None:
         return GradeModel(confusion, mix, _PRIOR_DOCUMENTS)
-    return GradeModel(confusion, tilt_mix(mix, mean_grade), _PREDICTED_PRIOR_DOCUMENTS)
+    return GradeModel(confusion, tilt_mix(mix, predicted.grade), predicted.documents)
 
 
 def _add_drawn(pool: SystemPool, drawn: DocumentDraw, model: GradeModel) -> GradeModel:

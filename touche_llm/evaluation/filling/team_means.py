@@ -18,6 +18,10 @@ _MIN_TEAMS = 3
 # seven teams is about 0.2.
 _PRIOR_SLOPE = 1.0
 _PRIOR_DEVIATION = 0.05
+# A predicted mean counts as at most so many documents.
+_MAX_DOCUMENTS = 40.0
+# Variance of grades that are all the same.
+_MIN_VARIANCE = 1e-3
 # Predicted means are so far from both ends of the scale, in grades.
 _MARGIN = 0.1
 # Bounds of the exponent that tilts a mix, by grade.
@@ -57,11 +61,24 @@ def _average_grades(pool: SystemPool, is_chosen: Booleans) -> Floats:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def predict_mean_grade(pool: SystemPool, team: int) -> float | None:
+@dataclass(frozen=True, slots=True)
+class PredictedMean:
+    """Mean grade that is predicted for what a team alone found.
+
+    Attributes:
+        grade: The mean grade.
+        documents: Number of judged documents whose mean would be as far from the true one.
+    """
+
+    grade: float
+    documents: float
+
+
+def predict_mean_grade(pool: SystemPool, team: int) -> PredictedMean | None:
     """Return the mean grade of what a team alone found, from the line through the other teams.
 
-    A team whose judged documents are good finds good ones alone too. The line is fitted by least
-    squares with a prior of its slope (ridge regression).
+    A team whose judged documents are good finds good ones alone too. How far such a prediction is
+    from the true mean is seen on the other teams, each predicted from the rest.
 
     Args:
         pool: Pool of the systems.
@@ -76,13 +93,37 @@ def predict_mean_grade(pool: SystemPool, team: int) -> float | None:
     if is_usable.sum() < _MIN_TEAMS or np.isnan(means.shared[team]):
         return None
 
-    shared = means.shared[is_usable]
-    alone = means.alone[is_usable]
+    grade = _predict(means, team, is_usable)
+    grade_variance = _measure_grade_variance(pool)
+    squares: list[float] = []
+    for other in np.flatnonzero(is_usable).tolist():
+        is_fitted = is_usable.copy()
+        is_fitted[other] = False
+        error = _predict(means, other, is_fitted) - means.alone[other]
+        # The mean of the judged documents is itself this far from the true one.
+        squares.append(error**2 - grade_variance / means.counts[other])
+    error_variance = max(float(np.mean(squares)), grade_variance / _MAX_DOCUMENTS)
+    return PredictedMean(grade, documents=grade_variance / error_variance)
+
+
+def _predict(means: TeamMeans, team: int, is_fitted: Booleans) -> float:
+    """Return the mean grade of what a team alone found, by a line through some of the others.
+
+    The line is fitted by least squares with a prior of its slope (ridge regression).
+    """
+    shared = means.shared[is_fitted]
+    alone = means.alone[is_fitted]
     shared_deviations = shared - shared.mean()
     alone_deviations = alone - alone.mean()
     product = shared_deviations @ alone_deviations + _PRIOR_DEVIATION * _PRIOR_SLOPE
     slope = product / (shared_deviations @ shared_deviations + _PRIOR_DEVIATION)
     return float(alone.mean() + slope * (means.shared[team] - shared.mean()))
+
+
+def _measure_grade_variance(pool: SystemPool) -> float:
+    """Return the variance of the grades of judged documents that one team found."""
+    is_of_one_team = pool.is_found.sum(axis=0) == 1
+    return max(float(pool.grades[pool.is_judged & is_of_one_team].var()), _MIN_VARIANCE)
 
 
 def tilt_mix(mix: Floats, mean: float) -> Floats:
