@@ -13,12 +13,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from touche_llm.data.records import Topic
+from touche_llm.data.records import Label, Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answer_schema import (
     AnswerForm,
     AnswerModel,
-    Label,
     Layout,
     build_schema,
     can_be_letters,

@@ -16,14 +16,13 @@ from pydantic import Field
 
 from tests.answer_models import ComparativeJudgment
 from tests.llm.engines.test_server import question
-from touche_llm.data.records import Topic
+from touche_llm.data.records import Label, Topic
 from touche_llm.engines.chat import build_chat_body
 from touche_llm.errors import Unusable
 from touche_llm.llm.answer import Token
 from touche_llm.llm.answer_schema import (
     AnswerForm,
     AnswerModel,
-    Label,
     Layout,
     build_schema,
     count_alternatives,

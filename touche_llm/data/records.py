@@ -11,6 +11,8 @@ from pydantic_core import PydanticSerializationError
 
 from touche_llm.errors import DataError, describe_first_problem
 
+# Label of a field of an answer, as its schema lists it: a grade, or a word.
+Label = int | str
 ValueT = TypeVar("ValueT")
 
 
@@ -218,7 +220,7 @@ class Reading(JsonStruct, frozen=True, kw_only=True):
             split evenly.
     """
 
-    answered: int | str
+    answered: Label
     probabilities: dict[str, float] | None = None
     # Named in files as in the rows of `prompts try` and `prompts compare`.
     off_label_mass: float | None = msgspec.field(default=None, name="outside")
@@ -440,7 +442,7 @@ class UserLabels(JsonStruct, frozen=True, kw_only=True):
 
     topic_id: str
     document_id: str
-    labels: dict[str, int | str] = {}
+    labels: dict[str, Label] = {}
     note: str = ""
 
 

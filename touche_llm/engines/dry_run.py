@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from touche_llm.data.records import Label
 from touche_llm.engines.label_tokens import make_label_token
 from touche_llm.engines.token_estimates import (
     EstimatingTokenizer,
@@ -16,7 +17,7 @@ from touche_llm.engines.token_estimates import (
     join_contents,
 )
 from touche_llm.llm.answer import Token
-from touche_llm.llm.answer_schema import AnswerForm, Label, Layout, list_fields
+from touche_llm.llm.answer_schema import AnswerForm, Layout, list_fields
 from touche_llm.llm.protocol import Completion, Counter
 from touche_llm.llm.request import Request
 

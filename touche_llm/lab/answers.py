@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from touche_llm.data.records import Attempt, Document, Reading
+from touche_llm.data.records import Attempt, Document, Label, Reading
 from touche_llm.evaluation.qrels import STANCE
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompt_lab.trial import Trial
@@ -37,7 +37,7 @@ class AnswerField:
     low: int | None
     high: int | None
 
-    def list_user_labels(self) -> list[int | str]:
+    def list_user_labels(self) -> list[Label]:
         """Return the values that people may give."""
         if self.low is None or self.high is None:
             return [*self.labels]
@@ -56,7 +56,7 @@ class FieldReading:
     """
 
     value: float | str
-    answered: int | str | None
+    answered: Label | None
     probabilities: dict[str, float] | None
     off_label: float | None
 

@@ -13,7 +13,7 @@ from itertools import chain
 from aiohttp import web
 
 from touche_llm.api.opening import StoredAnswers, open_client
-from touche_llm.data.records import Cut, Document, Reading, Topic, UserLabels
+from touche_llm.data.records import Cut, Document, Label, Reading, Topic, UserLabels
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import STANCE, qrels_file
 from touche_llm.judging.requests import make_requester
@@ -102,7 +102,7 @@ class DocumentEntry:
     truncated: bool
     assessors: Mapping[str, str]
     differs: Sequence[str]
-    own: Mapping[str, int | str]
+    own: Mapping[str, Label]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class DocumentDetails:
     fields: dict[str, FieldReading]
     assessors: Mapping[str, str]
     differs: Sequence[str]
-    own: Mapping[str, int | str]
+    own: Mapping[str, Label]
     note: str
     requests: list[SentRequest]
     comparisons: list[str]
@@ -173,7 +173,7 @@ class DocumentDetails:
 class StoredLabels:
     """Labels and note of the user as they were stored."""
 
-    own: Mapping[str, int | str]
+    own: Mapping[str, Label]
     note: str
 
 
@@ -507,7 +507,7 @@ def write_labels(
     run: str,
     topic: str,
     document: str,
-    labels: dict[str, int | str],
+    labels: dict[str, Label],
     note: str,
 ) -> StoredLabels:
     """Store the user's labels of a document and a note in place of earlier ones.
@@ -539,7 +539,7 @@ def write_labels(
     return StoredLabels(own=own.labels, note=own.note)
 
 
-def _check_labels(labels: Mapping[str, int | str], fields: Sequence[AnswerField]) -> None:
+def _check_labels(labels: Mapping[str, Label], fields: Sequence[AnswerField]) -> None:
     """Raise UsageError if a label is not one that people may give to its field."""
     allowed_by_field = {field.name: field.list_user_labels() for field in fields}
     for name, value in labels.items():

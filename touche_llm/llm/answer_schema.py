@@ -13,10 +13,8 @@ import orjson
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from touche_llm.data.records import Model
+from touche_llm.data.records import Label, Model
 
-# Label of a field, as the schema lists it: a grade, or a word.
-Label = int | str
 _ELEMENT = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s\[\],"]+')
 
 

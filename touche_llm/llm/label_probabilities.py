@@ -7,10 +7,10 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from touche_llm.data.records import Reading
+from touche_llm.data.records import Label, Reading
 from touche_llm.errors import Unusable
 from touche_llm.llm.answer import Token
-from touche_llm.llm.answer_schema import Label, Layout, slice_bytes
+from touche_llm.llm.answer_schema import Layout, slice_bytes
 
 # Probabilities are stored with nine digits, far more than log-probabilities carry; keeps files
 # readable and stable.

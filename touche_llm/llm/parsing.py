@@ -10,12 +10,12 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from touche_llm.data.records import Label
 from touche_llm.errors import Unusable
 from touche_llm.llm.answer_schema import (
     AnswerForm,
     AnswerModel,
     AnswerT,
-    Label,
     abbreviate,
     get_labels,
 )

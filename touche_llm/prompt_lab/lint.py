@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from touche_llm.data.records import Topic
+from touche_llm.data.records import Label, Topic
 from touche_llm.engines.token_estimates import TOKEN_CHARS
 from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answer_schema import AnswerForm, get_labels
@@ -242,9 +242,7 @@ def _check_answer(prompt: Prompt, subject: Subject, instructions: str) -> Iterat
         yield from _check_labels(labels, instructions)
 
 
-def _check_labels(
-    labels: Mapping[str, Sequence[int | str]], instructions: str
-) -> Iterator[Finding]:
+def _check_labels(labels: Mapping[str, Sequence[Label]], instructions: str) -> Iterator[Finding]:
     """Check that instructions name the labels of each field, or their scale, as `0 to 3`."""
     named_ranges = _find_ranges(instructions)
     for field_name, field_labels in labels.items():
@@ -272,9 +270,7 @@ def _check_fields(names: Iterable[str], form: AnswerForm, instructions: str) -> 
             yield Finding(level, f"the answer's field {name!r} is not named in the text")
 
 
-def _check_scales(
-    labels: Mapping[str, Sequence[int | str]], instructions: str
-) -> Iterator[Finding]:
+def _check_scales(labels: Mapping[str, Sequence[Label]], instructions: str) -> Iterator[Finding]:
     """Check that instructions for grades have no range of numbers but the scales of the grades."""
     scales = _list_scales(labels)
     ranges = _find_ranges(instructions)
@@ -286,7 +282,7 @@ def _check_scales(
         )
 
 
-def _list_scales(labels: Mapping[str, Sequence[int | str]]) -> list[tuple[int, int]]:
+def _list_scales(labels: Mapping[str, Sequence[Label]]) -> list[tuple[int, int]]:
     """Return the different scales of the fields with grades, sorted."""
     scales: set[tuple[int, int]] = set()
     for field_labels in labels.values():
@@ -296,7 +292,7 @@ def _list_scales(labels: Mapping[str, Sequence[int | str]]) -> list[tuple[int, i
     return sorted(scales)
 
 
-def _find_scale(labels: Sequence[int | str]) -> tuple[int, int] | None:
+def _find_scale(labels: Sequence[Label]) -> tuple[int, int] | None:
     """Return the lowest and the highest of labels that are grades; None for other labels."""
     grades = [label for label in labels if isinstance(label, int)]
     if not grades:

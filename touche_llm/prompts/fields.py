@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from touche_llm.data.records import Label
 from touche_llm.llm.answer_schema import AnswerForm, AnswerModel, Layout, abbreviate, get_labels
 from touche_llm.llm.parsing import parse_answer
 from touche_llm.prompts.few_shot import FewShotExample
@@ -214,14 +215,14 @@ def describe_answer(answer: type[AnswerModel], form: AnswerForm) -> str:
     return _describe_array(letters, spelling=", each label by its first letter")
 
 
-def _describe_object(labels: Mapping[str, Sequence[int | str]]) -> str:
+def _describe_object(labels: Mapping[str, Sequence[Label]]) -> str:
     """Return how to answer with an object, ending in its fields: `{"quality": 0 to 3}`."""
     order = ", with the keys in this order" if len(labels) > 1 else ""
     fields = [f'"{name}": {_list_labels(allowed)}' for name, allowed in labels.items()]
     return f"Answer with one JSON object and nothing else{order}: {{{', '.join(fields)}}}"
 
 
-def _describe_array(labels: Mapping[str, Sequence[int | str]], spelling: str) -> str:
+def _describe_array(labels: Mapping[str, Sequence[Label]], spelling: str) -> str:
     """Return how to answer with an array, ending in its fields: `[quality 0 to 3]`.
 
     Args:
@@ -235,7 +236,7 @@ def _describe_array(labels: Mapping[str, Sequence[int | str]], spelling: str) ->
     )
 
 
-def _have_words(labels: Iterable[Sequence[int | str]]) -> bool:
+def _have_words(labels: Iterable[Sequence[Label]]) -> bool:
     """Return whether any label is a text."""
     for allowed in labels:
         if any(isinstance(label, str) for label in allowed):
@@ -243,7 +244,7 @@ def _have_words(labels: Iterable[Sequence[int | str]]) -> bool:
     return False
 
 
-def _list_labels(labels: Sequence[int | str]) -> str:
+def _list_labels(labels: Sequence[Label]) -> str:
     """Return labels in words: `0 to 3`, or `"PRO" or "CON"`."""
     if isinstance(labels[0], int):
         return f"{labels[0]} to {labels[-1]}"

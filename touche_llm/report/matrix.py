@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from touche_llm.data.measure import Measure
-from touche_llm.data.records import Failure, Judgment, Reading, Topic
+from touche_llm.data.records import Failure, Judgment, Label, Reading, Topic
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.judges.labels import find_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
@@ -611,6 +611,6 @@ def _have_different_grades(judgments: Iterable[Judgment], aspect: str) -> bool:
     return _differ(round_grade(judgment.grades[aspect]) for judgment in judgments)
 
 
-def _differ(values: Iterable[int | str]) -> bool:
+def _differ(values: Iterable[Label]) -> bool:
     """Return whether there are two different values."""
     return len(set(values)) > 1

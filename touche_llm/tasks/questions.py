@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import create_model
 
-from touche_llm.data.records import Document, Reading, Topic
+from touche_llm.data.records import Document, Label, Reading, Topic
 from touche_llm.llm.answer_schema import AnswerModel, get_labels
 from touche_llm.tasks.objects import name_objects
 from touche_llm.tasks.positions import combine_position
@@ -108,7 +108,7 @@ def _list_grades(answer: type[AnswerModel]) -> tuple[str, ...]:
     return tuple(grades)
 
 
-def create_answer(name: str, **fields: Iterable[int | str]) -> type[AnswerModel]:
+def create_answer(name: str, **fields: Iterable[Label]) -> type[AnswerModel]:
     """Create an answer model with these labels by field, in their order."""
     types: dict[str, Any] = {}
     for field_name, labels in fields.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from touche_llm.data.records import Reading
+from touche_llm.data.records import Label, Reading
 from touche_llm.doctor.registry import Check, Occasion, register
 from touche_llm.doctor.requests import build_request
 from touche_llm.doctor.survey import Survey
@@ -16,7 +16,7 @@ from touche_llm.engines.chat import read_completion
 from touche_llm.engines.dialects import MAX_UNSEEN, Refusal
 from touche_llm.engines.identification import ServerCheck
 from touche_llm.errors import MissingLogprobs
-from touche_llm.llm.answer_schema import Label, list_fields
+from touche_llm.llm.answer_schema import list_fields
 from touche_llm.llm.label_probabilities import TokenizedAnswer, read_label
 from touche_llm.llm.protocol import Completion
 from touche_llm.llm.request import Request
