@@ -504,8 +504,8 @@ async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
     directory = RunDirectory(folder)
     uses_engine = len(list_comparison_kinds(config.steps)) > 0
     if not uses_engine and directory.config_file.exists():
-        # The stage writes its configuration to the folder. If it uses no engine, the folder goes on
-        # naming the one that judged.
+        # The stage writes its configuration to the folder. If it uses no engine, that configuration
+        # keeps the engine that judged.
         judging_engine = directory.read_config().engine
         config = config.model_copy(update={"engine": judging_engine})
 
