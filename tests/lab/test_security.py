@@ -30,7 +30,8 @@ REQUESTS = (
 
 async def test_nothing_but_the_shell_is_served_without_the_token(folder: Path) -> None:
     async with open_lab(folder / "runs") as lab:
-        own, port = dict(lab.headers), lab.address.port
+        own = dict(lab.headers)
+        port = lab.address.port
         without = {"Origin": own["Origin"], "Sec-Fetch-Site": "same-origin"}
         for more in (
             {},
