@@ -132,6 +132,7 @@ def test_values_are_near_those_with_all_documents_judged(touche: Touche, grades:
         assert error <= row["half_width"]
         assert row["lowest"] < row["value"] < row["highest"]
         assert row["half_width"] < row["half_width_of_topics"]
+        assert row["half_width"] < row["half_width_without_labels"]
         assert row["half_width"] < row["half_width_without_judge"]
 
 

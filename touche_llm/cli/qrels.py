@@ -367,7 +367,7 @@ def _show_values(filled: FilledSystems) -> None:
         below=[
             "these topics: 95 % interval of the value on these topics, had people judged everything",
             "other topics: 95 % interval of the value on other topics",
-            "no judge: half the width on these topics without the labels of the judge",
+            "no judge: half the width if unjudged documents get the mean grade of one team's judged ones",
         ],
     )
 
@@ -420,7 +420,7 @@ def _describe_judge(filled: FilledSystems) -> str:
     """Return in a sentence how much the labels of the judge say."""
     by_judge = [item for item in filled.systems if item.is_error_of_judge_known]
     ours = np.mean([item.half_width for item in by_judge])
-    without = np.mean([item.half_width_without_judge for item in by_judge])
+    without = np.mean([item.half_width_without_labels for item in by_judge])
     widths = (
         f"the intervals are ±{ours:.3f} in the mean with its labels, and ±{without:.3f} without"
     )

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from touche_llm.evaluation.filling.alternatives import (
+    estimate_from_one_team,
     measure_bootstrapped,
     measure_condensed,
     measure_constant,
@@ -33,6 +34,12 @@ MAX_HALF_WIDTH = 0.10
 # Labels that explain less of the variance of people's grades narrow intervals by about a tenth or
 # less.
 MIN_EXPLAINED = 0.10
+_HALF_WIDTHS = (
+    "half_width",
+    "half_width_of_topics",
+    "half_width_without_judge",
+    "half_width_without_labels",
+)
 _CONFIDENCE = 0.975
 _BOOTSTRAP_SEED = 1
 
@@ -57,8 +64,10 @@ class SystemEstimate:
         half_width: Half the width of the 95 % interval of the value on these topics, had people
             judged all documents.
         half_width_of_topics: The same for the value on other topics.
-        half_width_without_judge: As `half_width`, each unjudged document with the mean grade that
-            is predicted without any label.
+        half_width_without_judge: As `half_width`, each unjudged document with the mean grade of
+            judged ones that one team found.
+        half_width_without_labels: As `half_width`, each unjudged document with the mean grade that
+            is predicted for the team without any label of the judge.
         lowest: nDCG with unjudged documents as 0.
         highest: nDCG with unjudged documents as the highest grade.
         condensed: nDCG of the condensed lists.
@@ -74,6 +83,7 @@ class SystemEstimate:
     half_width: float
     half_width_of_topics: float
     half_width_without_judge: float
+    half_width_without_labels: float
     lowest: float
     highest: float
     condensed: float
@@ -93,7 +103,7 @@ class SystemEstimate:
         if self.refusal is not None:
             row["value"] = None
             row["refusal"] = str(self.refusal)
-        for name in ("half_width", "half_width_of_topics", "half_width_without_judge"):
+        for name in _HALF_WIDTHS:
             if not np.isfinite(row[name]):
                 row[name] = None
         return row
@@ -190,7 +200,8 @@ def _estimate_team(
 
     values = measure_filled(pool, team, estimator)
     shares = pool.measure_shares(team)
-    without_judge = measure_half_widths(pool, team, estimate_without_judge)
+    without_judge = measure_half_widths(pool, team, estimate_from_one_team)
+    without_labels = measure_half_widths(pool, team, estimate_without_judge)
     random = np.random.default_rng(_BOOTSTRAP_SEED)
     columns = {
         "lowest": measure_constant(pool, team, 0.0),
@@ -210,6 +221,7 @@ def _estimate_team(
             half_width=half_width,
             half_width_of_topics=float(np.hypot(half_width, topic_half_width)),
             half_width_without_judge=float(without_judge[row]) if shares[row] > 0.0 else 0.0,
+            half_width_without_labels=float(without_labels[row]) if shares[row] > 0.0 else 0.0,
             drawn=0 if drawn is None else len(drawn.documents),
             refusal=_find_refusal(pool, half_width, max_half_width, has_drawn=drawn is not None),
             **{name: float(of_team[row].mean()) for name, of_team in columns.items()},
